@@ -4,7 +4,7 @@ import pytest
 from support.gateway.access_rig import tenant
 from support.gateway.rest_harness import FakeGenerator
 
-from baton.gateway.access.identity import Identity, Limits, Tenant
+from baton.gateway.access.identity import Identity, Tenant, TenantLimits
 from baton.gateway.access.limits.usage import Ask, Used
 from baton.gateway.core import GenerationRequest, Usage
 from baton.gateway.serving.tenancy import AdmittedGenerator
@@ -95,7 +95,7 @@ async def test_what_is_reserved_is_never_more_than_the_context_holds():
     for one, who, output in (
         (request(10, 5000), Tenant("a"), 90),
         (request(10), Tenant("a", assumed_output_tokens=30), 30),
-        (request(10), Tenant("a", assumed_output_tokens=30, limits=Limits(output_tokens_per_minute=20)), 20),
+        (request(10), Tenant("a", assumed_output_tokens=30, limits=TenantLimits(output_tokens_per_minute=20)), 20),
         (request(10, n=2), Tenant("a"), 180),
     ):
         gate = BookGate()
@@ -116,4 +116,4 @@ async def test_requests_are_their_tenants_and_cannot_pass_by_others():
 
 
 def test_a_share_never_turns_a_limit_into_none():
-    assert tenant(requests_per_minute=1, tokens_per_month=10).limits.share(100) == Limits(1, 0, 0, 0, 1)
+    assert tenant(requests_per_minute=1, tokens_per_month=10).limits.share(100) == TenantLimits(1, 0, 0, 0, 1)

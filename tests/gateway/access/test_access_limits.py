@@ -7,7 +7,7 @@ from support.gateway.access_rig import Clock, refused, tenant, use
 
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind, RateLimited
-from baton.gateway.access.identity import Limits
+from baton.gateway.access.identity import TenantLimits
 from baton.gateway.access.limits.ledger import Ledger
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import anthropic_headers, duration, openai_headers
@@ -99,7 +99,7 @@ async def test_a_share_is_a_part_and_never_nothing(clock, wall_clock):
     for _ in range(2):
         await use(limiter, who, Ask())
     assert "Limit 2" in (await refused(limiter, who, Ask())).message
-    assert Limits(concurrent_requests=1, requests_per_minute=9).share(4) == Limits(2, 0, 0, 1, 0)
+    assert TenantLimits(concurrent_requests=1, requests_per_minute=9).share(4) == TenantLimits(2, 0, 0, 1, 0)
 
 
 async def test_tenants_do_not_see_each_other(limiter):
@@ -125,7 +125,7 @@ def test_durations_are_written_as_openai_does(milliseconds, text):
 
 
 def test_headers_are_openais_and_anthropics():
-    limits = Limits(requests_per_minute=10, input_tokens_per_minute=100, output_tokens_per_minute=200)
+    limits = TenantLimits(requests_per_minute=10, input_tokens_per_minute=100, output_tokens_per_minute=200)
     standing = Standing(requests=3, input_tokens=50, output_tokens=150, reset_ms=60_250)
     assert openai_headers(limits, standing) == {
         "x-ratelimit-limit-requests": "10",
@@ -139,4 +139,4 @@ def test_headers_are_openais_and_anthropics():
     assert told["anthropic-ratelimit-input-tokens-remaining"] == "50"
     assert told["anthropic-ratelimit-output-tokens-limit"] == "200"
     assert told["anthropic-ratelimit-requests-reset"] == "2027-01-15T08:01:01Z"
-    assert openai_headers(Limits(concurrent_requests=1), Standing()) == {}
+    assert openai_headers(TenantLimits(concurrent_requests=1), Standing()) == {}

@@ -14,7 +14,7 @@ import hiredis
 
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import RateLimited
-from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.identity import Tenant, TenantLimits
 from baton.gateway.access.keys.api_key import digest_of, new_key
 from baton.gateway.access.limits.ledger import Ledger
 from baton.gateway.access.limits.limiter import Limiter
@@ -38,7 +38,7 @@ class Clock:
 
 
 def tenant(name: str = "acme", **limits: int) -> Tenant:
-    return Tenant(name, limits=Limits(**limits))
+    return Tenant(name, limits=TenantLimits(**limits))
 
 
 class Replica:

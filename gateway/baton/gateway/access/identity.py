@@ -23,7 +23,7 @@ ALL_SCOPES = frozenset(Scope)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """Limits of a tenant. 0 means no limit."""
 
     requests_per_minute: int = 0
@@ -43,7 +43,7 @@ class Limits:
             or self.tokens_per_month
         )
 
-    def share(self, replicas: int) -> Limits:
+    def share(self, replicas: int) -> TenantLimits:
         """Returns the part that one of `replicas` gateways enforces alone. At least 1 for each limit, as 0 means no
         limit.
         """
@@ -51,7 +51,7 @@ class Limits:
         def part(limit: int) -> int:
             return max(1, limit // replicas) if limit else 0
 
-        return Limits(
+        return TenantLimits(
             part(self.requests_per_minute),
             part(self.input_tokens_per_minute),
             part(self.output_tokens_per_minute),
@@ -69,7 +69,7 @@ class Tenant:
     models: frozenset[str] = frozenset()  # models it may use; empty: all
     priority: int = 0  # lower runs earlier; the client's priority can only lower it further
     weight: float = 1.0  # relative share of a full fleet
-    limits: Limits = field(default_factory=Limits)
+    limits: TenantLimits = field(default_factory=TenantLimits)
     assumed_output_tokens: int = 1024  # reserved if a request gives no max_tokens
 
     @property

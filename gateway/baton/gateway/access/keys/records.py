@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from baton.gateway.access.identity import Limits, Scope, Tenant
+from baton.gateway.access.identity import Scope, Tenant, TenantLimits
 from baton.gateway.access.keys.api_key import is_id
 from baton.gateway.access.keys.directory import DEFAULT_TENANT, Directory, KeyRecord
 from baton.rpc.errors import InvalidRequest
@@ -82,7 +82,7 @@ def tenant_of(name: str, entry: TenantEntry) -> Tenant:
     """Returns a tenant. Raises InvalidRequest for an invalid name."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"invalid tenant name {name!r}; give 1 to 64 letters, digits, '.', '_' and '-'")
-    limits = Limits(
+    limits = TenantLimits(
         requests_per_minute=entry.requests_per_minute,
         input_tokens_per_minute=entry.input_tokens_per_minute,
         output_tokens_per_minute=entry.output_tokens_per_minute,

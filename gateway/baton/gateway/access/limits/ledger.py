@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.gateway.access.errors import LimitKind
-from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.identity import Tenant, TenantLimits
 from baton.gateway.access.limits.usage import Ask, Standing, Used
 from baton.gateway.access.limits.window import INPUT, OUTPUT, REQUESTS, Window
 
@@ -92,7 +92,7 @@ class Ledger:
         """Returns the tenants with running requests."""
         return [(name, account) for name, account in self._accounts.items() if account.running]
 
-    def decide(self, account: Account, limits: Limits, ask: Ask, replicas: int) -> Standing:
+    def decide(self, account: Account, limits: TenantLimits, ask: Ask, replicas: int) -> Standing:
         """Checks a request against `limits`, this gateway's share. Records nothing.
 
         The request is already part of `running` and `reserved`. The month's share is the part of the budget that is
@@ -116,7 +116,7 @@ class Ledger:
                 return _refused(standing, LimitKind.BUDGET, account.spent // replicas + spent, None)
         return standing
 
-    def contradicts(self, account: Account, limits: Limits, ask: Ask) -> str:
+    def contradicts(self, account: Account, limits: TenantLimits, ask: Ask) -> str:
         """Returns why Redis cannot have admitted this request, judged by this gateway's own usage; empty if it can."""
         now_ms = self.now_ms
         for kind, index, limit, asked in _window_rows(limits, ask):
@@ -195,7 +195,7 @@ class Ledger:
             account.spent = max(account.spent, spent)
 
 
-def _window_rows(limits: Limits, ask: Ask) -> tuple[tuple[LimitKind, int, int, int], ...]:
+def _window_rows(limits: TenantLimits, ask: Ask) -> tuple[tuple[LimitKind, int, int, int], ...]:
     return (
         (LimitKind.REQUESTS, REQUESTS, limits.requests_per_minute, ask.requests),
         (LimitKind.INPUT_TOKENS, INPUT, limits.input_tokens_per_minute, ask.input_tokens),

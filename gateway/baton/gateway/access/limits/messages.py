@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from baton.gateway.access.errors import LimitKind, RateLimited
-from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.identity import Tenant, TenantLimits
 from baton.gateway.access.limits.usage import Ask, Standing
 
 _Row = tuple[str, int, int]  # name, limit, used
 
 
-def openai_headers(limits: Limits, standing: Standing) -> dict[str, str]:
+def openai_headers(limits: TenantLimits, standing: Standing) -> dict[str, str]:
     """Returns x-ratelimit-{limit,remaining,reset}-{requests,tokens} for each limit that is set.
 
     If input and output tokens have separate limits, `tokens` is the one with the smaller part left.
@@ -33,7 +33,7 @@ def openai_headers(limits: Limits, standing: Standing) -> dict[str, str]:
     return headers
 
 
-def anthropic_headers(limits: Limits, standing: Standing, now: float) -> dict[str, str]:
+def anthropic_headers(limits: TenantLimits, standing: Standing, now: float) -> dict[str, str]:
     """Returns anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}. `now` is in Unix
     seconds.
     """
@@ -49,7 +49,7 @@ def anthropic_headers(limits: Limits, standing: Standing, now: float) -> dict[st
     return headers
 
 
-def _token_rows(limits: Limits, standing: Standing) -> Iterator[_Row]:
+def _token_rows(limits: TenantLimits, standing: Standing) -> Iterator[_Row]:
     if limits.input_tokens_per_minute:
         yield "input-tokens", limits.input_tokens_per_minute, standing.input_tokens
     if limits.output_tokens_per_minute:
@@ -70,7 +70,7 @@ def duration(milliseconds: int) -> str:
     return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
-def refusal(tenant: Tenant, limits: Limits, ask: Ask, standing: Standing) -> RateLimited:
+def refusal(tenant: Tenant, limits: TenantLimits, ask: Ask, standing: Standing) -> RateLimited:
     """Returns the error for a refused request. `limits` are the enforced ones: the tenant's or a share of them."""
     kind = standing.refused
     assert kind is not None
@@ -98,7 +98,7 @@ def retry_headers(retry_ms: int | None) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(retry_ms / 1000))), "retry-after-ms": str(retry_ms)}
 
 
-def _limit_and_asked(kind: LimitKind, limits: Limits, ask: Ask) -> tuple[int, int]:
+def _limit_and_asked(kind: LimitKind, limits: TenantLimits, ask: Ask) -> tuple[int, int]:
     return {
         LimitKind.REQUESTS: (limits.requests_per_minute, ask.requests),
         LimitKind.INPUT_TOKENS: (limits.input_tokens_per_minute, ask.input_tokens),

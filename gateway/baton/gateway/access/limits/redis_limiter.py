@@ -15,7 +15,7 @@ import hiredis
 
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind
-from baton.gateway.access.identity import Limits, Tenant
+from baton.gateway.access.identity import Tenant, TenantLimits
 from baton.gateway.access.limits.ledger import Account, Ledger, Reservation, Untold
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import refusal
@@ -208,7 +208,7 @@ class RedisLimiter:
         keys = tuple(f"baton:{what}:{_place(tenant)}" for what in ("minute", "leases", "months"))
         return (*how, len(keys), *keys)
 
-    def _admit_words(self, limits: Limits, ask: Ask, account: Account, untold: Untold) -> tuple[str | int, ...]:
+    def _admit_words(self, limits: TenantLimits, ask: Ask, account: Account, untold: Untold) -> tuple[str | int, ...]:
         return (
             self._name, account.running, account.reserved, self._lease_ms,
             ask.requests, ask.input_tokens, ask.output_tokens,
