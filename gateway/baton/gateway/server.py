@@ -37,7 +37,7 @@ from baton.gateway.memory import return_large_blocks
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.metrics.phase_times import PhaseTimes
-from baton.gateway.models.sampling import Limits
+from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.responses.service import ResponseService
@@ -82,7 +82,7 @@ class _Core:
     phases: PhaseTimes
     generator: WorkerGenerator
     admission: Admission
-    limits: Limits
+    limits: RequestLimits
     gate: Gate
     access_counters: AccessCounters
     streams: StreamStore | None
@@ -109,7 +109,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     return_large_blocks()
     sys.setswitchinterval(_SWITCH_SECONDS)
     counters = GenerationCounters()
-    limits = Limits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
+    limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     tls = _load_tls(config)
     access_counters = AccessCounters()
     phases = PhaseTimes()

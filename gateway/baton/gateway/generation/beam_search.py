@@ -14,7 +14,7 @@ from functools import partial
 
 from baton.gateway.core import Delta, Generation, GenerationRequest, Generator, Sink, TokenLogprob, Usage
 from baton.gateway.generation.generator import make_choice
-from baton.gateway.models.sampling import Limits, ResolvedRequest, resolve
+from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, ServiceError
 from baton.v1 import types_pb2
@@ -62,7 +62,7 @@ def is_settled(going: Sequence[Beam], ended: Sequence[Beam], width: int, length_
 class BeamSearchGenerator:
     """Implements Generator: the request's n choices are its n best beams, best first."""
 
-    def __init__(self, inner: Generator, catalog: ModelCatalog, limits: Limits, length_penalty: float) -> None:
+    def __init__(self, inner: Generator, catalog: ModelCatalog, limits: RequestLimits, length_penalty: float) -> None:
         self._inner = inner
         self._catalog = catalog
         self._limits = limits

@@ -11,7 +11,7 @@ from baton.gateway.generation.output.stop_strings import StopStrings
 from baton.gateway.generation.running import Pathways, Prompt, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
-from baton.gateway.models.sampling import Limits, ResolvedRequest, resolve
+from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.models.tokenization.bad_words import forbid_words
 from baton.gateway.models.tokenization.detokenizer import NoText
@@ -31,11 +31,11 @@ class WorkerGenerator:
         router: RouterClient,
         streams: WorkerStreams,
         counters: GenerationCounters,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         tracing: GatewayTracing | None = None,
     ) -> None:
         self._catalog = catalog
-        self._limits = limits or Limits()
+        self._limits = limits or RequestLimits()
         self._hashes = PromptHashes()
         self._ways = Pathways(router, streams, counters, tracing)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from baton.gateway.core import Generator
 from baton.gateway.generation.beam_search import BeamSearchGenerator
-from baton.gateway.models.sampling import Limits
+from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import inference_pb2, types_pb2
@@ -27,7 +27,7 @@ _MOST_PENALTY = 10.0
 
 
 def generator_for(
-    request: inference_pb2.GenerateRequest, generator: Generator, catalog: ModelCatalog, limits: Limits
+    request: inference_pb2.GenerateRequest, generator: Generator, catalog: ModelCatalog, limits: RequestLimits
 ) -> Generator:
     """Returns the generator for a request. Raises InvalidRequest for fields that beam search does not support."""
     if not request.HasField("beam_search"):

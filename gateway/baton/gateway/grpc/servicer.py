@@ -23,7 +23,7 @@ from baton.gateway.grpc.deltas import responses_of, usage_response
 from baton.gateway.grpc.responses.calls import ResponseCalls, RpcCall
 from baton.gateway.grpc.resume import begin_stream, find_stream
 from baton.gateway.models.constraints.structured_output import check_constraint
-from baton.gateway.models.sampling import Limits
+from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
@@ -78,7 +78,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         self,
         generator: Generator,
         catalog: ModelCatalog,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         gate: Gate | None = None,
         streams: StreamStore | None = None,
         responses: ResponseCalls | None = None,
@@ -87,7 +87,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     ) -> None:
         self._generator = generator
         self._catalog = catalog
-        self._limits = limits or Limits()
+        self._limits = limits or RequestLimits()
         self._gate = gate or OpenGate()
         self._refusals = Refusals(self._gate)
         self._streams = streams

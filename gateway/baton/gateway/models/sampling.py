@@ -27,7 +27,7 @@ _FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Limits of one request."""
 
     max_n: int = 128
@@ -86,7 +86,7 @@ class ResolvedRequest:
 
 
 def resolve(
-    request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo, limits: Limits
+    request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo, limits: RequestLimits
 ) -> ResolvedRequest:
     """Validates a request for the model and applies defaults. Raises InvalidRequest that names the field."""
     _check_request(request, limits)
@@ -164,7 +164,7 @@ def _filled(sampling: types_pb2.SamplingParams, defaults: Mapping[str, float]) -
     return filled
 
 
-def _check_request(request: GenerationRequest, limits: Limits) -> None:
+def _check_request(request: GenerationRequest, limits: RequestLimits) -> None:
     if not 1 <= request.n <= limits.max_n:
         raise _out_of_range("n", request.n, f"from 1 to {limits.max_n}")
     if not -(2**31) <= request.priority < 2**31:
@@ -195,7 +195,7 @@ def _room_for_output(request: GenerationRequest, info: types_pb2.ModelInfo) -> i
     return info.max_model_len - num_tokens
 
 
-def _resolve_stop(request: GenerationRequest, room: int, limits: Limits) -> types_pb2.StopConditions:
+def _resolve_stop(request: GenerationRequest, room: int, limits: RequestLimits) -> types_pb2.StopConditions:
     stop = types_pb2.StopConditions()
     stop.CopyFrom(request.stop)
     if stop.HasField("max_tokens") and stop.max_tokens < 1:

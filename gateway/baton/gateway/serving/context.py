@@ -20,7 +20,7 @@ from baton.gateway.generation.beam_search import BeamSearchGenerator
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import AnswerMeter, GatewayMetrics
 from baton.gateway.models.constraints.structured_output import Asked
-from baton.gateway.models.sampling import Limits
+from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolUse
@@ -104,7 +104,7 @@ class FrontDesk:
         """Returns the generator for a request."""
         if not fields.use_beam_search:
             return self.generator
-        limits = Limits(self.config.max_choices, self.config.max_logprobs)
+        limits = RequestLimits(self.config.max_choices, self.config.max_logprobs)
         penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
         return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
 
