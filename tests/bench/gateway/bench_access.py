@@ -31,7 +31,7 @@ from support.processes.redis_program import redis_program
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.factory import open_gate
-from baton.gateway.access.gate import Gate, Ticket
+from baton.gateway.access.gate import Gate, Permit
 from baton.gateway.access.identity import Scope
 from baton.gateway.access.settings import AccessSettings
 from baton.gateway.core import Delta, Generation, GenerationRequest, Sink, Usage
@@ -105,7 +105,7 @@ async def cpu_of(gate: Gate, key: str, num_requests: int, concurrent: int) -> fl
     request = GenerationRequest("r", "m", [7] * 512, stop=types_pb2.StopConditions(max_tokens=256))
     inner, sink = Nothing(), NoSink()
 
-    def note(ticket: Ticket) -> None:
+    def note(ticket: Permit) -> None:
         ticket.headers()
 
     async def client() -> None:

@@ -36,11 +36,11 @@ def value(counters):
 
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 10}])
 async def test_a_request_runs_and_is_settled_once(gate, value, limits):
-    ticket = await gate.admit(Identity(tenant("acme", **limits)), Ask(10, 20))
+    permit = await gate.admit(Identity(tenant("acme", **limits)), Ask(10, 20))
     assert value("requests_total", tenant="acme") == value("running", tenant="acme") == 1
     assert value("output_tokens_total", tenant="acme") == 0
-    ticket.settle(Used(10, 5))
-    ticket.settle(Used(10, 5))
+    permit.settle(Used(10, 5))
+    permit.settle(Used(10, 5))
     assert value("running", tenant="acme") == 0
     assert value("input_tokens_total", tenant="acme") == 10
     assert value("output_tokens_total", tenant="acme") == 5

@@ -22,7 +22,7 @@ _MISSING = (
 )
 
 
-class Ticket(Protocol):
+class Permit(Protocol):
     """An admitted request."""
 
     def settle(self, used: Used) -> None:
@@ -48,7 +48,7 @@ class Gate(Protocol):
     def tenant_of(self, keys: Sequence[str]) -> str:
         """Returns the tenant of these keys, or an empty name. Counts nothing: the name only orders waiting requests."""
 
-    async def admit(self, identity: Identity, ask: Ask) -> Ticket:
+    async def admit(self, identity: Identity, ask: Ask) -> Permit:
         """Reserves capacity of every limit, or raises RateLimited. Returns within the timeout of Redis."""
 
 
@@ -63,8 +63,8 @@ class OpenGate:
     def tenant_of(self, keys: Sequence[str]) -> str:
         return ""
 
-    async def admit(self, identity: Identity, ask: Ask) -> Ticket:
-        return FREE
+    async def admit(self, identity: Identity, ask: Ask) -> Permit:
+        return FREE_PERMIT
 
 
 class KeyGate:
@@ -110,17 +110,17 @@ class KeyGate:
         except ServiceError:
             return ""
 
-    async def admit(self, identity: Identity, ask: Ask) -> Ticket:
+    async def admit(self, identity: Identity, ask: Ask) -> Permit:
         tenant = identity.tenant
-        ticket: Ticket = FREE
+        permit: Permit = FREE_PERMIT
         if tenant.limits.any:
             try:
-                ticket = LimitTicket(self._limiter, await self._limiter.reserve(tenant, ask), self._wall_clock)
+                permit = LimitPermit(self._limiter, await self._limiter.reserve(tenant, ask), self._wall_clock)
             except RateLimited as error:
                 if not ask.only_look:
                     self._counters.tenant(tenant.name).limited[error.kind.name.lower()] += 1
                 raise
-        return ticket if ask.only_look else CountedTicket(ticket, self._counters.tenant(tenant.name), ask.requests)
+        return permit if ask.only_look else CountedPermit(permit, self._counters.tenant(tenant.name), ask.requests)
 
     def _identify(self, keys: Sequence[str]) -> Identity:
         if not keys:
@@ -131,8 +131,8 @@ class KeyGate:
         return self._ring.authenticate(keys[0])
 
 
-class LimitTicket:
-    """Implements Ticket over a limiter's reservation."""
+class LimitPermit:
+    """Implements Permit over a limiter's reservation."""
 
     __slots__ = ("_limiter", "_reservation", "_wall_clock")
 
@@ -151,12 +151,12 @@ class LimitTicket:
         return openai_headers(limits, standing)
 
 
-class CountedTicket:
-    """Implements Ticket by wrapping another one and counting its usage for the tenant."""
+class CountedPermit:
+    """Implements Permit by wrapping another one and counting its usage for the tenant."""
 
     __slots__ = ("_inner", "_num_requests", "_use")
 
-    def __init__(self, inner: Ticket, use: TenantUse, num_requests: int) -> None:
+    def __init__(self, inner: Permit, use: TenantUse, num_requests: int) -> None:
         self._inner = inner
         self._use = use
         self._num_requests = num_requests
@@ -176,8 +176,8 @@ class CountedTicket:
         return self._inner.headers(anthropic)
 
 
-class _FreeTicket:
-    """Implements Ticket for requests without limits."""
+class _FreePermit:
+    """Implements Permit for requests without limits."""
 
     def settle(self, used: Used) -> None:
         """Does nothing: nothing was reserved."""
@@ -186,5 +186,5 @@ class _FreeTicket:
         return {}
 
 
-FREE = _FreeTicket()
+FREE_PERMIT = _FreePermit()
 _UNCOUNTED = TenantUse()  # receives the usage of settled requests

@@ -66,8 +66,8 @@ class Refusals:
         identity = replace(identity, tenant=_charged(identity.tenant))
         try:
             for _ in range(max(1, num_requests)):
-                ticket = await self._gate.admit(identity, Ask())
-                ticket.settle(Used())
+                permit = await self._gate.admit(identity, Ask())
+                permit.settle(Used())
         except RateLimited:
             return  # the limit is already used up
         except ServiceError as error:

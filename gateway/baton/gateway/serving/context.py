@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from baton.gateway.access.gate import Gate, OpenGate, Ticket
+from baton.gateway.access.gate import Gate, OpenGate, Permit
 from baton.gateway.access.identity import Identity
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
@@ -111,8 +111,8 @@ class FrontDesk:
     def admitted(self, call: Call, generator: Generator, requests: Sequence[GenerationRequest]) -> AdmittedGenerator:
         """Returns a generator that applies the tenant's limits and sets the response's limit headers."""
 
-        def note(ticket: Ticket) -> None:
-            call.standing = ticket.headers(speaks_anthropic(call.path))
+        def note(permit: Permit) -> None:
+            call.standing = permit.headers(speaks_anthropic(call.path))
 
         info = self.catalog.get(requests[0].model).info
         max_model_len = 0 if info is None else info.max_model_len

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton.gateway.access.gate import Gate, Ticket
+from baton.gateway.access.gate import Gate, Permit
 from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.access.limits.usage import Ask, Used
 from baton.gateway.core import Generation, GenerationRequest, Generator, Sink, Usage
@@ -34,7 +34,7 @@ def _may_use(tenant: Tenant, model: ServedModel) -> bool:
 class AdmittedGenerator:
     """Implements Generator for the generations of one request.
 
-    The first start() admits all of them, or raises RateLimited. `on_ticket` is called before any runs. The reservation
+    The first start() admits all of them, or raises RateLimited. `on_permit` is called before any runs. The reservation
     is held until every generation has ended and `close` was called.
     """
 
@@ -45,15 +45,15 @@ class AdmittedGenerator:
         identity: Identity,
         requests: Sequence[GenerationRequest],
         max_model_len: int,
-        on_ticket: Callable[[Ticket], None] | None = None,
+        on_permit: Callable[[Permit], None] | None = None,
     ) -> None:
         self._inner = inner
         self._gate = gate
         self._identity = identity
         self._requests = requests
         self._max_model_len = max_model_len
-        self._on_ticket = on_ticket
-        self._ticket: Ticket | None = None
+        self._on_permit = on_permit
+        self._permit: Permit | None = None
         self._num_open = 1
         self._closed = False
         self._input_tokens = 0
@@ -63,11 +63,11 @@ class AdmittedGenerator:
         self._num_open += 1
         part = _Part(self)
         try:
-            if self._ticket is None:
+            if self._permit is None:
                 tenant = self._identity.tenant
-                self._ticket = await self._gate.admit(self._identity, _ask(self._requests, tenant, self._max_model_len))
-                if self._on_ticket is not None:
-                    self._on_ticket(self._ticket)
+                self._permit = await self._gate.admit(self._identity, _ask(self._requests, tenant, self._max_model_len))
+                if self._on_permit is not None:
+                    self._on_permit(self._permit)
             return await self._inner.start(_as_tenants(request, self._identity.tenant, part.end), sink)
         except BaseException:
             part.end(None)
@@ -76,7 +76,7 @@ class AdmittedGenerator:
     @property
     def standing(self) -> dict[str, str]:
         """Returns the tenant's x-ratelimit-* headers; empty before admission or without limits."""
-        return self._ticket.headers() if self._ticket is not None else {}
+        return self._permit.headers() if self._permit is not None else {}
 
     def close(self) -> None:
         """Ends the request: no generation is started any more. Idempotent."""
@@ -90,8 +90,8 @@ class AdmittedGenerator:
             self._input_tokens += usage.prompt_tokens
             self._output_tokens += usage.completion_tokens
         self._num_open -= 1
-        if not self._num_open and self._ticket is not None:
-            self._ticket.settle(Used(self._input_tokens, self._output_tokens))
+        if not self._num_open and self._permit is not None:
+            self._permit.settle(Used(self._input_tokens, self._output_tokens))
 
 
 class _Part:
