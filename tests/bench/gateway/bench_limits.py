@@ -28,7 +28,7 @@ from bench.report import facts_line, machine_facts, render_table, write_json
 from support.gateway.access_rig import replica, tenant
 
 from baton.gateway.access.errors import RateLimited
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 
 _LEAST, _MOST = 50, 400
 _EDGE_SECONDS = 0.02  # a request is timed before it is admitted, by another clock than Redis's
@@ -96,11 +96,11 @@ async def _greedy(
             tokens = rng.randint(_LEAST, _MOST)
             sent = time.time()
             try:
-                held = await gateway.limiter.reserve(who, Ask(1, 2 * tokens))
+                held = await gateway.limiter.reserve(who, RequestCost(1, 2 * tokens))
             except RateLimited:
                 await asyncio.sleep(0.02)
             else:
-                gateway.limiter.settle(held, Used(1, tokens))
+                gateway.limiter.settle(held, TokensUsed(1, tokens))
                 admitted.append((sent, tokens, number))
         if gateway.counters.local_decisions:
             raise SystemExit("Redis did not decide everything; this machine is too busy")

@@ -5,7 +5,7 @@ from support.gateway.access_rig import tenant
 from support.gateway.rest_harness import FakeGenerator
 
 from baton.gateway.access.identity import Identity, Tenant, TenantLimits
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.gateway.core import GenerationRequest, Usage
 from baton.gateway.serving.tenancy import AdmittedGenerator
 from baton.rpc.errors import NoCapacity
@@ -48,14 +48,14 @@ async def test_all_prompts_are_admitted_together_and_settled_when_the_last_has_e
     generator = admitted(gate, inner, *requests)
     for one in requests:
         await generator.start(one, None)
-    assert gate.asks == [Ask(30, 20)]
+    assert gate.asks == [RequestCost(30, 20)]
     generator.close()
     generator.close()
     inner.started[0].request.on_end(Usage(10, 4, 0))
     assert not gate.settled
     inner.started[1].request.on_end(Usage(20, 9, 0))
     inner.started[1].request.on_end(Usage(20, 9, 0))  # an end that is told twice
-    assert gate.settled == [Used(30, 13)]
+    assert gate.settled == [TokensUsed(30, 13)]
 
 
 async def test_an_answer_that_outlives_its_exchange_is_settled_at_its_own_end():
@@ -65,7 +65,7 @@ async def test_an_answer_that_outlives_its_exchange_is_settled_at_its_own_end():
     generator.close()
     assert not gate.settled
     inner.started[0].request.on_end(Usage(10, 1, 0))
-    assert gate.settled == [Used(10, 1)]
+    assert gate.settled == [TokensUsed(10, 1)]
 
 
 async def test_a_start_that_fails_gives_back_what_did_not_run():
@@ -78,7 +78,7 @@ async def test_a_start_that_fails_gives_back_what_did_not_run():
         await generator.start(requests[1], None)
     inner.started[0].request.on_end(Usage(10, 2, 0))
     generator.close()
-    assert gate.settled == [Used(10, 2)]
+    assert gate.settled == [TokensUsed(10, 2)]
 
 
 async def test_a_refused_request_starts_nothing_and_settles_nothing():
@@ -100,7 +100,7 @@ async def test_what_is_reserved_is_never_more_than_the_context_holds():
     ):
         gate = BookGate()
         await admitted(gate, FakeGenerator(), one, who=who, max_model_len=100).start(one, None)
-        assert gate.asks == [Ask(10, output)]
+        assert gate.asks == [RequestCost(10, output)]
 
 
 async def test_requests_are_their_tenants_and_cannot_pass_by_others():

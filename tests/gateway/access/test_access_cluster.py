@@ -13,7 +13,7 @@ from support.gateway.rest_harness import until
 from support.processes.redis_cluster import RedisCluster
 
 from baton.gateway.access.errors import LimitKind
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ async def test_replicas_agree_about_tenants_of_every_master(cluster):
         gateways = [await stack.enter_async_context(replica(f"redis://127.0.0.1:{port}", 3)) for port in cluster.ports]
         for who in one_on_each(cluster, "agree", **limits).values():
             for number in range(9):
-                await use(gateways[number % 3].limiter, who, Ask(10, 10))
-            held = await gateways[0].limiter.reserve(who, Ask(10, 10))
+                await use(gateways[number % 3].limiter, who, RequestCost(10, 10))
+            held = await gateways[0].limiter.reserve(who, RequestCost(10, 10))
             for gateway in gateways:
-                error = await refused(gateway.limiter, who, Ask(1, 1))
+                error = await refused(gateway.limiter, who, RequestCost(1, 1))
                 assert error.kind is LimitKind.REQUESTS
-            gateways[0].limiter.settle(held, Used(5, 0))
+            gateways[0].limiter.settle(held, TokensUsed(5, 0))
         assert sum(gateway.counters.local_decisions for gateway in gateways) == 0
         assert not any(gateway.counters.redis_errors for gateway in gateways)
         await until(lambda: all(gateway.limiter.num_gateways == 3 for gateway in gateways), 20)
@@ -73,11 +73,11 @@ async def test_slots_that_move_are_followed_and_what_was_used_moves_along(cluste
     slot, target = key_slot(f"{{{who.name}}}".encode()), cluster.ports[1]
     async with replica(cluster.url) as gateway:
         for _ in range(3):
-            await use(gateway.limiter, who, Ask())
+            await use(gateway.limiter, who, RequestCost())
         await asyncio.to_thread(move, cluster, slot, cluster.ports[0], target, lambda: None)
         for _ in range(3):
-            await use(gateway.limiter, who, Ask())
-        await refused(gateway.limiter, who, Ask())
+            await use(gateway.limiter, who, RequestCost())
+        await refused(gateway.limiter, who, RequestCost())
         assert gateway.counters.local_decisions == 0
         assert port_of(cluster, who.name) == target
 
@@ -88,14 +88,14 @@ async def test_while_a_slot_is_on_its_way_its_tenants_are_held_to_a_share_that_c
     who = one_on_each(cluster, "moving", requests_per_minute=limit)[cluster.ports[2]]
     slot, source, target = key_slot(f"{{{who.name}}}".encode()), cluster.ports[2], cluster.ports[1]
     async with replica(cluster.url) as gateway:
-        await use(gateway.limiter, who, Ask())
+        await use(gateway.limiter, who, RequestCost())
 
         async def half_way():
             share = limit // gateway.limiter.num_gateways
             for _ in range(share - 1):
-                await use(gateway.limiter, who, Ask())
+                await use(gateway.limiter, who, RequestCost())
             assert gateway.counters.local_decisions == share - 1
-            await refused(gateway.limiter, who, Ask())
+            await refused(gateway.limiter, who, RequestCost())
             return share
 
         loop = asyncio.get_running_loop()
@@ -104,8 +104,8 @@ async def test_while_a_slot_is_on_its_way_its_tenants_are_held_to_a_share_that_c
         )
         before = gateway.counters.local_decisions
         for _ in range(limit - used):
-            await use(gateway.limiter, who, Ask())
-        await refused(gateway.limiter, who, Ask())
+            await use(gateway.limiter, who, RequestCost())
+        await refused(gateway.limiter, who, RequestCost())
         assert gateway.counters.local_decisions == before
 
 
@@ -118,27 +118,27 @@ async def test_while_a_master_is_lost_its_tenants_are_held_to_a_share_and_the_ot
         client.config_set("cluster-require-full-coverage", "no")
     async with replica(cluster.url, replicas=2, timeout=1.0) as gateway:
         for who in tenants.values():
-            await use(gateway.limiter, who, Ask())
+            await use(gateway.limiter, who, RequestCost())
         cluster.stop_node(lost)
         try:
             before = gateway.counters.local_decisions
             share = 100 // gateway.limiter.num_gateways
             for _ in range(share - 1):
-                await use(gateway.limiter, tenants[lost], Ask())
+                await use(gateway.limiter, tenants[lost], RequestCost())
             assert gateway.counters.local_decisions >= before + share - 1
-            error = await refused(gateway.limiter, tenants[lost], Ask())
+            error = await refused(gateway.limiter, tenants[lost], RequestCost())
             assert f"Limit {share}," in error.message
             assert gateway.link.up
             now = gateway.counters.local_decisions
             for port in cluster.ports[:2]:
-                await use(gateway.limiter, tenants[port], Ask())
+                await use(gateway.limiter, tenants[port], RequestCost())
             assert gateway.counters.local_decisions == now
         finally:
             await asyncio.to_thread(cluster.start_node, lost)
 
         async def decided_in_redis():
             now = gateway.counters.local_decisions
-            await use(gateway.limiter, one_on_each(cluster, "back", requests_per_minute=100)[lost], Ask())
+            await use(gateway.limiter, one_on_each(cluster, "back", requests_per_minute=100)[lost], RequestCost())
             return gateway.counters.local_decisions == now
 
         for _ in range(200):

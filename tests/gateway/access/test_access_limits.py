@@ -11,7 +11,7 @@ from baton.gateway.access.identity import TenantLimits
 from baton.gateway.access.limits.ledger import Ledger
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import anthropic_headers, duration, openai_headers
-from baton.gateway.access.limits.usage import Ask, Standing, Used
+from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
 from baton.gateway.access.limits.window import CELL_MS, CELLS, Window
 
 
@@ -35,10 +35,10 @@ async def test_no_minute_has_more_than_the_limit_and_who_wants_more_gets_nearly_
     rng, limit, who = random.Random(7), 10_000, tenant(output_tokens_per_minute=10_000)
     taken = []
     while clock.now < 1_001_000:
-        ask = Ask(1, rng.randint(1, 90))
+        cost = RequestCost(1, rng.randint(1, 90))
         try:
-            await use(limiter, who, ask)
-            taken.append((clock.now, ask.output_tokens))
+            await use(limiter, who, cost)
+            taken.append((clock.now, cost.output_tokens))
         except RateLimited as error:
             clock.pass_ms(min(error.retry_after_ms, rng.randint(1, 400)))
     for start, _ in taken[:: len(taken) // 200]:
@@ -50,13 +50,13 @@ async def test_no_minute_has_more_than_the_limit_and_who_wants_more_gets_nearly_
 async def test_retry_after_is_when_it_fits(limiter, clock):
     who = tenant(input_tokens_per_minute=100)
     for _ in range(10):
-        await use(limiter, who, Ask(10, 0))
+        await use(limiter, who, RequestCost(10, 0))
         clock.pass_ms(1000)
-    error = await refused(limiter, who, Ask(25, 0))
+    error = await refused(limiter, who, RequestCost(25, 0))
     clock.pass_ms(error.retry_after_ms - 1)
-    await refused(limiter, who, Ask(25, 0))
+    await refused(limiter, who, RequestCost(25, 0))
     clock.pass_ms(1)
-    await use(limiter, who, Ask(25, 0))
+    await use(limiter, who, RequestCost(25, 0))
 
 
 def test_corrections_find_their_cell_or_nothing():
@@ -80,32 +80,32 @@ def test_corrections_find_their_cell_or_nothing():
 
 async def test_a_month_ends_with_its_budget(limiter, wall_clock):
     who = tenant(tokens_per_month=100)
-    held = await limiter.reserve(who, Ask(30, 60))
-    assert (await refused(limiter, who, Ask(5, 6))).kind is LimitKind.BUDGET
-    limiter.settle(held, Used(30, 10))
-    await use(limiter, who, Ask(30, 30))
-    error = await refused(limiter, who, Ask(1, 0))
+    held = await limiter.reserve(who, RequestCost(30, 60))
+    assert (await refused(limiter, who, RequestCost(5, 6))).kind is LimitKind.BUDGET
+    limiter.settle(held, TokensUsed(30, 10))
+    await use(limiter, who, RequestCost(30, 30))
+    error = await refused(limiter, who, RequestCost(1, 0))
     assert (error.openai_type, error.openai_code, error.retry_after_ms) == ("insufficient_quota",) * 2 + (None,)
     wall_clock.now += 20 * 86400
-    await use(limiter, who, Ask(50, 50))
+    await use(limiter, who, RequestCost(50, 50))
     wall_clock.now -= 600  # ten minutes back, and a month that is over does not come again
     wall_clock.now -= 20 * 86400
-    await refused(limiter, who, Ask(1, 0))
+    await refused(limiter, who, RequestCost(1, 0))
 
 
 async def test_a_share_is_a_part_and_never_nothing(clock, wall_clock):
     limiter = LocalLimiter(Ledger(clock, wall_clock), AccessCounters(), 4)
     who = tenant(requests_per_minute=9, concurrent_requests=1)
     for _ in range(2):
-        await use(limiter, who, Ask())
-    assert "Limit 2" in (await refused(limiter, who, Ask())).message
+        await use(limiter, who, RequestCost())
+    assert "Limit 2" in (await refused(limiter, who, RequestCost())).message
     assert TenantLimits(concurrent_requests=1, requests_per_minute=9).share(4) == TenantLimits(2, 0, 0, 1, 0)
 
 
 async def test_tenants_do_not_see_each_other(limiter):
-    await use(limiter, tenant("one", requests_per_minute=1), Ask())
-    await use(limiter, tenant("two", requests_per_minute=1), Ask())
-    await refused(limiter, tenant("one", requests_per_minute=1), Ask())
+    await use(limiter, tenant("one", requests_per_minute=1), RequestCost())
+    await use(limiter, tenant("two", requests_per_minute=1), RequestCost())
+    await refused(limiter, tenant("one", requests_per_minute=1), RequestCost())
 
 
 @pytest.mark.parametrize(

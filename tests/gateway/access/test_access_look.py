@@ -13,9 +13,9 @@ from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.limits.ledger import Ledger
 from baton.gateway.access.limits.limiter import Limiter, LocalLimiter
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 
-LOOK = Ask(1, 1, only_look=True)
+LOOK = RequestCost(1, 1, dry_run=True)
 CASES = (
     (tenant(requests_per_minute=2), LimitKind.REQUESTS),
     (tenant(input_tokens_per_minute=20), LimitKind.INPUT_TOKENS),
@@ -37,13 +37,13 @@ def redis(tmp_path_factory):
 async def check(limiter: Limiter, who, kind: LimitKind) -> None:
     for _ in range(5):  # more looks than the limit allows requests
         look = await limiter.reserve(who, LOOK)
-        limiter.settle(look, Used(99, 99))
-    held = [await limiter.reserve(who, Ask(10, 10)) for _ in range(2)]
+        limiter.settle(look, TokensUsed(99, 99))
+    held = [await limiter.reserve(who, RequestCost(10, 10)) for _ in range(2)]
     with pytest.raises(RateLimited) as caught:
         await limiter.reserve(who, LOOK)
     assert caught.value.kind is kind
     for one in held:
-        limiter.settle(one, Used(0, 0))
+        limiter.settle(one, TokensUsed(0, 0))
     if kind is not LimitKind.REQUESTS:  # a request stays counted for its minute
         await limiter.reserve(who, LOOK)
 

@@ -14,7 +14,7 @@ from support.processes.redis_program import tls_redis_program
 
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.limits.ledger import Ledger
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.gateway.access.redis.link import RedisLink
 
 MINUTE = "baton:minute:{acme}"
@@ -31,7 +31,7 @@ async def num_admitted(who, *gateways):
     """How many requests, at the gateways by turns, are let in before one is refused."""
     for number in range(1000):
         try:
-            await use(gateways[number % len(gateways)].limiter, who, Ask())
+            await use(gateways[number % len(gateways)].limiter, who, RequestCost())
         except RateLimited:
             return number
     raise AssertionError("no limit")
@@ -39,25 +39,25 @@ async def num_admitted(who, *gateways):
 
 async def test_replicas_share_each_limit_and_name_it(redis_server):
     cases = [
-        (tenant(requests_per_minute=2), Ask(), LimitKind.REQUESTS),
-        (tenant(input_tokens_per_minute=20), Ask(10, 99), LimitKind.INPUT_TOKENS),
-        (tenant(output_tokens_per_minute=20), Ask(99, 10), LimitKind.OUTPUT_TOKENS),
-        (tenant(concurrent_requests=2), Ask(), LimitKind.CONCURRENCY),
-        (tenant(tokens_per_month=40), Ask(10, 10), LimitKind.BUDGET),
+        (tenant(requests_per_minute=2), RequestCost(), LimitKind.REQUESTS),
+        (tenant(input_tokens_per_minute=20), RequestCost(10, 99), LimitKind.INPUT_TOKENS),
+        (tenant(output_tokens_per_minute=20), RequestCost(99, 10), LimitKind.OUTPUT_TOKENS),
+        (tenant(concurrent_requests=2), RequestCost(), LimitKind.CONCURRENCY),
+        (tenant(tokens_per_month=40), RequestCost(10, 10), LimitKind.BUDGET),
     ]
     async with replica(redis_server.url) as one, replica(redis_server.url) as other:
-        for number, (who, ask, kind) in enumerate(cases):
+        for number, (who, cost, kind) in enumerate(cases):
             who = tenant(f"t{number}", **{name: getattr(who.limits, name) for name in who.limits.__slots__})
-            first = await one.limiter.reserve(who, ask)
-            await other.limiter.reserve(who, ask)
+            first = await one.limiter.reserve(who, cost)
+            await other.limiter.reserve(who, cost)
             for gateway in (one, other):
-                error = await refused(gateway.limiter, who, ask)
+                error = await refused(gateway.limiter, who, cost)
                 assert error.kind is kind
                 assert kind.value in error.message
                 assert (error.retry_after_ms is None) == (kind is LimitKind.BUDGET)
-            one.limiter.settle(first, Used())
+            one.limiter.settle(first, TokensUsed())
             if kind is not LimitKind.REQUESTS:
-                await use(one.limiter, who, ask)
+                await use(one.limiter, who, cost)
         assert one.counters.local_decisions == other.counters.local_decisions == 0
         assert not one.counters.redis_errors
 
@@ -65,15 +65,15 @@ async def test_replicas_share_each_limit_and_name_it(redis_server):
 async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(redis_server):
     who = tenant(output_tokens_per_minute=100, input_tokens_per_minute=1000)
     async with replica(redis_server.url) as gateway:
-        held = await gateway.limiter.reserve(who, Ask(10, 100))
-        await refused(gateway.limiter, who, Ask(0, 1))
-        gateway.limiter.settle(held, Used(10, 30))
-        gateway.limiter.settle(held, Used(0, 0))  # a second end changes nothing
-        again = await gateway.limiter.reserve(who, Ask(0, 70))
+        held = await gateway.limiter.reserve(who, RequestCost(10, 100))
+        await refused(gateway.limiter, who, RequestCost(0, 1))
+        gateway.limiter.settle(held, TokensUsed(10, 30))
+        gateway.limiter.settle(held, TokensUsed(0, 0))  # a second end changes nothing
+        again = await gateway.limiter.reserve(who, RequestCost(0, 70))
         assert again.standing.output_tokens == 100
         assert again.standing.input_tokens == 10
-        gateway.limiter.settle(again, Used(0, 75))
-        error = await refused(gateway.limiter, who, Ask(0, 1))
+        gateway.limiter.settle(again, TokensUsed(0, 75))
+        error = await refused(gateway.limiter, who, RequestCost(0, 1))
         assert "Used 105" in error.message
 
 
@@ -81,16 +81,16 @@ async def test_a_refused_request_reserves_nothing(redis_server):
     who = tenant(requests_per_minute=10, output_tokens_per_minute=10, concurrent_requests=5, tokens_per_month=1000)
     async with replica(redis_server.url) as gateway:
         for _ in range(20):
-            await refused(gateway.limiter, who, Ask(1, 11))
+            await refused(gateway.limiter, who, RequestCost(1, 11))
         for _ in range(5):
-            await gateway.limiter.reserve(who, Ask(1, 2))
-        error = await refused(gateway.limiter, who, Ask())
+            await gateway.limiter.reserve(who, RequestCost(1, 2))
+        error = await refused(gateway.limiter, who, RequestCost())
         assert error.kind is LimitKind.CONCURRENCY
 
 
 async def test_what_can_never_fit_says_so(redis_server):
     async with replica(redis_server.url) as gateway:
-        error = await refused(gateway.limiter, tenant(output_tokens_per_minute=10), Ask(1, 11))
+        error = await refused(gateway.limiter, tenant(output_tokens_per_minute=10), RequestCost(1, 11))
         assert error.retry_after_ms is None
         assert "too large" in error.message
         assert error.headers == {"x-should-retry": "false"}
@@ -101,11 +101,11 @@ async def test_a_minute_passes_and_retry_after_tells_when(redis_server):
     who = tenant(requests_per_minute=3)
     async with replica(redis_server.url, cell_ms=5) as gateway:
         for _ in range(3):
-            await use(gateway.limiter, who, Ask())
-        error = await refused(gateway.limiter, who, Ask())
+            await use(gateway.limiter, who, RequestCost())
+        error = await refused(gateway.limiter, who, RequestCost())
         assert 0 < error.retry_after_ms <= 1205
         await asyncio.sleep(error.retry_after_ms / 1000)
-        await use(gateway.limiter, who, Ask())
+        await use(gateway.limiter, who, RequestCost())
 
 
 async def test_three_gateways_hold_a_tenant_to_its_tokens_within_2_percent(redis_server):
@@ -118,12 +118,12 @@ async def test_three_gateways_hold_a_tenant_to_its_tokens_within_2_percent(redis
         while time.monotonic() < end:
             sent = time.monotonic()
             try:
-                held = await limiter.reserve(who, Ask(5, 2 * cost))
+                held = await limiter.reserve(who, RequestCost(5, 2 * cost))
             except RateLimited:
                 await asyncio.sleep(0.001)
             else:
                 admitted.append((sent, cost))
-                limiter.settle(held, Used(5, cost))
+                limiter.settle(held, TokensUsed(5, cost))
 
     async with AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(replica(redis_server.url, 3, cell_ms)) for _ in range(3)]
@@ -142,31 +142,31 @@ async def test_a_crashed_gateways_requests_end_with_its_lease(redis_server):
     who = tenant(concurrent_requests=1)
     async with replica(redis_server.url, lease_ms=300) as survivor:
         async with replica(redis_server.url, lease_ms=300) as crashing:
-            await crashing.limiter.reserve(who, Ask())
-            await refused(survivor.limiter, who, Ask())
+            await crashing.limiter.reserve(who, RequestCost())
+            await refused(survivor.limiter, who, RequestCost())
         for _ in range(500):
             try:
-                held = await survivor.limiter.reserve(who, Ask())
+                held = await survivor.limiter.reserve(who, RequestCost())
                 break
             except RateLimited:
                 await asyncio.sleep(0.01)
         # A living one's are renewed.
         await asyncio.sleep(0.6)
         async with replica(redis_server.url, lease_ms=300) as other:
-            await refused(other.limiter, who, Ask())
-        survivor.limiter.settle(held, Used())
+            await refused(other.limiter, who, RequestCost())
+        survivor.limiter.settle(held, TokensUsed())
 
 
 async def test_a_wiped_redis_hears_again_what_was_used(redis_server, store):
     who = tenant(output_tokens_per_minute=100, tokens_per_month=10_000)
     async with replica(redis_server.url) as gateway:
-        await use(gateway.limiter, who, Ask(0, 90))
+        await use(gateway.limiter, who, RequestCost(0, 90))
         await until(lambda: store.hgetall("baton:months:{acme}"))
-        await use(gateway.limiter, who, Ask(0, 1))  # hears the month
+        await use(gateway.limiter, who, RequestCost(0, 1))  # hears the month
         store.flushall()
-        await use(gateway.limiter, who, Ask(0, 1))  # finds that it was wiped
+        await use(gateway.limiter, who, RequestCost(0, 1))  # finds that it was wiped
         assert gateway.counters.redis_lost == 1
-        error = await refused(gateway.limiter, who, Ask(0, 20))
+        error = await refused(gateway.limiter, who, RequestCost(0, 20))
         assert error.kind is LimitKind.OUTPUT_TOKENS
         await until(lambda: int(next(iter(store.hgetall("baton:months:{acme}").values()), 0)) >= 92)
 
@@ -174,7 +174,7 @@ async def test_a_wiped_redis_hears_again_what_was_used(redis_server, store):
 async def test_scripts_that_redis_forgot_are_sent_again(redis_server, store):
     async with replica(redis_server.url) as gateway:
         for _ in range(2):
-            await use(gateway.limiter, tenant(requests_per_minute=9, tokens_per_month=99), Ask(1, 1))
+            await use(gateway.limiter, tenant(requests_per_minute=9, tokens_per_month=99), RequestCost(1, 1))
             store.script_flush()
         assert not gateway.counters.redis_errors
 
@@ -183,15 +183,15 @@ async def test_without_redis_each_gateway_enforces_its_share_and_what_it_used_co
     who = tenant(requests_per_minute=30)
     async with replica(redis_server.url, 3) as one, replica(redis_server.url, 3) as other:
         for _ in range(6):
-            await use(one.limiter, who, Ask())
+            await use(one.limiter, who, RequestCost())
         redis_server.stop()
         await until(lambda: not one.link.up and not other.link.up)
         for _ in range(4):
-            await use(one.limiter, who, Ask())
+            await use(one.limiter, who, RequestCost())
         for _ in range(10):
-            await use(other.limiter, who, Ask())
+            await use(other.limiter, who, RequestCost())
         for gateway in (one, other):
-            error = await refused(gateway.limiter, who, Ask())
+            error = await refused(gateway.limiter, who, RequestCost())
             assert error.kind is LimitKind.REQUESTS
             assert "Limit 10" in error.message
         # It is back, empty: both tell it their minute, and the rest is theirs to share.
@@ -214,8 +214,8 @@ async def test_a_gateway_that_never_saw_redis_enforces_its_share(free_port):
     who = tenant(requests_per_minute=4, tokens_per_month=100)
     async with replica(f"redis://127.0.0.1:{free_port}/0", 2) as gateway:
         for _ in range(2):
-            await use(gateway.limiter, who, Ask(5, 5))
-        assert (await refused(gateway.limiter, who, Ask(5, 5))).kind is LimitKind.REQUESTS
+            await use(gateway.limiter, who, RequestCost(5, 5))
+        assert (await refused(gateway.limiter, who, RequestCost(5, 5))).kind is LimitKind.REQUESTS
         assert gateway.counters.local_decisions == 2
         assert not gateway.counters.redis_up
 
@@ -223,16 +223,16 @@ async def test_a_gateway_that_never_saw_redis_enforces_its_share(free_port):
 async def test_a_redis_that_hangs_costs_one_deadline_and_then_nothing(redis_server, store):
     who = tenant(requests_per_minute=100)
     async with replica(redis_server.url, timeout=0.3) as gateway:
-        await use(gateway.limiter, who, Ask())
+        await use(gateway.limiter, who, RequestCost())
         store.execute_command("CLIENT", "PAUSE", 60_000)
         began = time.monotonic()
-        await asyncio.gather(*(use(gateway.limiter, who, Ask()) for _ in range(5)))
+        await asyncio.gather(*(use(gateway.limiter, who, RequestCost()) for _ in range(5)))
         # Those whose turn comes when the link has been given up are told that it is down.
         assert gateway.counters.redis_errors["timeout"] >= 1
         assert gateway.counters.redis_errors.total() == 5
         assert time.monotonic() - began < 5
         await until(lambda: not gateway.link.up)
-        await use(gateway.limiter, who, Ask())
+        await use(gateway.limiter, who, RequestCost())
         assert gateway.counters.local_decisions == 6
 
 
@@ -240,11 +240,11 @@ async def test_a_readonly_redis_and_wrong_types_are_counted_and_the_share_is_enf
     who = tenant(requests_per_minute=4)
     async with replica(redis_server.url, 2) as gateway:
         store.set(MINUTE, "a string")
-        await use(gateway.limiter, who, Ask())
+        await use(gateway.limiter, who, RequestCost())
         store.delete(MINUTE)
         store.replicaof("127.0.0.1", 1)
-        await use(gateway.limiter, who, Ask())
-        assert (await refused(gateway.limiter, who, Ask())).message.startswith("Rate limit reached")
+        await use(gateway.limiter, who, RequestCost())
+        assert (await refused(gateway.limiter, who, RequestCost())).message.startswith("Rate limit reached")
         assert gateway.counters.redis_errors["refused"] == 3
         assert gateway.counters.local_decisions == 2
 
@@ -257,19 +257,19 @@ async def test_a_redis_that_lies_is_not_believed():
     liar = pretended_redis(lambda: next(told))
     async with liar as url, replica(url) as gateway:
         for _ in lies:
-            await gateway.limiter.reserve(who, Ask())
+            await gateway.limiter.reserve(who, RequestCost())
         assert gateway.counters.redis_errors.total() >= len(lies)
         assert gateway.counters.local_decisions == len(lies)
-        await refused(gateway.limiter, who, Ask())
+        await refused(gateway.limiter, who, RequestCost())
 
 
 @pytest.mark.parametrize(
     ("who", "cost"),
     [
-        (tenant(requests_per_minute=5), Ask()),
-        (tenant(output_tokens_per_minute=50), Ask(1, 10)),
-        (tenant(concurrent_requests=5), Ask()),
-        (tenant(tokens_per_month=50), Ask(5, 5)),
+        (tenant(requests_per_minute=5), RequestCost()),
+        (tenant(output_tokens_per_minute=50), RequestCost(1, 10)),
+        (tenant(concurrent_requests=5), RequestCost()),
+        (tenant(tokens_per_month=50), RequestCost(5, 5)),
     ],
 )
 async def test_a_redis_that_admits_everything_is_believed_up_to_the_limit(who, cost):
@@ -289,7 +289,7 @@ async def test_a_clock_of_redis_that_jumps_opens_no_limit(redis_server, store):
     who = tenant(requests_per_minute=3)
     async with replica(redis_server.url) as gateway:
         for _ in range(2):
-            await use(gateway.limiter, who, Ask())
+            await use(gateway.limiter, who, RequestCost())
         for jump in (2400, -2400):
             store.hincrby(MINUTE, "cell", jump)
             assert await num_admitted(who, gateway) <= 1
@@ -302,10 +302,10 @@ async def test_gateways_whose_clocks_are_ten_minutes_apart_agree(redis_server):
         one, other = [
             await stack.enter_async_context(replica(redis_server.url, ledger=Ledger(*pair))) for pair in clocks
         ]
-        held = [await gateway.limiter.reserve(who, Ask(1, 1)) for gateway in (one, other, one)]
-        assert (await refused(other.limiter, who, Ask())).kind is LimitKind.CONCURRENCY
+        held = [await gateway.limiter.reserve(who, RequestCost(1, 1)) for gateway in (one, other, one)]
+        assert (await refused(other.limiter, who, RequestCost())).kind is LimitKind.CONCURRENCY
         for gateway, reservation in zip((one, other, one), held, strict=True):
-            gateway.limiter.settle(reservation, Used(1, 1))
+            gateway.limiter.settle(reservation, TokensUsed(1, 1))
         assert await num_admitted(who, one, other) == 7
         assert one.counters.redis_lost == other.counters.redis_lost == 0
 
@@ -313,22 +313,22 @@ async def test_gateways_whose_clocks_are_ten_minutes_apart_agree(redis_server):
 async def test_a_client_that_leaves_while_redis_decides_holds_nothing(redis_server, store):
     who = tenant(concurrent_requests=1)
     async with replica(redis_server.url) as gateway:
-        await use(gateway.limiter, who, Ask())
+        await use(gateway.limiter, who, RequestCost())
         store.execute_command("CLIENT", "PAUSE", 200)
-        leaving = asyncio.create_task(gateway.limiter.reserve(who, Ask()))
+        leaving = asyncio.create_task(gateway.limiter.reserve(who, RequestCost()))
         await asyncio.sleep(0.01)
         leaving.cancel()
         await asyncio.wait([leaving])
         assert gateway.ledger.account("acme").running == 0
         async with replica(redis_server.url) as other:
-            await use(other.limiter, who, Ask())
+            await use(other.limiter, who, RequestCost())
 
 
 async def test_a_password_and_a_database_are_used(redis_server, store):
     store.config_set("requirepass", "hush")
     async with RedisLink(redis_server.url.replace("//", "//:hush@").replace("/0", "/3"), 5.0) as link:
         assert link.up
-        await link.ask("SET", "there", 1)
+        await link.execute("SET", "there", 1)
     async with RedisLink(redis_server.url, 5.0) as link:
         assert not link.up
     client = redis.Redis.from_url(redis_server.url.replace("/0", "/3"), password="hush")
@@ -352,11 +352,11 @@ async def test_a_redis_over_tls_is_asked_and_one_of_another_ca_is_not(tmp_path, 
         async with replica(f"{url}{certificates / 'ca.crt'}") as good, replica(f"{url}{other / 'ca.crt'}") as bad:
             await until(lambda: good.link.up, 20)
             who = tenant(requests_per_minute=2)
-            await use(good.limiter, who, Ask())
-            await use(good.limiter, who, Ask())
-            await refused(good.limiter, who, Ask())
+            await use(good.limiter, who, RequestCost())
+            await use(good.limiter, who, RequestCost())
+            await refused(good.limiter, who, RequestCost())
             assert good.counters.local_decisions == 0
-            await use(bad.limiter, who, Ask())
+            await use(bad.limiter, who, RequestCost())
             assert bad.counters.local_decisions == 1
             assert not bad.link.up
     finally:

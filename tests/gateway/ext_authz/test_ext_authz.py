@@ -19,7 +19,7 @@ from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.identity import Scope
-from baton.gateway.access.limits.usage import Ask
+from baton.gateway.access.limits.usage import RequestCost
 from baton.gateway.access.settings import AccessSettings
 from baton.gateway.config import GatewayConfig
 from baton.gateway.ext_authz.rules import Head, Need, Rules
@@ -179,7 +179,7 @@ async def test_asking_counts_nothing_and_a_tenant_at_its_limit_does_not_pass(ask
     for _ in range(5):
         assert status(await asked.check("POST", CHAT, "limited")) == 200
     identity = asked.gate.identify(keys_in_headers({b"x-api-key": asked.keys["limited"].encode()}))
-    await asked.gate.admit(identity, Ask())
+    await asked.gate.admit(identity, RequestCost())
     response = await asked.check("POST", CHAT, "limited")
     assert status(response) == 429
     headers = headers_of(response.denied_response.headers)

@@ -19,7 +19,7 @@ from baton.gateway.access.keys.api_key import digest_of, new_key
 from baton.gateway.access.limits.ledger import Ledger
 from baton.gateway.access.limits.limiter import Limiter
 from baton.gateway.access.limits.redis_limiter import RedisLimiter, greetings
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.gateway.access.limits.window import CELL_MS
 from baton.gateway.access.redis.nodes import RedisNodes
 
@@ -101,18 +101,18 @@ async def pretended_redis(answer: Callable[[], bytes]) -> AsyncIterator[str]:
         await asyncio.sleep(0)
 
 
-async def refused(limiter: Limiter, who: Tenant, ask: Ask) -> RateLimited:
+async def refused(limiter: Limiter, who: Tenant, cost: RequestCost) -> RateLimited:
     """The refusal; fails where it is admitted."""
     try:
-        await limiter.reserve(who, ask)
+        await limiter.reserve(who, cost)
     except RateLimited as error:
         return error
-    raise AssertionError(f"{ask} was admitted")
+    raise AssertionError(f"{cost} was admitted")
 
 
-async def use(limiter: Limiter, who: Tenant, ask: Ask, used: Used | None = None) -> None:
+async def use(limiter: Limiter, who: Tenant, cost: RequestCost, used: TokensUsed | None = None) -> None:
     """One request from its beginning to its end."""
-    limiter.settle(await limiter.reserve(who, ask), used or Used(ask.input_tokens, ask.output_tokens))
+    limiter.settle(await limiter.reserve(who, cost), used or TokensUsed(cost.input_tokens, cost.output_tokens))
 
 
 def key_file(folder: Path, keys: list[dict[str, Any]], tenants: dict[str, Any] | None = None) -> tuple[Path, list[str]]:

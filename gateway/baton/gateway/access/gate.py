@@ -13,7 +13,7 @@ from baton.gateway.access.keys.ring import KeyRing
 from baton.gateway.access.limits.ledger import Reservation
 from baton.gateway.access.limits.limiter import Limiter
 from baton.gateway.access.limits.messages import anthropic_headers, openai_headers
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.rpc.errors import PermissionDenied, ServiceError
 
 _MISSING = (
@@ -25,7 +25,7 @@ _MISSING = (
 class Permit(Protocol):
     """An admitted request."""
 
-    def settle(self, used: Used) -> None:
+    def settle(self, used: TokensUsed) -> None:
         """Ends the request and gives back what it did not use. Idempotent; does not wait."""
 
     def headers(self, anthropic: bool = False) -> dict[str, str]:
@@ -48,7 +48,7 @@ class Gate(Protocol):
     def tenant_of(self, keys: Sequence[str]) -> str:
         """Returns the tenant of these keys, or an empty name. Counts nothing: the name only orders waiting requests."""
 
-    async def admit(self, identity: Identity, ask: Ask) -> Permit:
+    async def admit(self, identity: Identity, cost: RequestCost) -> Permit:
         """Reserves capacity of every limit, or raises RateLimited. Returns within the timeout of Redis."""
 
 
@@ -63,7 +63,7 @@ class OpenGate:
     def tenant_of(self, keys: Sequence[str]) -> str:
         return ""
 
-    async def admit(self, identity: Identity, ask: Ask) -> Permit:
+    async def admit(self, identity: Identity, cost: RequestCost) -> Permit:
         return FREE_PERMIT
 
 
@@ -110,17 +110,17 @@ class KeyGate:
         except ServiceError:
             return ""
 
-    async def admit(self, identity: Identity, ask: Ask) -> Permit:
+    async def admit(self, identity: Identity, cost: RequestCost) -> Permit:
         tenant = identity.tenant
         permit: Permit = FREE_PERMIT
         if tenant.limits.any:
             try:
-                permit = LimitPermit(self._limiter, await self._limiter.reserve(tenant, ask), self._wall_clock)
+                permit = LimitPermit(self._limiter, await self._limiter.reserve(tenant, cost), self._wall_clock)
             except RateLimited as error:
-                if not ask.only_look:
+                if not cost.dry_run:
                     self._counters.tenant(tenant.name).limited[error.kind.name.lower()] += 1
                 raise
-        return permit if ask.only_look else CountedPermit(permit, self._counters.tenant(tenant.name), ask.requests)
+        return permit if cost.dry_run else CountedPermit(permit, self._counters.tenant(tenant.name), cost.requests)
 
     def _identify(self, keys: Sequence[str]) -> Identity:
         if not keys:
@@ -141,7 +141,7 @@ class LimitPermit:
         self._reservation = reservation
         self._wall_clock = wall_clock
 
-    def settle(self, used: Used) -> None:
+    def settle(self, used: TokensUsed) -> None:
         self._limiter.settle(self._reservation, used)
 
     def headers(self, anthropic: bool = False) -> dict[str, str]:
@@ -163,7 +163,7 @@ class CountedPermit:
         use.requests += num_requests
         use.running += num_requests
 
-    def settle(self, used: Used) -> None:
+    def settle(self, used: TokensUsed) -> None:
         self._inner.settle(used)
         use = self._use
         use.running -= self._num_requests
@@ -179,7 +179,7 @@ class CountedPermit:
 class _FreePermit:
     """Implements Permit for requests without limits."""
 
-    def settle(self, used: Used) -> None:
+    def settle(self, used: TokensUsed) -> None:
         """Does nothing: nothing was reserved."""
 
     def headers(self, anthropic: bool = False) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.identity import Identity, Tenant
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Refusals:
 
     async def look(self, identity: Identity) -> None:
         """Raises RateLimited if the tenant has no requests left."""
-        await self._gate.admit(identity, Ask(only_look=True))
+        await self._gate.admit(identity, RequestCost(dry_run=True))
 
     @contextlib.asynccontextmanager
     async def reading(
@@ -66,8 +66,8 @@ class Refusals:
         identity = replace(identity, tenant=_charged(identity.tenant))
         try:
             for _ in range(max(1, num_requests)):
-                permit = await self._gate.admit(identity, Ask())
-                permit.settle(Used())
+                permit = await self._gate.admit(identity, RequestCost())
+                permit.settle(TokensUsed())
         except RateLimited:
             return  # the limit is already used up
         except ServiceError as error:

@@ -19,7 +19,7 @@ from baton.envoy.external_auth_pb2 import CheckRequest, CheckResponse
 from baton.gateway.access.credential import keys_in_headers
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import Gate
-from baton.gateway.access.limits.usage import Ask
+from baton.gateway.access.limits.usage import RequestCost
 from baton.gateway.ext_authz.answers import allowed, denied, public
 from baton.gateway.ext_authz.rules import Head, Rules
 from baton.gateway.http.cors import Cors
@@ -27,7 +27,7 @@ from baton.rpc.errors import ServiceError
 from baton.rpc.server import Context, Service
 
 # the least that any generation uses
-_LOOK = Ask(input_tokens=1, output_tokens=1, only_look=True)
+_MINIMAL_COST = RequestCost(input_tokens=1, output_tokens=1, dry_run=True)
 _KEY_HEADERS = ("authorization", "x-api-key")
 
 
@@ -66,7 +66,7 @@ class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
             return public(), "public"
         identity = self._gate.identify(keys_in_headers(_key_headers(head.headers)), need.scope)
         if need.limited:
-            await self._gate.admit(identity, _LOOK)
+            await self._gate.admit(identity, _MINIMAL_COST)
         return allowed(identity), "allowed"
 
 

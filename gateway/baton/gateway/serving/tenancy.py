@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from baton.gateway.access.gate import Gate, Permit
 from baton.gateway.access.identity import Identity, Tenant
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.gateway.core import Generation, GenerationRequest, Generator, Sink, Usage
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.rpc.errors import NotFound
@@ -65,7 +65,9 @@ class AdmittedGenerator:
         try:
             if self._permit is None:
                 tenant = self._identity.tenant
-                self._permit = await self._gate.admit(self._identity, _ask(self._requests, tenant, self._max_model_len))
+                self._permit = await self._gate.admit(
+                    self._identity, _cost_of(self._requests, tenant, self._max_model_len)
+                )
                 if self._on_permit is not None:
                     self._on_permit(self._permit)
             return await self._inner.start(_as_tenants(request, self._identity.tenant, part.end), sink)
@@ -91,7 +93,7 @@ class AdmittedGenerator:
             self._output_tokens += usage.completion_tokens
         self._num_open -= 1
         if not self._num_open and self._permit is not None:
-            self._permit.settle(Used(self._input_tokens, self._output_tokens))
+            self._permit.settle(TokensUsed(self._input_tokens, self._output_tokens))
 
 
 class _Part:
@@ -121,7 +123,7 @@ def _as_tenants(request: GenerationRequest, tenant: Tenant, on_end: Callable[[Us
     )
 
 
-def _ask(requests: Sequence[GenerationRequest], tenant: Tenant, max_model_len: int) -> Ask:
+def _cost_of(requests: Sequence[GenerationRequest], tenant: Tenant, max_model_len: int) -> RequestCost:
     """Returns the prompts' tokens and the maximum output, or the tenant's assumption without max_tokens."""
     output = 0
     for request in requests:
@@ -129,7 +131,7 @@ def _ask(requests: Sequence[GenerationRequest], tenant: Tenant, max_model_len: i
         stop = request.stop
         wanted = stop.max_tokens if stop.HasField("max_tokens") else _assumed(tenant)
         output += request.n * min(room, wanted)
-    return Ask(sum(len(request.prompt_token_ids) for request in requests), output)
+    return RequestCost(sum(len(request.prompt_token_ids) for request in requests), output)
 
 
 def _assumed(tenant: Tenant) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.gateway.access.errors import LimitKind
 from baton.gateway.access.identity import Tenant, TenantLimits
-from baton.gateway.access.limits.usage import Ask, Standing, Used
+from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
 from baton.gateway.access.limits.window import INPUT, OUTPUT, REQUESTS, Window
 
 CONCURRENCY_RETRY_MS = 1000
@@ -58,7 +58,7 @@ class Reservation:
 
     tenant: Tenant
     account: Account
-    ask: Ask
+    cost: RequestCost
     standing: Standing
     cell: int = 0  # cell in the account's window
     redis_cell: int = -1  # cell in Redis's window; -1: not recorded in Redis
@@ -92,7 +92,7 @@ class Ledger:
         """Returns the tenants with running requests."""
         return [(name, account) for name, account in self._accounts.items() if account.running]
 
-    def decide(self, account: Account, limits: TenantLimits, ask: Ask, replicas: int) -> Standing:
+    def decide(self, account: Account, limits: TenantLimits, cost: RequestCost, replicas: int) -> Standing:
         """Checks a request against `limits`, this gateway's share. Records nothing.
 
         The request is already part of `running` and `reserved`. The month's share is the part of the budget that is
@@ -102,25 +102,25 @@ class Ledger:
         account.enter_month(month_of(self._wall_clock()))
         account.window.advance(now_ms)
         standing = self.standing(account)
-        for kind, index, limit, asked in _window_rows(limits, ask):
+        for kind, index, limit, requested in _window_rows(limits, cost):
             used = account.window.totals[index]
-            if limit and used + asked > limit:
-                wait = account.window.wait_ms(index, used + asked - limit, now_ms) if asked <= limit else None
+            if limit and used + requested > limit:
+                wait = account.window.wait_ms(index, used + requested - limit, now_ms) if requested <= limit else None
                 return _refused(standing, kind, used, wait)
         if limits.concurrent_requests and account.running > limits.concurrent_requests:
             return _refused(standing, LimitKind.CONCURRENCY, account.running - 1, CONCURRENCY_RETRY_MS)
         if limits.tokens_per_month:
             left = max(0, limits.tokens_per_month - account.spent // replicas)
-            spent = account.untold_spent + account.reserved - ask.tokens
-            if spent + ask.tokens > left:
+            spent = account.untold_spent + account.reserved - cost.tokens
+            if spent + cost.tokens > left:
                 return _refused(standing, LimitKind.BUDGET, account.spent // replicas + spent, None)
         return standing
 
-    def contradicts(self, account: Account, limits: TenantLimits, ask: Ask) -> str:
+    def contradicts(self, account: Account, limits: TenantLimits, cost: RequestCost) -> str:
         """Returns why Redis cannot have admitted this request, judged by this gateway's own usage; empty if it can."""
         now_ms = self.now_ms
-        for kind, index, limit, asked in _window_rows(limits, ask):
-            if limit and account.window.surely(index, now_ms, _SURE_MS) + asked > limit:
+        for kind, index, limit, requested in _window_rows(limits, cost):
+            if limit and account.window.surely(index, now_ms, _SURE_MS) + requested > limit:
                 return f"more {kind.value} than the limit of {limit} from this gateway alone"
         if limits.concurrent_requests and account.running > limits.concurrent_requests:
             return f"more than {limits.concurrent_requests} concurrent requests at this gateway alone"
@@ -135,18 +135,18 @@ class Ledger:
 
     def book(self, reservation: Reservation, told: bool) -> None:
         """Records an admitted request. `told`: Redis has recorded it too."""
-        ask, account, now_ms = reservation.ask, reservation.account, self.now_ms
-        amounts = (ask.requests, ask.input_tokens, ask.output_tokens)
+        cost, account, now_ms = reservation.cost, reservation.account, self.now_ms
+        amounts = (cost.requests, cost.input_tokens, cost.output_tokens)
         reservation.cell = account.window.add(now_ms, amounts)
         if not told:
             account.untold.add(now_ms, amounts)
 
-    def settle(self, reservation: Reservation, used: Used) -> None:
+    def settle(self, reservation: Reservation, used: TokensUsed) -> None:
         """Records the actual usage of a request that has ended."""
-        ask, account = reservation.ask, reservation.account
-        account.running -= ask.requests
-        account.reserved -= ask.tokens
-        changes = (0, used.input_tokens - ask.input_tokens, used.output_tokens - ask.output_tokens)
+        cost, account = reservation.cost, reservation.account
+        account.running -= cost.requests
+        account.reserved -= cost.tokens
+        changes = (0, used.input_tokens - cost.input_tokens, used.output_tokens - cost.output_tokens)
         now_ms = self.now_ms
         account.window.correct(reservation.cell, now_ms, changes)
         if reservation.redis_cell < 0:
@@ -195,11 +195,11 @@ class Ledger:
             account.spent = max(account.spent, spent)
 
 
-def _window_rows(limits: TenantLimits, ask: Ask) -> tuple[tuple[LimitKind, int, int, int], ...]:
+def _window_rows(limits: TenantLimits, cost: RequestCost) -> tuple[tuple[LimitKind, int, int, int], ...]:
     return (
-        (LimitKind.REQUESTS, REQUESTS, limits.requests_per_minute, ask.requests),
-        (LimitKind.INPUT_TOKENS, INPUT, limits.input_tokens_per_minute, ask.input_tokens),
-        (LimitKind.OUTPUT_TOKENS, OUTPUT, limits.output_tokens_per_minute, ask.output_tokens),
+        (LimitKind.REQUESTS, REQUESTS, limits.requests_per_minute, cost.requests),
+        (LimitKind.INPUT_TOKENS, INPUT, limits.input_tokens_per_minute, cost.input_tokens),
+        (LimitKind.OUTPUT_TOKENS, OUTPUT, limits.output_tokens_per_minute, cost.output_tokens),
     )
 
 

@@ -8,16 +8,16 @@ from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.identity import Tenant
 from baton.gateway.access.limits.ledger import Account, Ledger, Reservation
 from baton.gateway.access.limits.messages import refusal
-from baton.gateway.access.limits.usage import Ask, Used
+from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 
 
 class Limiter(Protocol):
     """Reserves capacity before a request and settles its usage afterwards."""
 
-    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+    async def reserve(self, tenant: Tenant, cost: RequestCost) -> Reservation:
         """Reserves capacity of every limit, or raises RateLimited."""
 
-    def settle(self, reservation: Reservation, used: Used) -> None:
+    def settle(self, reservation: Reservation, used: TokensUsed) -> None:
         """Ends a reservation. Idempotent; does not wait."""
 
 
@@ -29,31 +29,31 @@ class LocalLimiter:
         self._counters = counters
         self.replicas = replicas
 
-    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+    async def reserve(self, tenant: Tenant, cost: RequestCost) -> Reservation:
         account = self._ledger.account(tenant.name)
-        account.running += ask.requests
-        account.reserved += ask.tokens
-        return self.decide(tenant, ask, account)
+        account.running += cost.requests
+        account.reserved += cost.tokens
+        return self.decide(tenant, cost, account)
 
-    def decide(self, tenant: Tenant, ask: Ask, account: Account) -> Reservation:
+    def decide(self, tenant: Tenant, cost: RequestCost, account: Account) -> Reservation:
         """Reserves capacity for a request already counted in `account.running`."""
         share = tenant.limits.share(self.replicas)
-        standing = self._ledger.decide(account, share, ask, self.replicas)
-        if standing.refused is not None or ask.only_look:
-            account.running -= ask.requests
-            account.reserved -= ask.tokens
+        standing = self._ledger.decide(account, share, cost, self.replicas)
+        if standing.refused is not None or cost.dry_run:
+            account.running -= cost.requests
+            account.reserved -= cost.tokens
         if standing.refused is not None:
             self._counters.limited[standing.refused.name.lower()] += 1
-            raise refusal(tenant, share, ask, standing)
-        reservation = Reservation(tenant, account, ask, standing, open=not ask.only_look)
-        if ask.only_look:
+            raise refusal(tenant, share, cost, standing)
+        reservation = Reservation(tenant, account, cost, standing, open=not cost.dry_run)
+        if cost.dry_run:
             return reservation
         self._ledger.book(reservation, told=False)
         reservation.standing = self._ledger.standing(account)
         self._counters.local_decisions += 1
         return reservation
 
-    def settle(self, reservation: Reservation, used: Used) -> None:
+    def settle(self, reservation: Reservation, used: TokensUsed) -> None:
         if not reservation.open:
             return
         reservation.open = False

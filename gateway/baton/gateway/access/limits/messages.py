@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.identity import Tenant, TenantLimits
-from baton.gateway.access.limits.usage import Ask, Standing
+from baton.gateway.access.limits.usage import RequestCost, Standing
 
 _Row = tuple[str, int, int]  # name, limit, used
 
@@ -70,11 +70,11 @@ def duration(milliseconds: int) -> str:
     return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
-def refusal(tenant: Tenant, limits: TenantLimits, ask: Ask, standing: Standing) -> RateLimited:
+def refusal(tenant: Tenant, limits: TenantLimits, cost: RequestCost, standing: Standing) -> RateLimited:
     """Returns the error for a refused request. `limits` are the enforced ones: the tenant's or a share of them."""
     kind = standing.refused
     assert kind is not None
-    limit, requested = _limit_and_asked(kind, limits, ask)
+    limit, requested = _limit_and_requested(kind, limits, cost)
     if kind is LimitKind.BUDGET:
         message = (
             f"You exceeded your current quota of {kind.value}: Limit {limit}, Used {standing.used}, Requested "
@@ -98,11 +98,11 @@ def retry_headers(retry_ms: int | None) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(retry_ms / 1000))), "retry-after-ms": str(retry_ms)}
 
 
-def _limit_and_asked(kind: LimitKind, limits: TenantLimits, ask: Ask) -> tuple[int, int]:
+def _limit_and_requested(kind: LimitKind, limits: TenantLimits, cost: RequestCost) -> tuple[int, int]:
     return {
-        LimitKind.REQUESTS: (limits.requests_per_minute, ask.requests),
-        LimitKind.INPUT_TOKENS: (limits.input_tokens_per_minute, ask.input_tokens),
-        LimitKind.OUTPUT_TOKENS: (limits.output_tokens_per_minute, ask.output_tokens),
-        LimitKind.CONCURRENCY: (limits.concurrent_requests, ask.requests),
-        LimitKind.BUDGET: (limits.tokens_per_month, ask.tokens),
+        LimitKind.REQUESTS: (limits.requests_per_minute, cost.requests),
+        LimitKind.INPUT_TOKENS: (limits.input_tokens_per_minute, cost.input_tokens),
+        LimitKind.OUTPUT_TOKENS: (limits.output_tokens_per_minute, cost.output_tokens),
+        LimitKind.CONCURRENCY: (limits.concurrent_requests, cost.requests),
+        LimitKind.BUDGET: (limits.tokens_per_month, cost.tokens),
     }[kind]

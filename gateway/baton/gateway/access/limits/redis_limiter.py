@@ -19,7 +19,7 @@ from baton.gateway.access.identity import Tenant, TenantLimits
 from baton.gateway.access.limits.ledger import Account, Ledger, Reservation, Untold
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import refusal
-from baton.gateway.access.limits.usage import Ask, Standing, Used
+from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
 from baton.gateway.access.limits.window import CELL_MS, CELLS
 from baton.gateway.access.redis.link import Answer, LinkDown
 from baton.gateway.access.redis.nodes import RedisNodes
@@ -104,29 +104,29 @@ class RedisLimiter:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def reserve(self, tenant: Tenant, ask: Ask) -> Reservation:
+    async def reserve(self, tenant: Tenant, cost: RequestCost) -> Reservation:
         account = self._ledger.account(tenant.name)
-        account.running += ask.requests
-        account.reserved += ask.tokens
+        account.running += cost.requests
+        account.reserved += cost.tokens
         limits = tenant.limits
         account.has_lease = bool(limits.concurrent_requests or limits.tokens_per_month)
         self._counters.redis_up = self._link.up
         if not self._link.up:
-            return self._local.decide(tenant, ask, account)
+            return self._local.decide(tenant, cost, account)
         untold = self._ledger.take_untold(account)
         try:
-            answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, ask, account, untold))
+            answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, cost, account, untold))
             standing, cell, mark, month, spent = _read(answers)
-            if standing.refused is None and (lie := self._ledger.contradicts(account, limits, ask)):
+            if standing.refused is None and (lie := self._ledger.contradicts(account, limits, cost)):
                 raise WrongAnswer(f"Redis admitted {lie}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
             self._ledger.put_back(account, untold)
             self._failed(error)
-            return self._local.decide(tenant, ask, account)
+            return self._local.decide(tenant, cost, account)
         except BaseException:
             # The caller was cancelled. Capacity that Redis may have reserved becomes free within a minute.
-            account.running -= ask.requests
-            account.reserved -= ask.tokens
+            account.running -= cost.requests
+            account.reserved -= cost.tokens
             self._ledger.put_back(account, untold)
             if account.has_lease and self._link.up:
                 self._tell(tenant.name, account, (-1, 0, 0, 0), 0, False)
@@ -134,18 +134,18 @@ class RedisLimiter:
         if not self._ledger.heard(account, mark, month, spent, untold):
             self._counters.redis_lost += 1
             _log.error("Redis lost the last minute's usage of tenant %s; reporting it again", tenant.name)
-        if standing.refused is not None or ask.only_look:
-            account.running -= ask.requests
-            account.reserved -= ask.tokens
+        if standing.refused is not None or cost.dry_run:
+            account.running -= cost.requests
+            account.reserved -= cost.tokens
         if standing.refused is not None:
             self._counters.limited[standing.refused.name.lower()] += 1
-            raise refusal(tenant, limits, ask, standing)
-        reservation = Reservation(tenant, account, ask, standing, cell, cell, mark, open=not ask.only_look)
-        if not ask.only_look:
+            raise refusal(tenant, limits, cost, standing)
+        reservation = Reservation(tenant, account, cost, standing, cell, cell, mark, open=not cost.dry_run)
+        if not cost.dry_run:
             self._ledger.book(reservation, told=True)
         return reservation
 
-    def settle(self, reservation: Reservation, used: Used) -> None:
+    def settle(self, reservation: Reservation, used: TokensUsed) -> None:
         if not self._link.up:
             self._local.settle(reservation, used)
             return
@@ -153,8 +153,8 @@ class RedisLimiter:
             return
         reservation.open = False
         self._ledger.settle(reservation, used)
-        account, ask, limits = reservation.account, reservation.ask, reservation.tenant.limits
-        changes = (used.input_tokens - ask.input_tokens, used.output_tokens - ask.output_tokens)
+        account, cost, limits = reservation.account, reservation.cost, reservation.tenant.limits
+        changes = (used.input_tokens - cost.input_tokens, used.output_tokens - cost.output_tokens)
         spent = used.input_tokens + used.output_tokens if limits.tokens_per_month else 0
         has_tokens = limits.input_tokens_per_minute or limits.output_tokens_per_minute
         corrects = bool(has_tokens and any(changes) and reservation.redis_cell >= 0)
@@ -193,14 +193,14 @@ class RedisLimiter:
                 if month:
                     self._ledger.heard_month(account, month, spent)
 
-        self._link.ask(_place(tenant), *self._command(self._settle, tenant, is_known), *words).add_done_callback(
+        self._link.execute(_place(tenant), *self._command(self._settle, tenant, is_known), *words).add_done_callback(
             settled
         )
 
     async def _ask(self, script: Script, tenant: str, words: tuple[str | int, ...]) -> Answer:
-        answer = await self._link.ask(_place(tenant), *self._command(script, tenant, True), *words)
+        answer = await self._link.execute(_place(tenant), *self._command(script, tenant, True), *words)
         if _is_no_script(answer):
-            answer = await self._link.ask(_place(tenant), *self._command(script, tenant, False), *words)
+            answer = await self._link.execute(_place(tenant), *self._command(script, tenant, False), *words)
         return answer
 
     def _command(self, script: Script, tenant: str, is_known: bool) -> tuple[str | int, ...]:
@@ -208,13 +208,15 @@ class RedisLimiter:
         keys = tuple(f"baton:{what}:{_place(tenant)}" for what in ("minute", "leases", "months"))
         return (*how, len(keys), *keys)
 
-    def _admit_words(self, limits: TenantLimits, ask: Ask, account: Account, untold: Untold) -> tuple[str | int, ...]:
+    def _admit_words(
+        self, limits: TenantLimits, cost: RequestCost, account: Account, untold: Untold
+    ) -> tuple[str | int, ...]:
         return (
             self._name, account.running, account.reserved, self._lease_ms,
-            ask.requests, ask.input_tokens, ask.output_tokens,
+            cost.requests, cost.input_tokens, cost.output_tokens,
             limits.requests_per_minute, limits.input_tokens_per_minute, limits.output_tokens_per_minute,
             limits.concurrent_requests, limits.tokens_per_month,
-            *untold, account.month, account.spent, int(ask.only_look),
+            *untold, account.month, account.spent, int(cost.dry_run),
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> None:
@@ -237,7 +239,9 @@ class RedisLimiter:
     async def _count_gateways(self) -> None:
         """Updates the number of gateways that share the limits if Redis becomes unavailable, at least as configured."""
         try:
-            answer = await self._link.ask(_GATEWAYS, "EVAL", self._gateways, 1, _GATEWAYS, self._name, self._lease_ms)
+            answer = await self._link.execute(
+                _GATEWAYS, "EVAL", self._gateways, 1, _GATEWAYS, self._name, self._lease_ms
+            )
             if type(answer) is not int:
                 raise WrongAnswer(f"invalid number of gateways: {answer!r:.100}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:

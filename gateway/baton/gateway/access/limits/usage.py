@@ -8,13 +8,13 @@ from baton.gateway.access.errors import LimitKind
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestCost:
     """The capacity reserved for a request before it runs."""
 
     input_tokens: int = 0  # all prompts together
     output_tokens: int = 0  # maximum over all choices
     requests: int = 1
-    only_look: bool = False  # check only: raises RateLimited as usual, but reserves nothing
+    dry_run: bool = False  # check only: raises RateLimited as usual, but reserves nothing
 
     @property
     def tokens(self) -> int:
@@ -23,7 +23,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class TokensUsed:
     """The actual usage of a request."""
 
     input_tokens: int = 0

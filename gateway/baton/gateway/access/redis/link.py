@@ -58,7 +58,7 @@ class RedisLink(asyncio.Protocol):
         self.up = False
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._asked: deque[tuple[float, asyncio.Future[Answer]]] = deque()  # deadline and reply, in order
+        self._pending: deque[tuple[float, asyncio.Future[Answer]]] = deque()  # deadline and reply, in order
         self._timer: asyncio.TimerHandle | None = None
         self._missed = 0
         self._lost = asyncio.Event()
@@ -80,12 +80,12 @@ class RedisLink(asyncio.Protocol):
         self._keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._keeper
-        if asked := [answer for _, answer in self._asked if not answer.done()]:
-            await asyncio.wait(asked, timeout=self._timeout)
+        if pending := [answer for _, answer in self._pending if not answer.done()]:
+            await asyncio.wait(pending, timeout=self._timeout)
         self.up = False
         self._drop("the gateway is shutting down")
 
-    def ask(self, *words: str | bytes | int) -> asyncio.Future[Answer]:
+    def execute(self, *words: str | bytes | int) -> asyncio.Future[Answer]:
         """Sends a command. The future gets the reply, which may be an error reply, or raises LinkDown or
         TimeoutError.
         """
@@ -95,7 +95,7 @@ class RedisLink(asyncio.Protocol):
             return answer
         self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
         deadline = self._loop.time() + self._timeout
-        self._asked.append((deadline, answer))
+        self._pending.append((deadline, answer))
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._check_deadlines)
         return answer
@@ -109,9 +109,9 @@ class RedisLink(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (answer := self._reader.gets()) is not _NOTHING:
-                if not self._asked:
+                if not self._pending:
                     raise hiredis.ProtocolError("unexpected reply")
-                _, future = self._asked.popleft()
+                _, future = self._pending.popleft()
                 self._missed = 0
                 if not future.done():
                     future.set_result(answer)
@@ -124,7 +124,7 @@ class RedisLink(asyncio.Protocol):
     def _check_deadlines(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for deadline, answer in self._asked:
+        for deadline, answer in self._pending:
             if deadline > now:
                 self._timer = self._loop.call_at(deadline, self._check_deadlines)
                 break
@@ -147,8 +147,8 @@ class RedisLink(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         transport.abort()
-        asked, self._asked = self._asked, deque()
-        for _, answer in asked:
+        pending, self._pending = self._pending, deque()
+        for _, answer in pending:
             if not answer.done():
                 answer.set_exception(LinkDown(why))
                 answer.exception()
@@ -181,12 +181,12 @@ class RedisLink(asyncio.Protocol):
             where = self._where
             if where.get("password"):
                 user = (where["username"],) if where.get("username") else ()
-                _must_be_fine(await self.ask("AUTH", *user, where["password"]))
+                _must_be_fine(await self.execute("AUTH", *user, where["password"]))
             if where.get("db"):
-                _must_be_fine(await self.ask("SELECT", where["db"]))
+                _must_be_fine(await self.execute("SELECT", where["db"]))
             for greeting in self._greetings:
-                await self.ask(*greeting)
-            _must_be_fine(await self.ask("PING"))
+                await self.execute(*greeting)
+            _must_be_fine(await self.execute("PING"))
         except BaseException as error:
             self._drop(str(error) or type(error).__name__)
             raise

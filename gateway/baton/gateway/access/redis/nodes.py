@@ -1,4 +1,4 @@
-"""One Redis, or the masters of a Redis Cluster, behind one interface: `up`, and `ask` with the key that selects the
+"""One Redis, or the masters of a Redis Cluster, behind one interface: `up`, and `execute` with the key that selects the
 node.
 
 Each node has its own RedisLink. The slot map is read when the first node answers, and again when a reply reports moved
@@ -60,10 +60,10 @@ class RedisNodes:
             return False
         return any(link.up for link in self._nodes.values()) if self._of_slot else self._first.up
 
-    def ask(self, key: str, *words: str | bytes | int) -> asyncio.Future[Answer]:
+    def execute(self, key: str, *words: str | bytes | int) -> asyncio.Future[Answer]:
         """Sends a command whose keys are all in the slot of `key`. The reply is as RedisLink's."""
         if not self._of_slot:
-            return self._first.ask(*words)
+            return self._first.execute(*words)
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._send(self._of_slot[key_slot(key.encode())], words, answer, 0)
         return answer
@@ -76,14 +76,14 @@ class RedisNodes:
             answer.set_exception(LinkDown("this node of the Redis Cluster is unreachable"))
             return
 
-        def heard(asked: asyncio.Future[Answer]) -> None:
-            if answer.done() or asked.cancelled():
+        def on_reply(pending: asyncio.Future[Answer]) -> None:
+            if answer.done() or pending.cancelled():
                 return
-            if error := asked.exception():
+            if error := pending.exception():
                 self._stale.set()
                 answer.set_exception(error)
                 return
-            found = asked.result()
+            found = pending.result()
             where = _elsewhere(found) if isinstance(found, hiredis.ReplyError) else None
             if where is None or redirects == _MAX_REDIRECTS:
                 answer.set_result(found)
@@ -91,12 +91,12 @@ class RedisNodes:
             kind, address = where
             other = self._nodes.get((address[0] or link.host, address[1]))
             if kind == "ASK" and other is not None and other.up:
-                other.ask("ASKING")
+                other.execute("ASKING")
             else:
                 self._stale.set()
             self._send(other, words, answer, redirects + 1)
 
-        link.ask(*words).add_done_callback(heard)
+        link.execute(*words).add_done_callback(on_reply)
 
     async def _keep(self) -> None:
         while True:
@@ -119,7 +119,7 @@ class RedisNodes:
             if not link.up:
                 continue
             try:
-                answer = await link.ask("CLUSTER", "SLOTS")
+                answer = await link.execute("CLUSTER", "SLOTS")
             except (LinkDown, TimeoutError):
                 continue
             if not isinstance(answer, list):
