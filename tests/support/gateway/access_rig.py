@@ -65,7 +65,7 @@ async def replica(
     own = ledger or Ledger(lambda: time.monotonic() * CELL_MS / cell_ms)
     async with RedisNodes(url, timeout, greetings(cell_ms)) as link:
         limiter = RedisLimiter(link, own, counters, replicas, cell_ms, lease_ms)
-        async with limiter.beating():
+        async with limiter.renewing_leases():
             yield Replica(link, limiter, counters, own)
 
 

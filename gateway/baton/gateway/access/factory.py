@@ -47,5 +47,5 @@ async def _limiter(settings: AccessSettings, counters: AccessCounters, stack: co
 
     link = await stack.enter_async_context(RedisNodes(settings.redis_url, settings.redis_timeout, greetings()))
     limiter = RedisLimiter(link, ledger, counters, settings.replicas)
-    await stack.enter_async_context(limiter.beating())
+    await stack.enter_async_context(limiter.renewing_leases())
     return limiter

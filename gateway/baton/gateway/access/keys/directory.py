@@ -29,7 +29,7 @@ class KeyRecord:
 
 
 # Compared for unknown ids, so that these take the same time; no key has this digest.
-_NOBODY = KeyRecord("", bytes(32))
+_UNKNOWN_KEY = KeyRecord("", bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Directory:
         Only a client with the right secret gets a reason other than "incorrect".
         """
         looked_at = key[: MAX_LENGTH + 1]
-        record = self.keys.get(id_of(looked_at), _NOBODY)
+        record = self.keys.get(id_of(looked_at), _UNKNOWN_KEY)
         matches = hmac.compare_digest(digest_of(looked_at), record.digest)
-        if not matches or record is _NOBODY:
+        if not matches or record is _UNKNOWN_KEY:
             raise Unauthenticated(_INCORRECT, "malformed" if not id_of(looked_at) else "incorrect")
         if record.revoked:
             raise Unauthenticated("This API key has been revoked.", "revoked")

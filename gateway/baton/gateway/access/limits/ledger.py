@@ -18,7 +18,7 @@ from baton.gateway.access.limits.window import INPUT, OUTPUT, REQUESTS, Window
 CONCURRENCY_RETRY_MS = 1000
 
 # Redis drops usage older than a minute by its own clock, so only younger usage counts as missing.
-_SURE_MS = 1000
+_SLACK_MS = 1000
 
 
 def month_of(seconds: float) -> int:
@@ -27,7 +27,7 @@ def month_of(seconds: float) -> int:
     return date.tm_year * 100 + date.tm_mon
 
 
-Untold = tuple[int, int, int, int]
+Unreported = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -35,12 +35,12 @@ class Account:
     """The usage of one tenant at this gateway."""
 
     window: Window = field(default_factory=Window)
-    untold: Window = field(default_factory=Window)  # part of `window` not yet reported to Redis
+    unreported: Window = field(default_factory=Window)  # part of `window` not yet reported to Redis
     running: int = 0  # running requests
     reserved: int = 0  # tokens reserved by running requests
     month: int = 0  # such as 202611
     spent: int = 0  # tokens of the month, as last read from Redis
-    untold_spent: int = 0  # tokens of the month not yet reported to Redis
+    unreported_spent: int = 0  # tokens of the month not yet reported to Redis
     mark: int = 0  # id of Redis's record of the last minute; changes if the record was lost
     # parts of `window` that Redis lost or may not have received
     missing: list[int] = field(default_factory=lambda: [0, 0, 0])
@@ -49,7 +49,7 @@ class Account:
     def enter_month(self, month: int) -> None:
         """Starts a new month's budget. Never returns to an earlier month, even if a clock goes back."""
         if month > self.month:
-            self.month, self.spent, self.untold_spent = month, 0, 0
+            self.month, self.spent, self.unreported_spent = month, 0, 0
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Ledger:
             return _refused(standing, LimitKind.CONCURRENCY, account.running - 1, CONCURRENCY_RETRY_MS)
         if limits.tokens_per_month:
             left = max(0, limits.tokens_per_month - account.spent // replicas)
-            spent = account.untold_spent + account.reserved - cost.tokens
+            spent = account.unreported_spent + account.reserved - cost.tokens
             if spent + cost.tokens > left:
                 return _refused(standing, LimitKind.BUDGET, account.spent // replicas + spent, None)
         return standing
@@ -120,7 +120,7 @@ class Ledger:
         """Returns why Redis cannot have admitted this request, judged by this gateway's own usage; empty if it can."""
         now_ms = self.now_ms
         for kind, index, limit, requested in _window_rows(limits, cost):
-            if limit and account.window.surely(index, now_ms, _SURE_MS) + requested > limit:
+            if limit and account.window.certain_total(index, now_ms, _SLACK_MS) + requested > limit:
                 return f"more {kind.value} than the limit of {limit} from this gateway alone"
         if limits.concurrent_requests and account.running > limits.concurrent_requests:
             return f"more than {limits.concurrent_requests} concurrent requests at this gateway alone"
@@ -133,13 +133,13 @@ class Ledger:
         requests, input_tokens, output_tokens = account.window.totals
         return Standing(requests, input_tokens, output_tokens, account.window.reset_ms(self.now_ms))
 
-    def book(self, reservation: Reservation, told: bool) -> None:
-        """Records an admitted request. `told`: Redis has recorded it too."""
+    def book(self, reservation: Reservation, reported: bool) -> None:
+        """Records an admitted request. `reported`: Redis has recorded it too."""
         cost, account, now_ms = reservation.cost, reservation.account, self.now_ms
         amounts = (cost.requests, cost.input_tokens, cost.output_tokens)
         reservation.cell = account.window.add(now_ms, amounts)
-        if not told:
-            account.untold.add(now_ms, amounts)
+        if not reported:
+            account.unreported.add(now_ms, amounts)
 
     def settle(self, reservation: Reservation, used: TokensUsed) -> None:
         """Records the actual usage of a request that has ended."""
@@ -150,45 +150,45 @@ class Ledger:
         now_ms = self.now_ms
         account.window.correct(reservation.cell, now_ms, changes)
         if reservation.redis_cell < 0:
-            account.untold.correct(reservation.cell, now_ms, changes)
+            account.unreported.correct(reservation.cell, now_ms, changes)
 
-    def take_untold(self, account: Account) -> Untold:
+    def take_unreported(self, account: Account) -> Unreported:
         """Takes what the next command must report to Redis: requests, input tokens, output tokens, tokens of
         the month.
         """
         now_ms = self.now_ms
-        account.untold.advance(now_ms)
+        account.unreported.advance(now_ms)
         account.window.advance(now_ms)
         # Missing usage may be older than a minute by now.
         requests, input_tokens, output_tokens = (
             min(amount + missing, total)
             for amount, missing, total in zip(
-                account.untold.totals, account.missing, account.window.totals, strict=True
+                account.unreported.totals, account.missing, account.window.totals, strict=True
             )
         )
-        spent, account.untold_spent = account.untold_spent, 0
-        account.untold.clear()
+        spent, account.unreported_spent = account.unreported_spent, 0
+        account.unreported.clear()
         account.missing = [0, 0, 0]
         return requests, input_tokens, output_tokens, spent
 
-    def put_back(self, account: Account, untold: Untold) -> None:
+    def return_unreported(self, account: Account, unreported: Unreported) -> None:
         """Returns usage to the account after a command that Redis may not have received."""
-        account.missing = [missing + amount for missing, amount in zip(account.missing, untold, strict=False)]
-        account.untold_spent += untold[3]
+        account.missing = [missing + amount for missing, amount in zip(account.missing, unreported, strict=False)]
+        account.unreported_spent += unreported[3]
 
-    def heard(self, account: Account, mark: int, month: int, spent: int, untold: Untold) -> bool:
+    def record_reply(self, account: Account, mark: int, month: int, spent: int, unreported: Unreported) -> bool:
         """Records a reply of Redis. Returns False if its record of the last minute was lost and holds only what was
         just reported.
         """
-        self.heard_month(account, month, spent)
+        self.record_month(account, month, spent)
         known, account.mark = account.mark, mark
-        if known in (0, mark) or account.window.reset_ms(self.now_ms) < _SURE_MS:
+        if known in (0, mark) or account.window.reset_ms(self.now_ms) < _SLACK_MS:
             return True
-        totals = zip(account.missing, account.window.totals, untold, strict=False)
-        account.missing = [missing + max(0, total - told) for missing, total, told in totals]
+        totals = zip(account.missing, account.window.totals, unreported, strict=False)
+        account.missing = [missing + max(0, total - reported) for missing, total, reported in totals]
         return False
 
-    def heard_month(self, account: Account, month: int, spent: int) -> None:
+    def record_month(self, account: Account, month: int, spent: int) -> None:
         """Records the month and its tokens as Redis reported them."""
         account.enter_month(month)
         if month == account.month:

@@ -48,7 +48,7 @@ class LocalLimiter:
         reservation = Reservation(tenant, account, cost, standing, open=not cost.dry_run)
         if cost.dry_run:
             return reservation
-        self._ledger.book(reservation, told=False)
+        self._ledger.book(reservation, reported=False)
         reservation.standing = self._ledger.standing(account)
         self._counters.local_decisions += 1
         return reservation
@@ -58,4 +58,4 @@ class LocalLimiter:
             return
         reservation.open = False
         self._ledger.settle(reservation, used)
-        reservation.account.untold_spent += used.input_tokens + used.output_tokens
+        reservation.account.unreported_spent += used.input_tokens + used.output_tokens

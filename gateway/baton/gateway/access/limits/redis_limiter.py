@@ -16,7 +16,7 @@ import hiredis
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.errors import LimitKind
 from baton.gateway.access.identity import Tenant, TenantLimits
-from baton.gateway.access.limits.ledger import Account, Ledger, Reservation, Untold
+from baton.gateway.access.limits.ledger import Account, Ledger, Reservation, Unreported
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import refusal
 from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
@@ -94,9 +94,9 @@ class RedisLimiter:
         return self._local.replicas
 
     @contextlib.asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
+    async def renewing_leases(self) -> AsyncIterator[None]:
         """Renews the leases of running requests."""
-        task = asyncio.get_running_loop().create_task(self._beat())
+        task = asyncio.get_running_loop().create_task(self._renew_leases())
         try:
             yield
         finally:
@@ -113,25 +113,25 @@ class RedisLimiter:
         self._counters.redis_up = self._link.up
         if not self._link.up:
             return self._local.decide(tenant, cost, account)
-        untold = self._ledger.take_untold(account)
+        unreported = self._ledger.take_unreported(account)
         try:
-            answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, cost, account, untold))
+            answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, cost, account, unreported))
             standing, cell, mark, month, spent = _read(answers)
             if standing.refused is None and (lie := self._ledger.contradicts(account, limits, cost)):
                 raise WrongAnswer(f"Redis admitted {lie}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
-            self._ledger.put_back(account, untold)
+            self._ledger.return_unreported(account, unreported)
             self._failed(error)
             return self._local.decide(tenant, cost, account)
         except BaseException:
             # The caller was cancelled. Capacity that Redis may have reserved becomes free within a minute.
             account.running -= cost.requests
             account.reserved -= cost.tokens
-            self._ledger.put_back(account, untold)
+            self._ledger.return_unreported(account, unreported)
             if account.has_lease and self._link.up:
-                self._tell(tenant.name, account, (-1, 0, 0, 0), 0, False)
+                self._report_settlement(tenant.name, account, (-1, 0, 0, 0), 0, False)
             raise
-        if not self._ledger.heard(account, mark, month, spent, untold):
+        if not self._ledger.record_reply(account, mark, month, spent, unreported):
             self._counters.redis_lost += 1
             _log.error("Redis lost the last minute's usage of tenant %s; reporting it again", tenant.name)
         if standing.refused is not None or cost.dry_run:
@@ -142,7 +142,7 @@ class RedisLimiter:
             raise refusal(tenant, limits, cost, standing)
         reservation = Reservation(tenant, account, cost, standing, cell, cell, mark, open=not cost.dry_run)
         if not cost.dry_run:
-            self._ledger.book(reservation, told=True)
+            self._ledger.book(reservation, reported=True)
         return reservation
 
     def settle(self, reservation: Reservation, used: TokensUsed) -> None:
@@ -160,15 +160,17 @@ class RedisLimiter:
         corrects = bool(has_tokens and any(changes) and reservation.redis_cell >= 0)
         if corrects or spent or account.has_lease:
             cell, mark = (reservation.redis_cell, reservation.redis_mark) if corrects else (-1, 0)
-            self._tell(reservation.tenant.name, account, (cell, mark, *changes), spent, bool(limits.tokens_per_month))
+            self._report_settlement(
+                reservation.tenant.name, account, (cell, mark, *changes), spent, bool(limits.tokens_per_month)
+            )
 
-    def _tell(
+    def _report_settlement(
         self, tenant: str, account: Account, correction: tuple[int, int, int, int], spent: int, spends: bool
     ) -> None:
         """Sends a settlement without waiting. `correction` is cell, mark, input tokens and output tokens."""
-        amount = spent + account.untold_spent if spends else 0
+        amount = spent + account.unreported_spent if spends else 0
         if spends:
-            account.untold_spent = 0
+            account.unreported_spent = 0
         words = (
             self._name, account.running, account.reserved, self._lease_ms, *correction,
             int(spends), int(account.has_lease), amount, account.month, account.spent,
@@ -187,36 +189,36 @@ class RedisLimiter:
                 month, spent = _numbers(found, 2)
             except (LinkDown, TimeoutError, WrongAnswer) as error:
                 # Redis may have received it; a budget is rather counted twice than not at all.
-                account.untold_spent += amount
+                account.unreported_spent += amount
                 self._failed(error)
             else:
                 if month:
-                    self._ledger.heard_month(account, month, spent)
+                    self._ledger.record_month(account, month, spent)
 
-        self._link.execute(_place(tenant), *self._command(self._settle, tenant, is_known), *words).add_done_callback(
+        self._link.execute(_hash_tag(tenant), *self._command(self._settle, tenant, is_known), *words).add_done_callback(
             settled
         )
 
     async def _ask(self, script: Script, tenant: str, words: tuple[str | int, ...]) -> Answer:
-        answer = await self._link.execute(_place(tenant), *self._command(script, tenant, True), *words)
+        answer = await self._link.execute(_hash_tag(tenant), *self._command(script, tenant, True), *words)
         if _is_no_script(answer):
-            answer = await self._link.execute(_place(tenant), *self._command(script, tenant, False), *words)
+            answer = await self._link.execute(_hash_tag(tenant), *self._command(script, tenant, False), *words)
         return answer
 
     def _command(self, script: Script, tenant: str, is_known: bool) -> tuple[str | int, ...]:
         how = ("EVALSHA", script.sha) if is_known else ("EVAL", script.text)
-        keys = tuple(f"baton:{what}:{_place(tenant)}" for what in ("minute", "leases", "months"))
+        keys = tuple(f"baton:{what}:{_hash_tag(tenant)}" for what in ("minute", "leases", "months"))
         return (*how, len(keys), *keys)
 
     def _admit_words(
-        self, limits: TenantLimits, cost: RequestCost, account: Account, untold: Untold
+        self, limits: TenantLimits, cost: RequestCost, account: Account, unreported: Unreported
     ) -> tuple[str | int, ...]:
         return (
             self._name, account.running, account.reserved, self._lease_ms,
             cost.requests, cost.input_tokens, cost.output_tokens,
             limits.requests_per_minute, limits.input_tokens_per_minute, limits.output_tokens_per_minute,
             limits.concurrent_requests, limits.tokens_per_month,
-            *untold, account.month, account.spent, int(cost.dry_run),
+            *unreported, account.month, account.spent, int(cost.dry_run),
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> None:
@@ -226,7 +228,7 @@ class RedisLimiter:
             self._problem = str(error)
             _log.error("invalid answer from the Redis of limits; this gateway enforces its share of them: %s", error)
 
-    async def _beat(self) -> None:
+    async def _renew_leases(self) -> None:
         while True:
             self._counters.redis_up = self._link.up
             if self._link.up:
@@ -234,7 +236,7 @@ class RedisLimiter:
             await asyncio.sleep(self._lease_ms / 3000)
             for tenant, account in self._ledger.busy():
                 if self._link.up and account.has_lease:
-                    self._tell(tenant, account, (-1, 0, 0, 0), 0, False)
+                    self._report_settlement(tenant, account, (-1, 0, 0, 0), 0, False)
 
     async def _count_gateways(self) -> None:
         """Updates the number of gateways that share the limits if Redis becomes unavailable, at least as configured."""
@@ -250,7 +252,7 @@ class RedisLimiter:
             self._local.replicas = max(self._min_replicas, answer)
 
 
-def _place(tenant: str) -> str:
+def _hash_tag(tenant: str) -> str:
     """Returns the hash tag that puts all keys of a tenant into one slot of a cluster."""
     return f"{{{tenant}}}"
 

@@ -69,7 +69,7 @@ class Window:
                 return max(1, int((cell[0] + CELLS + 1) * CELL_MS - now_ms))
         return CELLS * CELL_MS
 
-    def surely(self, kind: int, now_ms: float, slack_ms: int) -> int:
+    def certain_total(self, kind: int, now_ms: float, slack_ms: int) -> int:
         """Returns the total that still counts on a clock `slack_ms` ahead."""
         oldest = int((now_ms + slack_ms) // CELL_MS) - CELLS
         total = self.totals[kind]

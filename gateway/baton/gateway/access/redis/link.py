@@ -162,11 +162,11 @@ class RedisLink(asyncio.Protocol):
             try:
                 await self._connect()
             except _FAILURES as error:
-                self._tell_once(str(error) or type(error).__name__)
+                self._log_once(str(error) or type(error).__name__)
             except Exception:
                 _log.exception("cannot connect to the Redis of limits")
 
-    def _tell_once(self, problem: str) -> None:
+    def _log_once(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
             _log.warning("cannot connect to the Redis of limits: %s", problem)
