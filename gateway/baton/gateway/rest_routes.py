@@ -22,7 +22,7 @@ from baton.gateway.rest.routing import Route
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.schemas import answers
 from baton.gateway.schemas import requests as types
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.system.admin import admin_routes
 from baton.gateway.system.models import model_routes
 from baton.gateway.system.openapi import ApiDescription, openapi_document
@@ -33,25 +33,25 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 
 def rest_routes(
-    desk: FrontDesk, shelf: ResponseShelf, missing: Callable[[], list[str]], fleet: FleetControl | None = None
+    serving: ServingContext, shelf: ResponseShelf, missing: Callable[[], list[str]], fleet: FleetControl | None = None
 ) -> list[Route]:
     """Returns all routes. `missing` describes what the gateway still needs before it can serve.
 
     `fleet` is what the admin routes operate on; without it there are none.
     """
-    service = ResponseService(desk, shelf)
-    responses = responses_routes(service, desk.config.strict_fields)
+    service = ResponseService(serving, shelf)
+    responses = responses_routes(service, serving.config.strict_fields)
     chats = ChatShelf(shelf.store, shelf.spawn)
     api = [
-        *_api_routes(desk, chats),
-        *model_routes(desk.catalog),
-        *stored_chat_routes(chats, desk.catalog.primary_name, desk.bodies, desk.config.strict_fields),
-        *token_routes(desk),
+        *_api_routes(serving, chats),
+        *model_routes(serving.catalog),
+        *stored_chat_routes(chats, serving.catalog.primary_name, serving.bodies, serving.config.strict_fields),
+        *token_routes(serving),
         *responses,
-        *conversation_routes(service.conversations, desk.bodies, desk.config.strict_fields),
-        *anthropic_routes(desk),
+        *conversation_routes(service.conversations, serving.bodies, serving.config.strict_fields),
+        *anthropic_routes(serving),
     ]
-    system = [*_system_routes(desk, missing), *(admin_routes(desk, fleet) if fleet is not None else ())]
+    system = [*_system_routes(serving, missing), *(admin_routes(serving, fleet) if fleet is not None else ())]
     description = Description(lambda: openapi_document(routes))
     routes = [
         *api,
@@ -59,15 +59,15 @@ def rest_routes(
         Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription, scope=None),
         Route("GET", "/docs", description.docs, "This API as a page for people.", content_type="text/html", scope=None),
     ]
-    return [*routes, *playground_routes(not desk.config.no_playground), *console_routes(desk, fleet)]
+    return [*routes, *playground_routes(not serving.config.no_playground), *console_routes(serving, fleet)]
 
 
-def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
+def _api_routes(serving: ServingContext, chats: ChatShelf) -> list[Route]:
     return [
         Route(
             "POST",
             "/v1/chat/completions",
-            Resumable(ChatCompletions(desk, chats), desk.streams),
+            Resumable(ChatCompletions(serving, chats), serving.streams),
             "Answers a chat.",
             types.ChatCompletionRequest,
             answers.ChatCompletion,
@@ -77,7 +77,7 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
         Route(
             "POST",
             "/v1/completions",
-            Resumable(Completions(desk), desk.streams),
+            Resumable(Completions(serving), serving.streams),
             "Continues texts.",
             types.CompletionRequest,
             answers.Completion,
@@ -87,12 +87,12 @@ def _api_routes(desk: FrontDesk, chats: ChatShelf) -> list[Route]:
     ]
 
 
-def _system_routes(desk: FrontDesk, missing: Callable[[], list[str]]) -> list[Route]:
-    config = desk.config
+def _system_routes(serving: ServingContext, missing: Callable[[], list[str]]) -> list[Route]:
+    config = serving.config
     tokens = Tokens(
-        desk.catalog, desk.bodies, trust_templates=config.trust_request_chat_template, strict=config.strict_fields
+        serving.catalog, serving.bodies, trust_templates=config.trust_request_chat_template, strict=config.strict_fields
     )
-    status = Status(desk.metrics, missing, lambda: desk.admission.taken)
+    status = Status(serving.metrics, missing, lambda: serving.admission.taken)
     return [
         Route(
             "POST",

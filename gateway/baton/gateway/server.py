@@ -48,7 +48,7 @@ from baton.gateway.resume.store import StreamStore
 from baton.gateway.routers.client import RouterClient
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.admission import Admission
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.factory import make_response_store
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.channel import Dial
@@ -144,11 +144,11 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
         connections = Connections()
-        desk = _front_desk(config, core, connections, tls, bodies)
-        http_server, authorization = _http_server(config, core, desk, shelf, connections, tls)
+        serving = _serving_context(config, core, connections, tls, bodies)
+        http_server, authorization = _http_server(config, core, serving, shelf, connections, tls)
         async with http_server as http:
             async with (
-                _rpc_server(config, core, ResponseService(desk, shelf), tls.grpc) as rpc,
+                _rpc_server(config, core, ResponseService(serving, shelf), tls.grpc) as rpc,
                 ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
             ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
@@ -215,27 +215,34 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
     )
 
 
-def _front_desk(
+def _serving_context(
     config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls, bodies: BodyThread
-) -> FrontDesk:
+) -> ServingContext:
     metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections), core.phases)
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TracingCollector(core.tracer))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
-    return FrontDesk(config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams, bodies)
+    return ServingContext(
+        config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams, bodies
+    )
 
 
 def _http_server(
-    config: GatewayConfig, core: _Core, desk: FrontDesk, shelf: ResponseShelf, connections: Connections, tls: _AllTls
+    config: GatewayConfig,
+    core: _Core,
+    serving: ServingContext,
+    shelf: ResponseShelf,
+    connections: Connections,
+    tls: _AllTls,
 ) -> tuple[HttpServer, ExtAuthzServicer]:
     """Returns the REST server, and the servicer that answers Envoy from the same routes."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    routes = rest_routes(desk, shelf, lambda: missing_parts(core), core.fleet)
-    app = App(routes, desk.metrics, core.gate, cors, core.tracing, hosts)
+    routes = rest_routes(serving, shelf, lambda: missing_parts(core), core.fleet)
+    app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
-    desk.metrics.register(ExtAuthzCollector(authorization))
+    serving.metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,
         max_header_bytes=config.max_header_bytes,

@@ -26,7 +26,7 @@ from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import Admission
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import InvalidRequest, NotFound
 from baton.v1 import inference_pb2, response_pb2
@@ -66,8 +66,10 @@ async def rest(catalog):
     gate = OneTenant(requests_per_minute=40, concurrent_requests=1)
     admission, shelf = Admission(100), ResponseShelf(MemoryResponseStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    desk = FrontDesk(GatewayConfig(model=str(SAMPLE)), catalog, FakeGenerator(say("Hi")), admission, metrics, gate)
-    async with HttpServer("127.0.0.1:0", App(rest_routes(desk, shelf, list), metrics, gate)) as server:
+    serving = ServingContext(
+        GatewayConfig(model=str(SAMPLE)), catalog, FakeGenerator(say("Hi")), admission, metrics, gate
+    )
+    async with HttpServer("127.0.0.1:0", App(rest_routes(serving, shelf, list), metrics, gate)) as server:
 
         async def ask(path, body):
             async with RawClient.connect(server.port) as client:
@@ -177,8 +179,8 @@ async def test_a_refused_response_counts_once(catalog):
     gate, generator = OneTenant(requests_per_minute=6), FakeGenerator(say("Hi"))
     shelf = ResponseShelf(MemoryResponseStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    desk = FrontDesk(GatewayConfig(model=str(SAMPLE)), catalog, generator, Admission(9), metrics, gate)
-    calls = ResponseCalls(ResponseService(desk, shelf))
+    serving = ServingContext(GatewayConfig(model=str(SAMPLE)), catalog, generator, Admission(9), metrics, gate)
+    calls = ResponseCalls(ResponseService(serving, shelf))
     servicer = InferenceServicer(generator, catalog, gate=gate, responses=calls)
 
     async def ask(text, **fields):

@@ -32,7 +32,7 @@ from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest.routing import RouteTable
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import Admission
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.rpc.identity import ENVOY, GATEWAY, OPERATOR, ROUTER, WORKER
@@ -54,8 +54,8 @@ def rules():
     config = GatewayConfig(model=str(SAMPLE))
     catalog = ModelCatalog([load_served_model(str(SAMPLE))])
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    desk = FrontDesk(config, catalog, FakeGenerator(), Admission(1), metrics)
-    return Rules(RouteTable(rest_routes(desk, ResponseShelf(MemoryResponseStore(60, 1 << 20)), list)))
+    serving = ServingContext(config, catalog, FakeGenerator(), Admission(1), metrics)
+    return Rules(RouteTable(rest_routes(serving, ResponseShelf(MemoryResponseStore(60, 1 << 20)), list)))
 
 
 @dataclass

@@ -24,7 +24,7 @@ from baton.gateway.models.served import ModelCatalog
 from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import Admission
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore
 from baton.gateway.system.openapi import openapi_document
 
@@ -59,9 +59,9 @@ def services(tmp_path_factory):
 def openapi():
     """The gateway's document, made without running one."""
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    desk = FrontDesk(GatewayConfig(), ModelCatalog([]), FakeGenerator(), Admission(1), metrics)
+    serving = ServingContext(GatewayConfig(), ModelCatalog([]), FakeGenerator(), Admission(1), metrics)
     shelf = ResponseShelf(MemoryResponseStore(1, 1))
-    return json.loads(openapi_document(rest_routes(desk, shelf, list)))
+    return json.loads(openapi_document(rest_routes(serving, shelf, list)))
 
 
 def field_names(document):

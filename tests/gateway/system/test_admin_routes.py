@@ -36,9 +36,9 @@ def entry(worker_id: str, model: str = "m", alive: bool = True) -> router_pb2.Wo
 
 
 def routes_of(routers: Routers, listen: str = "127.0.0.1:8000", gate: object = None) -> dict[str, Route]:
-    desk: Any = SimpleNamespace(gate=gate or OpenGate(), config=SimpleNamespace(rest_listen=listen))
+    serving: Any = SimpleNamespace(gate=gate or OpenGate(), config=SimpleNamespace(rest_listen=listen))
     fleet = FleetControl(routers, lambda: ["m"], Dial())
-    return {route.path: route for route in admin_routes(desk, fleet)}
+    return {route.path: route for route in admin_routes(serving, fleet)}
 
 
 async def refusal_of(route: Route, query: str = "", headers: dict[bytes, bytes] | None = None) -> ServiceError:
@@ -163,9 +163,9 @@ class Sleepers:
     ],
 )
 async def test_workers_wake_up_as_a_whole_or_not_at_all(levels, query, missing):
-    desk: Any = SimpleNamespace(gate=SimpleNamespace(), config=SimpleNamespace(rest_listen="127.0.0.1:8000"))
+    serving: Any = SimpleNamespace(gate=SimpleNamespace(), config=SimpleNamespace(rest_listen="127.0.0.1:8000"))
     sleepers: Any = Sleepers(*levels)
-    route = next(one for one in admin_routes(desk, sleepers) if one.path == "/wake_up")
+    route = next(one for one in admin_routes(serving, sleepers) if one.path == "/wake_up")
     if missing is None:
         exchange: Any = SimpleNamespace(query=query, headers={}, respond=lambda *_: None)
         await route.handler(exchange)

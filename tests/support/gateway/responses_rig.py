@@ -18,7 +18,7 @@ from baton.gateway.config import GatewayConfig
 from baton.gateway.grpc.responses.calls import ResponseCalls
 from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import response_pb2
@@ -53,8 +53,8 @@ async def both_sides(
     async with rest_side(script, **settings) as rest:
         gate = GateOf(tenant)
         config = GatewayConfig(model="storyteller-7m")
-        desk = FrontDesk(config, rest.catalog, rest.generator, rest.admission, rest.metrics, gate)
-        calls = ResponseCalls(ResponseService(desk, rest.shelf))
+        serving = ServingContext(config, rest.catalog, rest.generator, rest.admission, rest.metrics, gate)
+        calls = ResponseCalls(ResponseService(serving, rest.shelf))
         servicer = InferenceServicer(rest.generator, rest.catalog, gate=gate, responses=calls)
         service = Service("baton.v1.InferenceService", servicer, add_InferenceServiceServicer_to_server)
         async with (

@@ -27,7 +27,7 @@ from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import Admission
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore, ResponseStore
 from baton.v1 import types_pb2
 
@@ -152,12 +152,12 @@ async def rest_side(
     counters = GenerationCounters()
     metrics = GatewayMetrics(counters, lambda: admission.taken, lambda: len(connections))
     bodies = BodyThread(RemoteReader())
-    desk = FrontDesk(config, catalog, generator, admission, metrics, bodies=bodies)
+    serving = ServingContext(config, catalog, generator, admission, metrics, bodies=bodies)
     missing: list[str] = []
     shelf = ResponseShelf(store or MemoryResponseStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    app = App(rest_routes(desk, shelf, lambda: missing), metrics, cors=cors, hosts=hosts)
+    app = App(rest_routes(serving, shelf, lambda: missing), metrics, cors=cors, hosts=hosts)
     async with bodies, HttpServer("127.0.0.1:0", app, limits, connections) as server:
         yield Rest(server.port, generator, catalog, admission, metrics, server, shelf, missing)
     await shelf.close(0)

@@ -21,7 +21,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
 from baton.gateway.rest.routing import Parameter, Route
 from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_named, generation_of
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 
 VERSION = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
 # Anthropic's clients append it to the paths of beta features.
@@ -31,29 +31,29 @@ BETA = Parameter("beta", "Accepted and ignored.", {"type": "boolean"})
 class Messages:
     """Handles POST /v1/messages."""
 
-    def __init__(self, desk: FrontDesk) -> None:
-        self._desk = desk
-        self._decoder = BodyDecoder(MessagesRequest, desk.config.strict_fields, desk.bodies.reader)
+    def __init__(self, serving: ServingContext) -> None:
+        self._serving = serving
+        self._decoder = BodyDecoder(MessagesRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
-        desk = self._desk
-        with desk.refusals_counted(), fields_named(FIELDS):
+        serving = self._serving
+        with serving.counting_rejections(), fields_named(FIELDS):
             check_version(exchange.headers)
-            request, model, turn = await desk.bodies.run(
+            request, model, turn = await serving.bodies.run(
                 partial(self._read, exchange), len(exchange.body), exchange.owner
             )
-            request_id = desk.take_place(exchange, turn.fields, 1)
+            request_id = serving.admit(exchange, turn.fields, 1)
             token_ids = await encode_turn(model, turn)
-            generation = generation_of(desk, exchange, request_id, model, turn, token_ids)
+            generation = generation_of(serving, exchange, request_id, model, turn, token_ids)
         kind = MessageStream if request.stream else MessageDocument
-        answer = kind(exchange, desk.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
-        await answer.run(desk.admitted(exchange, desk.generator, [generation]), [generation])
+        answer = kind(exchange, serving.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
+        await answer.run(serving.admitted(exchange, serving.generator, [generation]), [generation])
 
     def _read(self, exchange: Exchange) -> tuple[MessagesRequest, ServedModel, Turn]:
         request = self._decoder.read(exchange)
         exchange.ignore(ignored_of(request))
         turn = turn_of(request)
-        model = self._desk.model(exchange, request.model)
+        model = self._serving.model(exchange, request.model)
         check_turn(model, turn)
         return request, model, turn
 
@@ -61,14 +61,16 @@ class Messages:
 class CountTokens:
     """Handles POST /v1/messages/count_tokens."""
 
-    def __init__(self, desk: FrontDesk) -> None:
-        self._desk = desk
-        self._decoder = BodyDecoder(CountTokensRequest, desk.config.strict_fields, desk.bodies.reader)
+    def __init__(self, serving: ServingContext) -> None:
+        self._serving = serving
+        self._decoder = BodyDecoder(CountTokensRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         with fields_named(FIELDS):
             check_version(exchange.headers)
-            model, turn = await self._desk.bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
+            model, turn = await self._serving.bodies.run(
+                partial(self._read, exchange), len(exchange.body), exchange.owner
+            )
             token_ids = await encode_turn(model, turn)
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
         exchange.respond(200, msgspec.json.encode(count))
@@ -77,12 +79,12 @@ class CountTokens:
         request = self._decoder.read(exchange)
         exchange.ignore(ignored_of(request))
         turn = counted_turn(request)
-        model = self._desk.model(exchange, request.model)
+        model = self._serving.model(exchange, request.model)
         check_turn(model, turn)
         return model, turn
 
 
-def anthropic_routes(desk: FrontDesk) -> list[Route]:
+def anthropic_routes(serving: ServingContext) -> list[Route]:
     """Returns the routes of Anthropic's API."""
     body = (400, 404, 408, 413)
     parameters = (VERSION, BETA)
@@ -90,7 +92,7 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
         Route(
             "POST",
             "/v1/messages",
-            Messages(desk),
+            Messages(serving),
             "Answers a conversation, as Anthropic's API does.",
             MessagesRequest,
             Message,
@@ -101,7 +103,7 @@ def anthropic_routes(desk: FrontDesk) -> list[Route]:
         Route(
             "POST",
             "/v1/messages/count_tokens",
-            CountTokens(desk),
+            CountTokens(serving),
             "Counts a conversation's tokens.",
             CountTokensRequest,
             TokenCount,

@@ -20,7 +20,7 @@ from baton.gateway.playground.routes import StaticFile, read_files
 from baton.gateway.rest.routing import Parameter, Route
 from baton.gateway.rest.sse import CONTENT_TYPE
 from baton.gateway.routers.fleet_control import FleetControl, Routers
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.system.admin import AdminRoutes, Query
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import router_pb2
@@ -39,14 +39,14 @@ _REQUEST_ID = Parameter("request_id", "The id of the placement's request.", {"ty
 class Console:
     """Handles the routes of the page's data."""
 
-    def __init__(self, desk: FrontDesk, routers: Routers) -> None:
+    def __init__(self, serving: ServingContext, routers: Routers) -> None:
         self._routers = routers
         self._view = FleetView()
 
         def check(exchange: Exchange) -> None:
-            desk.gate.identify(keys_in_headers(exchange.headers), Scope.ADMIN)
+            serving.gate.identify(keys_in_headers(exchange.headers), Scope.ADMIN)
 
-        self._broadcast = Broadcast(self._snapshot, check, lambda: desk.admission.draining)
+        self._broadcast = Broadcast(self._snapshot, check, lambda: serving.admission.draining)
 
     async def stream(self, exchange: Exchange, query: Query) -> None:
         """Handles GET /console/stream: one snapshot per second as server-sent events."""
@@ -65,14 +65,14 @@ class Console:
         return msgspec.json.encode(self._view.take(words, time.monotonic(), time.time()))
 
 
-def console_routes(desk: FrontDesk, fleet: FleetControl | None) -> list[Route]:
+def console_routes(serving: ServingContext, fleet: FleetControl | None) -> list[Route]:
     """Returns the routes of the page, its files and its data; none if the console is disabled."""
-    if desk.config.no_console or fleet is None:
+    if serving.config.no_console or fleet is None:
         return []
     shared = {name: file for name, file in read_files(PLAYGROUND).items() if name in SHARED}
     files = {**read_files(PAGE), **shared}
     page = files.pop("index.html")
-    console, door = Console(desk, fleet.routers), AdminRoutes(desk, fleet)
+    console, door = Console(serving, fleet.routers), AdminRoutes(serving, fleet)
     return [
         Route("GET", "/console", page.answer, "Returns the console's page.", content_type="text/html", public=True),
         Route(

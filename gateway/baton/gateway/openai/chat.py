@@ -35,7 +35,7 @@ from baton.gateway.openai.stored_chats.store import ChatShelf
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import ChatCompletionRequest
 from baton.gateway.serving.answer_size import check_echo
-from baton.gateway.serving.context import FrontDesk, envelope_of
+from baton.gateway.serving.context import ServingContext, envelope_of
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.rpc.errors import ServiceError
 
@@ -57,30 +57,32 @@ class _Checked:
 class ChatCompletions:
     """Handles POST /v1/chat/completions."""
 
-    def __init__(self, desk: FrontDesk, shelf: ChatShelf | None = None) -> None:
-        self._desk = desk
+    def __init__(self, serving: ServingContext, shelf: ChatShelf | None = None) -> None:
+        self._serving = serving
         self._shelf = shelf
-        self._decoder = BodyDecoder(ChatCompletionRequest, desk.config.strict_fields, desk.bodies.reader)
+        self._decoder = BodyDecoder(ChatCompletionRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
-        desk = self._desk
-        with desk.refusals_counted():
-            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
+        serving = self._serving
+        with serving.counting_rejections():
+            checked = await serving.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
             request, use, model = checked.request, checked.use, checked.model
             info = model.require_info()
             n = request.n or 1
-            request_id = desk.take_place(exchange, request, n)
+            request_id = serving.admit(exchange, request, n)
             check_echo(n * len(_echoed(request)) if request.echo else 0)
             token_ids = truncated(await _encode(checked), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
             sampling = sampling_of(request, chat_num_logprobs(request))
             limit_reasoning(sampling, model, token_ids, request.thinking_token_budget)
-        stop = stop_of(request, request.max_completion_tokens or request.max_tokens or desk.config.default_max_tokens)
+        stop = stop_of(
+            request, request.max_completion_tokens or request.max_tokens or serving.config.default_max_tokens
+        )
         reading = model.reading(use, token_ids, request.include_reasoning is not False)
-        generation = desk.generation_request(
+        generation = serving.generation_request(
             exchange, request_id, model, request, token_ids, sampling, stop, reading, checked.asked, use
         )
-        meter = desk.meter(exchange, n)
+        meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
         logprobs, extras = form_of(request, chat_num_logprobs(request)), await _extras_of(request, model, token_ids)
@@ -92,11 +94,11 @@ class ChatCompletions:
             answer.keeper = self._shelf.keeper(tenant, document, request.messages, request.metadata)
         if request.functions:
             answer.field_names = {"tools": "functions"}
-        await answer.run(desk.admitted(exchange, desk.generator_for(request), [generation]), [generation])
+        await answer.run(serving.admitted(exchange, serving.generator_for(request), [generation]), [generation])
 
     def _check(self, exchange: Exchange) -> _Checked:
         """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
-        config = self._desk.config
+        config = self._serving.config
         request = self._decoder.read(exchange)
         exchange.ignore([*adopt(request), *skip_tools(request)])
         drop_neutral(request)
@@ -105,7 +107,7 @@ class ChatCompletions:
         check_template(request.chat_template, config.trust_request_chat_template)
         use = tool_use_of(request)
         asked = asked_of(request, use)
-        model = self._desk.model(exchange, request.model)
+        model = self._serving.model(exchange, request.model)
         info = model.require_info()
         check_for_model(request, info)
         check_chat_size(request.messages, info.max_model_len, len(use.tools))

@@ -30,7 +30,7 @@ from baton.gateway.openai.logprobs import form_of
 from baton.gateway.schemas.requests import CompletionRequest
 from baton.gateway.serving.answer import usage_of
 from baton.gateway.serving.answer_size import check_echo, limit_logprobs
-from baton.gateway.serving.context import FrontDesk, envelope_of
+from baton.gateway.serving.context import ServingContext, envelope_of
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
@@ -51,18 +51,18 @@ class _Checked:
 class Completions:
     """Handles POST /v1/completions."""
 
-    def __init__(self, desk: FrontDesk) -> None:
-        self._desk = desk
-        self._decoder = BodyDecoder(CompletionRequest, desk.config.strict_fields, desk.bodies.reader)
+    def __init__(self, serving: ServingContext) -> None:
+        self._serving = serving
+        self._decoder = BodyDecoder(CompletionRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
-        desk = self._desk
-        with desk.refusals_counted():
-            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
+        serving = self._serving
+        with serving.counting_rejections():
+            checked = await serving.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
             request, model, sources = checked.request, checked.model, checked.sources
             info = model.require_info()
             n = request.best_of or request.n or 1
-            request_id = desk.take_place(exchange, request, n * len(sources))
+            request_id = serving.admit(exchange, request, n * len(sources))
             prompts: list[EncodedPrompt] = []
             with_ids = bool(request.return_token_ids)
             num_tokens = num_echoed = 0
@@ -89,7 +89,7 @@ class Completions:
         generations = []
         for name, prompt in zip(names, prompts, strict=True):
             await asyncio.sleep(0)
-            generation = desk.generation_request(
+            generation = serving.generation_request(
                 exchange, name, model, request, prompt.token_ids, sampling, stop, asked=checked.asked
             )
             generations.append(replace(generation, n=n))
@@ -97,17 +97,17 @@ class Completions:
             sampling.logprobs = 0  # needed to rank the choices; not returned
         if form.logprobs is not None or form.prompt_logprobs:
             generations = limit_logprobs(generations, info.max_model_len)
-        await answer.run(desk.admitted(exchange, desk.generator_for(request), generations), generations)
+        await answer.run(serving.admitted(exchange, serving.generator_for(request), generations), generations)
 
     def _check(self, exchange: Exchange) -> _Checked:
         """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
-        config = self._desk.config
+        config = self._serving.config
         request = self._decoder.read(exchange)
         exchange.ignore(adopt(request))
         drop_neutral(request)
         check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
         asked = asked_of(request)
-        model = self._desk.model(exchange, request.model)
+        model = self._serving.model(exchange, request.model)
         check_for_model(request, model.require_info())
         return _Checked(request, asked, model, prompts_of(request))
 
@@ -115,7 +115,7 @@ class Completions:
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm
     ) -> CompletionStream | CompletionDocument:
         envelope = envelope_of("text_completion", "cmpl", exchange, model, request)
-        meter = self._desk.meter(exchange, form.num_choices)
+        meter = self._serving.meter(exchange, form.num_choices)
         kind = CompletionStream if request.stream else CompletionDocument
         return kind(exchange, meter, envelope, form)
 

@@ -47,7 +47,7 @@ from baton.gateway.schemas.requests import (
 )
 from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.serving.chat import fields_named, rename_field
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.rpc.errors import InvalidRequest, ServiceError
 
@@ -115,41 +115,41 @@ class _Checked:
 class TokenGenerate:
     """Handles POST /inference/v1/generate."""
 
-    def __init__(self, desk: FrontDesk) -> None:
-        self._desk = desk
-        self._decoder = BodyDecoder(TokenGenerateRequest, desk.config.strict_fields, desk.bodies.reader)
+    def __init__(self, serving: ServingContext) -> None:
+        self._serving = serving
+        self._decoder = BodyDecoder(TokenGenerateRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
-        desk = self._desk
-        with desk.refusals_counted(), fields_named(_FIELDS):
-            checked = await desk.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
+        serving = self._serving
+        with serving.counting_rejections(), fields_named(_FIELDS):
+            checked = await serving.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
             request, fields, model = checked.request, checked.fields, checked.model
             n = fields.n or 1
-            request_id = desk.take_place(exchange, fields, n)
+            request_id = serving.admit(exchange, fields, n)
             sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
             limit_reasoning(sampling, model, request.token_ids, fields.thinking_token_budget)
-        generation = desk.generation_request(
+        generation = serving.generation_request(
             exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=checked.asked
         )
-        meter = desk.meter(exchange, n)
+        meter = serving.meter(exchange, n)
         answer: Answer
         if request.stream:
             answer = TokenStream(exchange, meter, fields, len(request.token_ids))
         else:
             answer = TokenDocument(exchange, meter, fields)
         generations = [replace(generation, detokenize=False)]
-        await answer.run(desk.admitted(exchange, desk.generator_for(fields), generations), generations)
+        await answer.run(serving.admitted(exchange, serving.generator_for(fields), generations), generations)
 
     def _check(self, exchange: Exchange) -> _Checked:
         """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
-        desk, request = self._desk, self._decoder.read(exchange)
+        serving, request = self._serving, self._decoder.read(exchange)
         refuse_unserved(request, ("features", "kv_transfer_params"))
         fields = _fields_of(request)
         exchange.ignore([f"{_NESTED}.{name}" for name in adopt(fields)])
         drop_neutral(fields)
-        model = desk.model(exchange, request.model)
+        model = serving.model(exchange, request.model)
         info = model.require_info()
-        _check(fields, desk)
+        _check(fields, serving)
         check_for_model(fields, info)
         check_context(len(request.token_ids), info.max_model_len, "token_ids")
         check_prompt_ids(request.token_ids, info.vocab_size)
@@ -248,13 +248,13 @@ def _renamed(error: Exception) -> Exception:
     return error
 
 
-def token_routes(desk: FrontDesk) -> list[Route]:
+def token_routes(serving: ServingContext) -> list[Route]:
     """Returns the routes of the token API."""
     return [
         Route(
             "POST",
             "/inference/v1/generate",
-            TokenGenerate(desk),
+            TokenGenerate(serving),
             "Generates tokens after token ids.",
             TokenGenerateRequest,
             TokenGeneration,
@@ -273,12 +273,12 @@ def _fields_of(request: TokenGenerateRequest) -> TokenSampling:
     return msgspec.structs.replace(fields, **{name: value for name, value in given.items() if value is not None})
 
 
-def _check(fields: TokenSampling, desk: FrontDesk) -> None:
+def _check(fields: TokenSampling, serving: ServingContext) -> None:
     if fields.stop:
         raise InvalidRequest("stop is not supported by this API; give stop_token_ids", field=f"{_NESTED}.stop")
-    if fields.logprobs is not None and fields.logprobs > desk.config.max_logprobs:
-        most = desk.config.max_logprobs
+    if fields.logprobs is not None and fields.logprobs > serving.config.max_logprobs:
+        most = serving.config.max_logprobs
         message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed"
         raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
-    check_fields(fields, desk.config.max_choices)
+    check_fields(fields, serving.config.max_choices)
     check_logprob_token_ids(fields, fields.logprobs, "logprobs")

@@ -28,7 +28,7 @@ from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
 from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
 from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_named, generation_of
-from baton.gateway.serving.context import Call, FrontDesk
+from baton.gateway.serving.context import Call, ServingContext
 from baton.rpc.errors import InvalidRequest, NotFound
 
 T = TypeVar("T")
@@ -73,24 +73,24 @@ class BegunResponse:
 class ResponseService:
     """The operations on responses. `field` parameters are the client's field with the response's id."""
 
-    def __init__(self, desk: FrontDesk, shelf: ResponseShelf) -> None:
-        self._desk = desk
+    def __init__(self, serving: ServingContext, shelf: ResponseShelf) -> None:
+        self._serving = serving
         self._shelf = shelf
         self.conversations = ConversationShelf(shelf.store)
 
     @property
     def bodies(self) -> BodyThread:
         """Returns the thread that reads large requests."""
-        return self._desk.bodies
+        return self._serving.bodies
 
-    def refusals_counted(self) -> AbstractContextManager[None]:
+    def counting_rejections(self) -> AbstractContextManager[None]:
         """Counts requests that are refused within the context."""
-        return self._desk.refusals_counted()
+        return self._serving.counting_rejections()
 
     async def begin(self, call: Call, request: ResponsesRequest, asked: Asked | None = None) -> BegunResponse:
         """Validates a request and admits it. `asked` is a constraint from outside its fields. Raises ServiceError."""
-        desk = self._desk
-        with desk.refusals_counted():
+        serving = self._serving
+        with serving.counting_rejections():
             model, served, items = await self._beside(
                 call.identity.tenant.cache_owner,
                 partial(self._check, call, request),
@@ -100,13 +100,13 @@ class ResponseService:
             )
             if request.request_id:
                 call.request_id = request.request_id
-            ticket = desk.admission.admit(call.request_id, 1)
+            ticket = serving.admission.admit(call.request_id, 1)
             try:
                 with fields_named(FIELDS):
                     prepared = await self._prepare(call, request, model, served, items, asked)
                     running = self._running(call, prepared, ticket.end)
                     generation = generation_of(
-                        desk, call, ticket.request_id, prepared.model, prepared.turn, prepared.token_ids
+                        serving, call, ticket.request_id, prepared.model, prepared.turn, prepared.token_ids
                     )
                 if request.background:
                     await self._shelf.begin(running, prepared.items, prepared.context)
@@ -117,9 +117,9 @@ class ResponseService:
 
     async def start(self, call: Call, begun: BegunResponse) -> None:
         """Starts the generation. A failure becomes the response's error."""
-        desk, running = self._desk, begun.running
+        serving, running = self._serving, begun.running
         try:
-            generator = desk.admitted(call, desk.generator, [begun.generation])
+            generator = serving.admitted(call, serving.generator, [begun.generation])
             running.generation = await generator.start(begun.generation, running)
         except asyncio.CancelledError:
             running.abandon()
@@ -163,15 +163,15 @@ class ResponseService:
         return await self._shelf.cancel(response_id)
 
     def _check(self, call: Call, request: ResponsesRequest) -> tuple[ServedModel, ServedTools, list[Item]]:
-        check_request(request, self._desk.config.max_logprobs)
+        check_request(request, self._serving.config.max_logprobs)
         with fields_named(FIELDS):
-            model = self._desk.model(call, request.model)
+            model = self._serving.model(call, request.model)
             check_max_items(0 if isinstance(request.input, str) else len(request.input))
             return model, served_tools(request.tools), input_items(request.input)
 
     async def _beside(self, owner: str, work: Callable[[], T], *values: object) -> T:
         """Runs `work` on these values; on another thread if they are large."""
-        return await self._desk.bodies.run(work, size_of(values), owner)
+        return await self._serving.bodies.run(work, size_of(values), owner)
 
     async def _prepare(
         self,
@@ -272,7 +272,7 @@ class ResponseService:
         running = RunningResponse(
             new_response(request, response_id, prepared.model.name, prepared.model.defaults),
             OutputItems(new_item_id, turn.logprobs, prepared.names),
-            self._desk.meter(call, 1),
+            self._serving.meter(call, 1),
             settle,
             shelf.spawn,
         )

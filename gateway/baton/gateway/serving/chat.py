@@ -22,7 +22,7 @@ from baton.gateway.models.served import ServedModel
 from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import GenerationFields
-from baton.gateway.serving.context import Call, FrontDesk
+from baton.gateway.serving.context import Call, ServingContext
 from baton.gateway.serving.reasoning_limit import can_limit, limit_reasoning
 from baton.rpc.errors import ServiceError
 
@@ -95,7 +95,7 @@ async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
 
 
 def generation_of(
-    desk: FrontDesk, call: Call, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
+    serving: ServingContext, call: Call, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
 ) -> GenerationRequest:
     """Returns the turn's request to the generator."""
     sampling = sampling_of(turn.fields, turn.logprobs)
@@ -105,6 +105,6 @@ def generation_of(
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
     asked = asked_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
     form = (reading, asked, turn.tools)
-    return desk.generation_request(
+    return serving.generation_request(
         call, request_id, model, turn.fields, token_ids, sampling, stop, *form, holds_logprobs=True
     )

@@ -63,7 +63,7 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FrontDesk:
+class ServingContext:
     """The services that generating routes use."""
 
     config: GatewayConfig
@@ -76,7 +76,7 @@ class FrontDesk:
     bodies: BodyThread = field(default_factory=BodyThread)
 
     @contextmanager
-    def refusals_counted(self) -> Iterator[None]:
+    def counting_rejections(self) -> Iterator[None]:
         """Counts errors before a generation starts."""
         try:
             yield
@@ -88,7 +88,7 @@ class FrontDesk:
         """Returns the requested model if the client's tenant may use it. Raises NotFound."""
         return allowed_model(self.catalog, call.identity, name)
 
-    def take_place(self, call: Call, fields: GenerationFields, num_choices: int) -> str:
+    def admit(self, call: Call, fields: GenerationFields, num_choices: int) -> str:
         """Admits the request until it ends and returns its unique id. Raises NoCapacity."""
         if fields.request_id:
             call.request_id = fields.request_id

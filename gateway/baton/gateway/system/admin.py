@@ -17,7 +17,7 @@ from baton.gateway.access.identity import Scope
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.rest.routing import Parameter, Route
 from baton.gateway.routers.fleet_control import FleetControl
-from baton.gateway.serving.context import FrontDesk
+from baton.gateway.serving.context import ServingContext
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest, PermissionDenied
 from baton.v1 import control_pb2 as pb
@@ -90,10 +90,10 @@ class PauseState(msgspec.Struct):
 class AdminRoutes:
     """Handles the admin routes."""
 
-    def __init__(self, desk: FrontDesk, fleet: FleetControl) -> None:
+    def __init__(self, serving: ServingContext, fleet: FleetControl) -> None:
         self._fleet = fleet
-        self._needs_keys = isinstance(desk.gate, OpenGate) and not _is_loopback(desk.config.rest_listen)
-        self._is_open = isinstance(desk.gate, OpenGate)
+        self._needs_keys = isinstance(serving.gate, OpenGate) and not _is_loopback(serving.config.rest_listen)
+        self._is_open = isinstance(serving.gate, OpenGate)
 
     async def drain(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /drain: the worker takes no new requests."""
@@ -208,9 +208,9 @@ class AdminRoutes:
         )
 
 
-def admin_routes(desk: FrontDesk, fleet: FleetControl) -> list[Route]:
+def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
     """Returns the admin routes."""
-    admin = AdminRoutes(desk, fleet)
+    admin = AdminRoutes(serving, fleet)
     halting = (_WORKERS, _MODE, _TIMEOUT)
 
     def route(

@@ -137,7 +137,7 @@ class ResponseCalls:
     async def _events(
         self, call: RpcCall, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.ResponseEvent]:
-        with self._service.refusals_counted():
+        with self._service.counting_rejections():
             wanted, asked = request_of(request), asked_of(request)
         begun = await self._service.begin(call, wanted, asked)
         running = begun.running
