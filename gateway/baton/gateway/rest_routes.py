@@ -92,7 +92,7 @@ def _system_routes(serving: ServingContext, missing: Callable[[], list[str]]) ->
     tokens = Tokens(
         serving.catalog, serving.bodies, trust_templates=config.trust_request_chat_template, strict=config.strict_fields
     )
-    status = Status(serving.metrics, missing, lambda: serving.admission.taken)
+    status = Status(serving.metrics, missing, lambda: serving.admission.in_use)
     return [
         Route(
             "POST",

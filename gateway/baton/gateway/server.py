@@ -24,7 +24,7 @@ from baton.gateway.ext_authz.server import ext_authz_server
 from baton.gateway.ext_authz.service import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.generation.generator import WorkerGenerator
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
-from baton.gateway.grpc.admission import Places, edge_options
+from baton.gateway.grpc.admission import AdmissionInterceptor, edge_options
 from baton.gateway.grpc.responses.calls import ResponseCalls
 from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.http.connections import Connections
@@ -47,7 +47,7 @@ from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.routers.client import RouterClient
 from baton.gateway.routers.fleet_control import FleetControl
-from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.factory import make_response_store
 from baton.gateway.tracing.request import GatewayTracing
@@ -81,7 +81,7 @@ class _Core:
     counters: GenerationCounters
     phases: PhaseTimes
     generator: WorkerGenerator
-    admission: Admission
+    admission: ConcurrencyLimiter
     limits: RequestLimits
     gate: Gate
     access_counters: AccessCounters
@@ -131,7 +131,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             counters,
             phases,
             generator,
-            Admission(config.max_streams),
+            ConcurrencyLimiter(config.max_streams),
             limits,
             gate,
             access_counters,
@@ -218,7 +218,7 @@ def _load_tls(config: GatewayConfig) -> _AllTls:
 def _serving_context(
     config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls, bodies: BodyThread
 ) -> ServingContext:
-    metrics = GatewayMetrics(core.counters, lambda: core.admission.taken, lambda: len(connections), core.phases)
+    metrics = GatewayMetrics(core.counters, lambda: core.admission.in_use, lambda: len(connections), core.phases)
     metrics.offer_vllm_names(core.catalog.models()[0].name)
     metrics.register(AccessCollector(core.access_counters))
     metrics.register(TracingCollector(core.tracer))
@@ -276,7 +276,7 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
         grace_seconds=config.drain_timeout + _LAST_WORDS_SECONDS,
         field="grpc_listen",
         tls=tls,
-        interceptors=[KeyGuard(core.gate), Places(core.admission)],
+        interceptors=[KeyGuard(core.gate), AdmissionInterceptor(core.admission)],
         options=edge_options(config),
     )
 

@@ -25,7 +25,7 @@ from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import InvalidRequest, NotFound
@@ -64,7 +64,7 @@ def catalog():
 async def rest(catalog):
     """Asks a gateway with these limits; returns the status and the error's type."""
     gate = OneTenant(requests_per_minute=40, concurrent_requests=1)
-    admission, shelf = Admission(100), ResponseShelf(MemoryResponseStore(60, 1 << 20))
+    admission, shelf = ConcurrencyLimiter(100), ResponseShelf(MemoryResponseStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(
         GatewayConfig(model=str(SAMPLE)), catalog, FakeGenerator(say("Hi")), admission, metrics, gate
@@ -179,7 +179,7 @@ async def test_a_refused_response_counts_once(catalog):
     gate, generator = OneTenant(requests_per_minute=6), FakeGenerator(say("Hi"))
     shelf = ResponseShelf(MemoryResponseStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    serving = ServingContext(GatewayConfig(model=str(SAMPLE)), catalog, generator, Admission(9), metrics, gate)
+    serving = ServingContext(GatewayConfig(model=str(SAMPLE)), catalog, generator, ConcurrencyLimiter(9), metrics, gate)
     calls = ResponseCalls(ResponseService(serving, shelf))
     servicer = InferenceServicer(generator, catalog, gate=gate, responses=calls)
 

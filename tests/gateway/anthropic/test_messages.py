@@ -198,7 +198,7 @@ async def test_a_refused_generation_has_anthropics_status_and_type(stream, refus
     generator.refusal = refusal
     async with rest_side(generator=generator) as rest:
         answer = await ask(rest, stream=stream)
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == status
     assert answer.json["type"] == "error"
     assert answer.error["type"] == kind
@@ -271,7 +271,7 @@ async def test_a_wrong_field_is_refused_by_name(fields, named):
         answer = await ask(rest, **fields)
         if answer.status == 200:
             pytest.fail(f"{fields} was served")
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 400, answer.body
     assert answer.error["type"] == "invalid_request_error"
     assert named in answer.error["message"]
@@ -367,7 +367,7 @@ async def test_a_client_that_leaves_ends_the_generation():
         generation.emit("Once")
         waiting.cancel()
         await asyncio.wait_for(generation.aborted.wait(), 5)
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

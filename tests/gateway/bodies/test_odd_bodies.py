@@ -41,7 +41,7 @@ async def test_no_value_of_any_field_is_a_defect(path):
                     assert answer.status in (200, 400, 404), (field, value, answer.status, answer.body)
                     if answer.status != 200:
                         assert answer.error["message"], (field, value)
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 ITEMS = [

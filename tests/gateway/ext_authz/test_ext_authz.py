@@ -31,7 +31,7 @@ from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest.routing import RouteTable
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore
 from baton.rpc.errors import InvalidRequest, Unavailable
@@ -54,7 +54,7 @@ def rules():
     config = GatewayConfig(model=str(SAMPLE))
     catalog = ModelCatalog([load_served_model(str(SAMPLE))])
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    serving = ServingContext(config, catalog, FakeGenerator(), Admission(1), metrics)
+    serving = ServingContext(config, catalog, FakeGenerator(), ConcurrencyLimiter(1), metrics)
     return Rules(RouteTable(rest_routes(serving, ResponseShelf(MemoryResponseStore(60, 1 << 20)), list)))
 
 

@@ -25,7 +25,7 @@ async def refused(path, **fields):
         answer = await rest.post(path, BASES[path] | fields)
         assert answer.status == 400, answer.body
         assert not rest.generator.started
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
         return answer.error
 
 

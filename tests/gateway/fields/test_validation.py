@@ -111,7 +111,7 @@ async def test_a_wrong_value_is_refused_by_name(path, base, fields, field):
     async with rest_side() as rest:
         answer = await rest.post(path, base | fields)
         assert not rest.generator.started
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == (404 if field == "model" and isinstance(fields["model"], str) else 400)
     assert answer.error["type"] == "invalid_request_error"
     assert answer.error["param"] == field
@@ -274,7 +274,7 @@ async def test_more_choices_than_ever_fit_are_no_matter_of_retrying():
         answer = await rest.complete(["a"] * 3, n=3)
         assert answer.status == 400
         assert answer.error["param"] == "n"
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 async def test_a_prompt_of_mixed_forms_names_the_first_odd_one():

@@ -168,7 +168,7 @@ async def test_what_cannot_be_is_refused_by_name(path, fields, field):
     async with rest_side() as rest:
         answer = await rest.post(path, base | fields)
         assert not rest.generator.started
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert (answer.status, answer.error["param"]) == (400, field)
 
 

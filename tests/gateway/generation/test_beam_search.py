@@ -43,7 +43,7 @@ def best_of_all(prompt, length, count):
 async def test_wide_enough_beams_find_the_likeliest_continuations():
     async with rest_side(model) as rest:
         answer = await rest.complete([5, 6], use_beam_search=True, n=8, max_tokens=3, return_token_ids=True)
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 200
     assert [choice["token_ids"] for choice in answer.json["choices"]][:3] == best_of_all([5, 6], 3, 3)
     assert {choice["finish_reason"] for choice in answer.json["choices"]} == {"length"}
@@ -81,7 +81,7 @@ async def test_a_refused_step_fails_the_search():
     generator.refusal = NoCapacity("full")
     async with rest_side(generator=generator) as rest:
         answer = await rest.complete([5], use_beam_search=True, n=2)
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 429
 
 

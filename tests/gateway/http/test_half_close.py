@@ -104,7 +104,7 @@ async def test_a_client_that_closes_stops_its_generation_at_once(version, stream
         client.close()
         await asyncio.wait_for(generation.aborted.wait(), 2)
         assert time.monotonic() - began < 0.5
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 async def test_a_client_that_closes_amid_a_stream_stops_it_before_the_next_token():
@@ -125,7 +125,7 @@ async def test_a_client_that_closes_before_its_generation_starts_stops_it():
         client.close()
         await until(lambda: len(rest.server._connections) == 0, 2)
         generator.hold.set()
-        await until(lambda: rest.admission.taken == 0, 2)
+        await until(lambda: rest.admission.in_use == 0, 2)
         assert all(one.aborted.is_set() for one in generator.started)
 
 
@@ -145,7 +145,7 @@ async def test_a_client_that_goes_while_its_second_request_is_prepared_is_found(
         client.close()
         await until(lambda: len(rest.server._connections) == 0, 2)
         generator.hold.set()
-        await until(lambda: rest.admission.taken == 0, 2)
+        await until(lambda: rest.admission.in_use == 0, 2)
 
 
 async def test_a_client_that_half_closes_and_is_lost_later_is_found_by_a_later_probe():
@@ -177,4 +177,4 @@ async def test_waiting_half_closed_costs_next_to_nothing():
         assert not any(one.aborted.is_set() for one in rest.generator.started)
         for client in clients:
             client.close()
-        await until(lambda: rest.admission.taken == 0, 8)
+        await until(lambda: rest.admission.in_use == 0, 8)

@@ -232,7 +232,7 @@ async def test_thousands_of_broken_connections_leave_nothing_behind(caplog):
             assert tracemalloc.get_traced_memory()[0] - before < 200_000
         finally:
             tracemalloc.stop()
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 def open_connections(rest):

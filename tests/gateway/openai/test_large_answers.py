@@ -202,7 +202,7 @@ async def test_a_client_that_leaves_a_large_answer_ends_it(named):
             await client.send(request_bytes("POST", PATHS[0], {**CHAT, "n": 16, "max_tokens": NUM_TOKENS}))
             await emit_all(await rest.generator.next(), entries)
             await client.head()
-        await until(lambda: not rest.admission.taken)
+        await until(lambda: not rest.admission.in_use)
         assert (await rest.request("GET", "/health")).status == 200
 
 

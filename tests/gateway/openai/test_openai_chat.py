@@ -192,7 +192,7 @@ async def test_a_refusal_has_its_status_and_openais_form(stream, refusal, status
     async with rest_side() as rest:
         rest.generator.refusal = refusal
         answer = await rest.chat(stream=stream)
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == status
     assert answer.error["type"] == kind
     assert answer.headers.get("retry-after") == retry
@@ -226,7 +226,7 @@ async def test_a_client_that_leaves_aborts_at_once():
         client.writer.close()
         async with asyncio.timeout(1):
             await generation.aborted.wait()
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 async def test_a_client_that_leaves_before_the_first_piece_aborts_at_once():
@@ -242,9 +242,9 @@ async def test_a_client_that_leaves_during_placement_holds_no_place():
     async with rest_side() as rest, RawClient.connect(rest.port) as client:
         rest.generator.hold = asyncio.Event()
         await client.send(request_bytes("POST", PATH, {"messages": [{"role": "user", "content": "Hi"}]}))
-        await until(lambda: rest.admission.taken)
+        await until(lambda: rest.admission.in_use)
         client.writer.transport.abort()
-        await until(lambda: not rest.admission.taken, 5)
+        await until(lambda: not rest.admission.in_use, 5)
         rest.generator.hold.set()
         await asyncio.sleep(0.01)
         assert not rest.generator.started

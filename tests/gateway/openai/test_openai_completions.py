@@ -88,7 +88,7 @@ async def test_one_prompts_failure_ends_the_others():
         second.sink.on_error(Unavailable("worker died"))
         assert (await waiting).status == 503
         assert rest.generator.started[0].aborted.is_set()
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 async def test_max_tokens_is_16_unless_given():
@@ -117,7 +117,7 @@ async def test_echo_without_tokens_asks_no_worker(stream):
     async with rest_side() as rest:
         answer = await rest.complete(["a", "b"], echo=True, max_tokens=0, stream=stream)
         assert not rest.generator.started
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 200
     if not stream:
         assert [choice["text"] for choice in answer.json["choices"]] == ["a", "b"]
@@ -174,7 +174,7 @@ async def test_an_echoed_prompt_has_its_log_probabilities(stream, max_tokens):
         answer = await rest.complete([5, 6, 7], echo=True, logprobs=1, max_tokens=max_tokens, n=2, stream=stream)
         tokenizer = rest.catalog.get("").tokenizer
         first, text = tokenizer.token_text(5), tokenizer.decode([5, 6, 7])
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     choices = [{}, {}]
     if stream:
         for event in answer.events:

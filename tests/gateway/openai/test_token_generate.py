@@ -85,7 +85,7 @@ async def test_log_probabilities_come_where_asked_for(stream):
 async def test_a_wrong_field_is_refused_by_name(fields, param):
     async with rest_side(say("x")) as rest:
         answer = await rest.post("/inference/v1/generate", {"token_ids": [5], **fields})
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert (answer.status, answer.error["param"]) == (400, param)
 
 

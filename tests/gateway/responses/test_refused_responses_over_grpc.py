@@ -44,7 +44,7 @@ async def test_a_wrong_field_is_refused_by_name(fields, field):
         with refused(code, field):
             request = pb.CreateResponseRequest(**{"input": [HI], **fields})
             _ = [answer async for answer in stub.CreateResponse(request, timeout=20)]
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 @pytest.mark.parametrize(

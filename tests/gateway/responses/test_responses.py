@@ -184,7 +184,7 @@ async def test_a_refused_generation_has_its_status(stream):
     generator.refusal = NoCapacity("full")
     async with rest_side(generator=generator) as rest:
         answer = await ask(rest, stream=stream)
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
     assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
 
 
@@ -273,10 +273,10 @@ async def test_a_response_in_the_background_is_polled_for():
         generation = await rest.generator.next()
         generation.emit("Once")
         assert (await get(rest, made["id"])).json["status"] == "in_progress"
-        assert rest.admission.taken == 1
+        assert rest.admission.in_use == 1
         generation.finish()
         generation.done()
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
         done = (await get(rest, made["id"])).json
     assert (done["status"], texts_of(done)) == ("completed", ["Once"])
 
@@ -289,7 +289,7 @@ async def test_a_response_in_the_background_is_cancelled():
         cancelled = (await rest.post(f"/v1/responses/{made['id']}/cancel", {})).json
         assert cancelled["status"] == "cancelled"
         assert generation.aborted.is_set()
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
         assert (await get(rest, made["id"])).json["status"] == "cancelled"
         again = await rest.post(f"/v1/responses/{made['id']}/cancel", {})
     assert again.json["status"] == "cancelled"
@@ -346,7 +346,7 @@ async def test_a_client_that_leaves_ends_the_generation(stream):
         generation.emit("Once")
         waiting.cancel()
         await asyncio.wait_for(generation.aborted.wait(), 5)
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ async def test_a_client_that_leaves_ends_the_generation(stream):
 async def test_a_wrong_field_is_refused_by_name(fields, param):
     async with rest_side(say("x")) as rest:
         answer = await rest.post("/v1/responses", {"input": "Hi", **fields})
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 400, answer.body
     assert answer.error["param"] == param
 
@@ -455,7 +455,7 @@ async def test_without_redis_answers_go_on_and_what_is_kept_cannot_be_reached(re
         assert (await ask(rest, previous_response_id=made["id"])).status == 503
         assert texts_of((await ask(rest)).json) == ["Hello"]
         assert (await ask(rest, background=True)).status == 503
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 async def test_memory_is_bounded_and_records_expire():

@@ -167,7 +167,7 @@ async def test_a_response_in_the_background_outlives_its_call_and_is_watched():
     assert events[-1].response.status == response_pb2.RESPONSE_STATUS_COMPLETED
     assert again == events
     assert last_events == [event for event in events if event.sequence_number > 3]
-    assert rest.admission.taken == 0
+    assert rest.admission.in_use == 0
     assert f'"sequence_number":{events[-1].sequence_number}}}'.encode() in over_rest
 
 
@@ -184,7 +184,7 @@ async def test_a_response_in_the_background_is_cancelled():
         events = []
         while (answer := await call.read()) is not grpc.aio.EOF:
             events.append(answer.event)
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
         await until(lambda: not rest.shelf._background)
         assert (await get(stub, response_id)).status == response_pb2.RESPONSE_STATUS_CANCELLED
         assert (await watch(stub, response_id))[-1] == events[-1]
@@ -209,7 +209,7 @@ async def test_a_client_that_leaves_ends_the_generation():
         await reading
         call.cancel()
         await asyncio.wait_for(generation.aborted.wait(), 10)
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
 
 
 async def test_a_slow_client_holds_its_generation_back():
@@ -255,7 +255,7 @@ async def test_a_refused_generation_has_its_status():
     async with both_sides(generator=generator) as (rest, stub):
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
             await create(stub)
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
 
 
 async def test_a_failure_in_between_is_an_event_and_the_status():

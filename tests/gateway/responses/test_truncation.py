@@ -180,7 +180,7 @@ async def test_one_item_that_is_too_long_is_an_error():
             answer = await ask(rest, "the little dog ran home " * 2000, truncation=truncation)
             assert answer.status == 400
             assert "maximum context length" in answer.error["message"]
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
         # It fits, without room for more than a few tokens.
         answer = await ask(rest, [message("a"), message("dog " * 1990)], truncation="auto")
         assert answer.status == 200, answer.body

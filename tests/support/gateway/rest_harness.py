@@ -26,7 +26,7 @@ from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryResponseStore, ResponseStore
 from baton.v1 import types_pb2
@@ -113,7 +113,7 @@ class Rest:
     port: int
     generator: FakeGenerator
     catalog: ModelCatalog
-    admission: Admission
+    admission: ConcurrencyLimiter
     metrics: GatewayMetrics
     server: HttpServer
     shelf: ResponseShelf
@@ -147,10 +147,10 @@ async def rest_side(
     info.CopyFrom(INFO)  # a test may change its own
     catalog.update([info])
     config = GatewayConfig(model=str(SAMPLE), **settings)
-    admission = Admission(config.max_streams)
+    admission = ConcurrencyLimiter(config.max_streams)
     connections = Connections()
     counters = GenerationCounters()
-    metrics = GatewayMetrics(counters, lambda: admission.taken, lambda: len(connections))
+    metrics = GatewayMetrics(counters, lambda: admission.in_use, lambda: len(connections))
     bodies = BodyThread(RemoteReader())
     serving = ServingContext(config, catalog, generator, admission, metrics, bodies=bodies)
     missing: list[str] = []

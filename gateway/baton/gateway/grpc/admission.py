@@ -9,17 +9,17 @@ from typing import Any
 import grpc
 
 from baton.gateway.config import GatewayConfig
-from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.rpc.server import Context
 
 _SPARE_STREAMS = 1024
 _GENERATE = "/baton.v1.InferenceService/Generate"
 
 
-class Places(grpc.aio.ServerInterceptor):
+class AdmissionInterceptor(grpc.aio.ServerInterceptor):
     """Admits each call of Generate for as long as it lasts. The outer interceptor turns its errors into a status."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: ConcurrencyLimiter) -> None:
         self._admission = admission
 
     async def intercept_service(
@@ -33,8 +33,8 @@ class Places(grpc.aio.ServerInterceptor):
         handler: Any = found
 
         def generate(request: Any, context: Context) -> Any:
-            ticket = self._admission.admit(uuid.uuid4().hex, max(1, getattr(request, "n", 1)))
-            context.add_done_callback(lambda _: ticket.end())  # type: ignore[arg-type]
+            admitted = self._admission.admit(uuid.uuid4().hex, max(1, getattr(request, "n", 1)))
+            context.add_done_callback(lambda _: admitted.end())  # type: ignore[arg-type]
             return handler.unary_stream(request, context)
 
         return grpc.unary_stream_rpc_method_handler(

@@ -100,18 +100,18 @@ class ResponseService:
             )
             if request.request_id:
                 call.request_id = request.request_id
-            ticket = serving.admission.admit(call.request_id, 1)
+            admitted = serving.admission.admit(call.request_id, 1)
             try:
                 with fields_named(FIELDS):
                     prepared = await self._prepare(call, request, model, served, items, asked)
-                    running = self._running(call, prepared, ticket.end)
+                    running = self._running(call, prepared, admitted.end)
                     generation = generation_of(
-                        serving, call, ticket.request_id, prepared.model, prepared.turn, prepared.token_ids
+                        serving, call, admitted.request_id, prepared.model, prepared.turn, prepared.token_ids
                     )
                 if request.background:
                     await self._shelf.begin(running, prepared.items, prepared.context)
             except BaseException:
-                ticket.end()
+                admitted.end()
                 raise
         return BegunResponse(running, generation)
 
@@ -254,13 +254,13 @@ class ResponseService:
                 return found
         return None
 
-    def _running(self, call: Call, prepared: _Prepared, end_ticket: Callable[[], None]) -> RunningResponse:
+    def _running(self, call: Call, prepared: _Prepared, end_admission: Callable[[], None]) -> RunningResponse:
         request, turn = prepared.request, prepared.turn
         response_id = f"resp_{uuid.uuid4().hex}"
         shelf, conversations = self._shelf, self.conversations
 
         async def settle(running: RunningResponse) -> None:
-            end_ticket()
+            end_admission()
             unwanted = running.over
             if prepared.conversation_id and running.response.status in ("completed", "incomplete"):
                 added = [*prepared.items, *running.response.output]

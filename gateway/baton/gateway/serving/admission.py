@@ -10,60 +10,60 @@ from baton.v1 import types_pb2
 _RETRY_AFTER_MS = 1000
 
 
-class Admission:
+class ConcurrencyLimiter:
     """A limit of concurrent generations. Each admitted request has a unique id."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._request_ids: set[str] = set()
-        self.taken = 0
+        self.in_use = 0
         self.draining = False
 
-    def admit(self, request_id: str, places: int) -> Ticket:
+    def admit(self, request_id: str, count: int) -> AdmittedRequest:
         """Admits a request. Raises NoCapacity if the limit is reached, InvalidRequest if the request alone
         exceeds it.
         """
         if self.draining:
             raise Unavailable("the gateway is shutting down", retry_after_ms=_RETRY_AFTER_MS)
-        if places > self._most:
+        if count > self._limit:
             raise InvalidRequest(
-                f"the request has {places} generations (n per prompt); at most {self._most} are allowed at once",
+                f"the request has {count} generations (n per prompt); at most {self._limit} are allowed at once",
                 field="n",
             )
-        if self.taken + places > self._most:
+        if self.in_use + count > self._limit:
             raise NoCapacity(
-                f"the gateway runs {self.taken} of at most {self._most} generations; retry later",
+                f"the gateway runs {self.in_use} of at most {self._limit} generations; retry later",
                 phase=types_pb2.PHASE_REQUEST,
                 retry_after_ms=_RETRY_AFTER_MS,
             )
         # A retry may reuse the id of a running request, and workers identify requests by id.
         unique = request_id if request_id not in self._request_ids else f"{request_id}-{uuid.uuid4().hex[:8]}"
         self._request_ids.add(unique)
-        self.taken += places
-        return Ticket(self, unique, places)
+        self.in_use += count
+        return AdmittedRequest(self, unique, count)
 
     def drain(self) -> None:
         """Refuses all further requests."""
         self.draining = True
 
-    def give_back(self, ticket: Ticket) -> None:
+    def release(self, admitted: AdmittedRequest) -> None:
         """Releases the capacity of a request that has ended."""
-        self._request_ids.discard(ticket.request_id)
-        self.taken -= ticket.places
+        self._request_ids.discard(admitted.request_id)
+        self.in_use -= admitted.count
 
 
-class Ticket:
+class AdmittedRequest:
     """The admitted generations of a request, held until `end`."""
 
-    __slots__ = ("_admission", "places", "request_id")
+    __slots__ = ("_admission", "count", "request_id")
 
-    def __init__(self, admission: Admission, request_id: str, places: int) -> None:
-        self._admission: Admission | None = admission
+    def __init__(self, admission: ConcurrencyLimiter, request_id: str, count: int) -> None:
+        self._admission: ConcurrencyLimiter | None = admission
         self.request_id = request_id  # unique among the running requests
-        self.places = places
+        self.count = count
 
     def end(self) -> None:
         """Releases the capacity. Idempotent."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission.give_back(self)
+            admission.release(self)

@@ -28,7 +28,7 @@ from baton.gateway.rest.sse import Envelope
 from baton.gateway.resume.journal import Journal, StreamHead
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.schemas.requests import GenerationFields
-from baton.gateway.serving.admission import Admission
+from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.answer_size import limit_logprobs, most_logprobs
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model
 from baton.gateway.version import VERSION
@@ -69,7 +69,7 @@ class ServingContext:
     config: GatewayConfig
     catalog: ModelCatalog
     generator: Generator
-    admission: Admission
+    admission: ConcurrencyLimiter
     metrics: GatewayMetrics
     gate: Gate = field(default_factory=OpenGate)
     streams: StreamStore | None = None  # None: streams are not resumable
@@ -92,9 +92,9 @@ class ServingContext:
         """Admits the request until it ends and returns its unique id. Raises NoCapacity."""
         if fields.request_id:
             call.request_id = fields.request_id
-        ticket = self.admission.admit(call.request_id, num_choices)
-        call.on_end.append(lambda _: ticket.end())
-        return ticket.request_id
+        admitted = self.admission.admit(call.request_id, num_choices)
+        call.on_end.append(lambda _: admitted.end())
+        return admitted.request_id
 
     def meter(self, call: Call, num_choices: int) -> AnswerMeter:
         """Returns a meter that starts at the request's arrival."""

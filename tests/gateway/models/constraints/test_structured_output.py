@@ -139,7 +139,7 @@ async def test_what_is_malformed_is_refused_by_name(path, fields, param):
     async with rest_side() as rest:
         answer = await rest.post(path, base | fields)
         assert not rest.generator.started
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 400
     assert answer.error["param"] == param
 
@@ -164,7 +164,7 @@ async def test_schemas_of_tools_that_cannot_be_written_are_refused_by_name(choic
     async with rest_side(tool_call_parser="hermes") as rest:
         answer = await rest.chat(tools=[TOOL, wide], tool_choice=choice)
         assert not rest.generator.started
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
     assert answer.status == 400, answer.body
     assert answer.error["param"] == "tools.1.function.parameters"
 
@@ -243,6 +243,6 @@ async def test_an_early_error_of_a_stream_has_its_status():
             generation.sink.on_error(InvalidRequest("structured_outputs.regex: no", field="structured_outputs.regex"))
 
         answer, _ = await asyncio.gather(task, fail())
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
     assert answer.status == 400
     assert answer.error["param"] == "structured_outputs.regex"

@@ -125,7 +125,7 @@ async def test_a_background_response_adds_when_it_ends(make_store):
         generation = await generator.next()
         assert await texts(rest, made["id"]) == []
         say("Hello")(generation)
-        await until(lambda: rest.admission.taken == 0)
+        await until(lambda: rest.admission.in_use == 0)
         assert await texts(rest, made["id"]) == ["Hi", "Hello"]
 
 
@@ -213,7 +213,7 @@ async def test_a_conversation_that_is_too_large_takes_no_more(monkeypatch):
         assert (answer.status, answer.error["param"]) == (400, "conversation_id")
         answer = await ask(rest, "Hi", made["id"])
         assert (answer.status, answer.error["param"]) == (400, "conversation")
-        assert rest.admission.taken == 0
+        assert rest.admission.in_use == 0
 
 
 async def test_items_live_as_long_as_their_conversation(make_store):
