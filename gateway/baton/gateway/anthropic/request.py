@@ -22,7 +22,7 @@ from baton.gateway.http.ignored_fields import ignored_tool
 from baton.gateway.parsing.tool import Tool as CallableTool
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.schemas.requests import GenerationFields, JsonSchemaFormat, ResponseFormat
-from baton.gateway.serving.chat import Turn
+from baton.gateway.serving.chat import ChatTurn
 from baton.rpc.errors import InvalidRequest
 
 # Maps the generator's field names to those of this API.
@@ -61,7 +61,7 @@ def ignored_tools(request: CountTokensRequest) -> list[str]:
     ]
 
 
-def turn_of(request: MessagesRequest) -> Turn:
+def turn_of(request: MessagesRequest) -> ChatTurn:
     """Returns the request's turn. Raises InvalidRequest that names the field."""
     messages = chat_messages(request.system, request.messages)
     _check_servers(request)
@@ -72,26 +72,26 @@ def turn_of(request: MessagesRequest) -> Turn:
             raise InvalidRequest(f"{field}: each stop sequence must contain non-whitespace", field=field)
     if request.top_p == 0:
         raise InvalidRequest("top_p must be above 0", field="top_p")
-    return Turn(
+    return ChatTurn(
         messages=messages,
         fields=_generation_fields(request),
         max_tokens=request.max_tokens,
         tools=_tool_use(request),
         variables=_variables(request),
-        going_on=continues_last(request.messages),
+        continues_last=continues_last(request.messages),
         reasoning_budget=request.thinking.budget_tokens if isinstance(request.thinking, ThinkingEnabled) else None,
     )
 
 
-def counted_turn(request: CountTokensRequest) -> Turn:
+def counted_turn(request: CountTokensRequest) -> ChatTurn:
     """Returns a turn for counting its prompt. Raises InvalidRequest that names the field."""
-    return Turn(
+    return ChatTurn(
         messages=chat_messages(request.system, request.messages),
         fields=GenerationFields(model=request.model),
         max_tokens=None,
         tools=_tool_use(request),
         variables=_variables(request),
-        going_on=continues_last(request.messages),
+        continues_last=continues_last(request.messages),
     )
 
 

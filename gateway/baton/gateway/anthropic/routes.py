@@ -20,7 +20,7 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
 from baton.gateway.rest.routing import Parameter, Route
-from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.serving.chat import ChatTurn, check_turn, encode_turn, fields_named, generation_of
 from baton.gateway.serving.context import ServingContext
 
 VERSION = Parameter("Anthropic-Version", "A date.", {"type": "string", "examples": ["2023-06-01"]}, place="header")
@@ -49,7 +49,7 @@ class Messages:
         answer = kind(exchange, serving.meter(exchange, 1), model.name, len(token_ids), request.max_tokens)
         await answer.run(serving.admitted(exchange, serving.generator, [generation]), [generation])
 
-    def _read(self, exchange: Exchange) -> tuple[MessagesRequest, ServedModel, Turn]:
+    def _read(self, exchange: Exchange) -> tuple[MessagesRequest, ServedModel, ChatTurn]:
         request = self._decoder.read(exchange)
         exchange.ignore(ignored_of(request))
         turn = turn_of(request)
@@ -75,7 +75,7 @@ class CountTokens:
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))
         exchange.respond(200, msgspec.json.encode(count))
 
-    def _read(self, exchange: Exchange) -> tuple[ServedModel, Turn]:
+    def _read(self, exchange: Exchange) -> tuple[ServedModel, ChatTurn]:
         request = self._decoder.read(exchange)
         exchange.ignore(ignored_of(request))
         turn = counted_turn(request)

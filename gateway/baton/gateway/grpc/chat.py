@@ -33,7 +33,7 @@ class Chat:
     messages: list[dict[str, Any]]  # in the form that templates expect
     use: ToolUse
     variables: dict[str, Any]
-    going_on: bool  # whether the output continues the last message
+    continues_last: bool  # whether the output continues the last message
     include_reasoning: bool
     documents: list[dict[str, str]] | None
     template: str | None  # replaces the model's own
@@ -53,7 +53,7 @@ def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
         messages=_messages(prompt.messages),
         use=_tool_use(prompt),
         variables=variables_of(prompt),
-        going_on=prompt.continue_final_message,
+        continues_last=prompt.continue_final_message,
         include_reasoning=not prompt.omit_reasoning,
         documents=_documents(prompt),
         template=prompt.chat_template or None,
@@ -68,7 +68,7 @@ async def encode_chat(model: ServedModel, chat: Chat, whole: bool = False) -> li
     return await model.encode_chat(
         chat.messages,
         add_generation_prompt=chat.opens_answer,
-        continue_final_message=chat.going_on,
+        continue_final_message=chat.continues_last,
         tools=[tool.for_template() for tool in chat.use.tools] if chat.use.active else None,
         documents=chat.documents,
         variables=chat.variables,

@@ -148,13 +148,13 @@ def _echoed(request: ChatCompletionRequest) -> str:
 
 async def _encode(checked: _Checked) -> list[int]:
     request, use = checked.request, checked.use
-    going_on = bool(request.continue_final_message)
+    continues_last = bool(request.continue_final_message)
     add_prompt = request.add_generation_prompt
     try:
         return await checked.model.encode_chat(
             checked.messages,
-            add_generation_prompt=not going_on if add_prompt is None else add_prompt,
-            continue_final_message=going_on,
+            add_generation_prompt=not continues_last if add_prompt is None else add_prompt,
+            continue_final_message=continues_last,
             # Without tools in the prompt, a model calls none.
             tools=[tool.for_template() for tool in use.tools] if use.active else None,
             documents=request.documents,

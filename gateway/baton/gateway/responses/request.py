@@ -16,7 +16,7 @@ from baton.gateway.responses.items import Item, chat_messages, ignored_items
 from baton.gateway.responses.tools import ServedTools, served_tools, tool_use
 from baton.gateway.responses.types import ConversationReference, ReasoningOptions, Response, ResponsesRequest
 from baton.gateway.schemas.requests import GenerationFields, JsonSchemaFormat, ResponseFormat
-from baton.gateway.serving.chat import Turn
+from baton.gateway.serving.chat import ChatTurn
 from baton.rpc.errors import InvalidRequest
 
 # Maps the generator's field names to those of this API.
@@ -95,7 +95,7 @@ def conversation_of(request: ResponsesRequest) -> str:
     return given or ""
 
 
-def turn_of(request: ResponsesRequest, items: Sequence[Item], served: ServedTools) -> Turn:
+def turn_of(request: ResponsesRequest, items: Sequence[Item], served: ServedTools) -> ChatTurn:
     """Returns the request's turn over the conversation's items. Raises InvalidRequest."""
     fields = GenerationFields(**{name: getattr(request, name) for name in _SHARED if name not in _OTHERWISE})
     drop_neutral(fields)
@@ -104,7 +104,7 @@ def turn_of(request: ResponsesRequest, items: Sequence[Item], served: ServedTool
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning is not None and request.reasoning.effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning.effort)
-    return Turn(
+    return ChatTurn(
         messages=chat_messages(request.instructions, items),
         fields=fields,
         max_tokens=request.max_output_tokens,

@@ -27,7 +27,7 @@ from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
 from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
-from baton.gateway.serving.chat import Turn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.serving.chat import ChatTurn, check_turn, encode_turn, fields_named, generation_of
 from baton.gateway.serving.context import Call, ServingContext
 from baton.rpc.errors import InvalidRequest, NotFound
 
@@ -42,7 +42,7 @@ class _Prepared:
 
     request: ResponsesRequest
     model: ServedModel
-    turn: Turn
+    turn: ChatTurn
     token_ids: list[int]
     items: Sequence[Item]
     context: Sequence[Item]
@@ -54,7 +54,7 @@ class _Prepared:
 class _Fitting:
     """A turn that fits into the context."""
 
-    turn: Turn
+    turn: ChatTurn
     token_ids: list[int]
 
     @property
@@ -202,12 +202,12 @@ class ResponseService:
         tenant = call.identity.tenant.name
         return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
 
-    async def _encode(self, model: ServedModel, turn: Turn) -> list[int]:
+    async def _encode(self, model: ServedModel, turn: ChatTurn) -> list[int]:
         await self._beside(model.owner, partial(check_turn, model, turn), turn.messages, turn.tools.tools)
         return await encode_turn(model, turn)
 
     async def _fitting(
-        self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item]
+        self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item]
     ) -> _Fitting:
         """Returns the turn, truncated to the latest items if it is too long and truncation is enabled.
 
@@ -228,7 +228,7 @@ class ResponseService:
             return found
 
     async def _truncated(
-        self, model: ServedModel, request: ResponsesRequest, turn: Turn, items: Sequence[Item], fewest: int
+        self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item], fewest: int
     ) -> _Fitting | None:
         """Returns the turn over the latest items that leave room for the whole output, or else for one token.
 

@@ -28,7 +28,7 @@ from baton.rpc.errors import ServiceError
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """A chat that asks for one output."""
 
     messages: Sequence[Mapping[str, Any]]  # in the form that templates expect
@@ -37,7 +37,7 @@ class Turn:
     logprobs: int | None = None  # alternatives per token; None: no log-probabilities
     tools: ToolUse = field(default_factory=ToolUse)
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
-    going_on: bool = False  # whether the output continues the last message
+    continues_last: bool = False  # whether the output continues the last message
     include_reasoning: bool = True
     reasoning_budget: int | None = None  # tokens; None: no limit
     asked: Asked | None = None  # replaces the constraint of `fields`
@@ -71,7 +71,7 @@ def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
             return
 
 
-def check_turn(model: ServedModel, turn: Turn) -> None:
+def check_turn(model: ServedModel, turn: ChatTurn) -> None:
     """Raises InvalidRequest, ContextTooLong or Unavailable for a turn that cannot be served. May run on any thread."""
     info = model.require_info()
     check_fields(turn.fields, 1)
@@ -80,13 +80,13 @@ def check_turn(model: ServedModel, turn: Turn) -> None:
     model.check_tools(turn.tools)
 
 
-async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
+async def encode_turn(model: ServedModel, turn: ChatTurn) -> list[int]:
     """Returns the token ids of a checked turn. Raises InvalidRequest, ContextTooLong, Unavailable."""
     max_model_len = model.require_info().max_model_len
     token_ids = await model.encode_chat(
         turn.messages,
-        add_generation_prompt=not turn.going_on,
-        continue_final_message=turn.going_on,
+        add_generation_prompt=not turn.continues_last,
+        continue_final_message=turn.continues_last,
         tools=[tool.for_template() for tool in turn.tools.tools] if turn.tools.active else None,
         variables=turn.variables,
     )
@@ -95,7 +95,7 @@ async def encode_turn(model: ServedModel, turn: Turn) -> list[int]:
 
 
 def generation_of(
-    serving: ServingContext, call: Call, request_id: str, model: ServedModel, turn: Turn, token_ids: list[int]
+    serving: ServingContext, call: Call, request_id: str, model: ServedModel, turn: ChatTurn, token_ids: list[int]
 ) -> GenerationRequest:
     """Returns the turn's request to the generator."""
     sampling = sampling_of(turn.fields, turn.logprobs)

@@ -145,12 +145,12 @@ async def _encode(model: ServedModel, request: TokenizeRequest, chat: list[dict[
     if request.prompt is not None:
         add_special_tokens = request.add_special_tokens is not False
         return await model.encode_text(request.prompt, add_special_tokens=add_special_tokens, whole=True)
-    going_on = bool(request.continue_final_message)
+    continues_last = bool(request.continue_final_message)
     add_prompt = request.add_generation_prompt
     return await model.encode_chat(
         chat,
-        add_generation_prompt=not going_on if add_prompt is None else add_prompt,
-        continue_final_message=going_on,
+        add_generation_prompt=not continues_last if add_prompt is None else add_prompt,
+        continue_final_message=continues_last,
         tools=[tool_of(definition).for_template() for definition in request.tools] if request.tools else None,
         variables=request.chat_template_kwargs,
         template=request.chat_template,
