@@ -17,7 +17,7 @@ from pathlib import Path
 
 from baton.gateway.core import Delta, Usage
 from baton.gateway.generation.output.choice import Choice
-from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.generation.output.stop_strings import StopStrings
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
@@ -67,7 +67,7 @@ class TextReceiver(NullReceiver):
         detokenizer = tokenizer.detokenizer([1], skip_special_tokens=True)
         matcher = StopStrings(stops) if stops else None
         self._choice = Choice(0, detokenizer, matcher, frozenset((2, 4)), False, None)
-        self._outlet = DeltaOutlet(CountingSink())
+        self._outlet = DeltaBuffer(CountingSink())
 
     def on_tokens(self, token_ids, logprobs):
         choice = self._choice

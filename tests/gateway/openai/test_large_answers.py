@@ -13,7 +13,7 @@ from support.gateway.rest_harness import RawClient, request_bytes, rest_side, un
 from support.processes.loop_stalls import loop_stalls
 
 from baton.gateway.core import Delta, GenerationRequest, TokenLogprob, TopLogprob, Usage
-from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.generation.output.logprobs import logprob_namer
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.openai.logprob_json import chat_json, columns_json, count_of, prompt_columns_json, prompt_json
@@ -222,7 +222,7 @@ class SlowSink:
 
 def test_what_waits_for_a_slow_client_is_merged_into_pieces_of_bounded_size(named):
     sink = SlowSink()
-    outlet = DeltaOutlet(sink)
+    outlet = DeltaBuffer(sink)
     entry = named()
     for number in range(1000):
         outlet.emit(Delta(number % 2, str(number), (number,), [entry]))

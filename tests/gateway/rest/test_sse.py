@@ -8,7 +8,7 @@ from support.gateway.rest_harness import FakeGenerator, RawClient, request_bytes
 
 from baton.gateway.core import Delta, Usage
 from baton.gateway.errors.http import HttpError
-from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.rest.sse import Envelope, error_event
 from baton.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails
 from baton.gateway.schemas.answers import Usage as WireUsage
@@ -46,7 +46,7 @@ class MergingGenerator(FakeGenerator):
 
     async def start(self, request, sink):
         generation = await super().start(request, sink)
-        outlet = DeltaOutlet(sink)
+        outlet = DeltaBuffer(sink)
         generation.outlet = outlet
         generation.resume = outlet.resume
         return generation

@@ -132,7 +132,7 @@ async def test_outcomes_go_to_the_router_that_placed(routers):
 
 
 async def test_outcomes_that_a_lost_router_did_not_take_go_to_another(routers):
-    counters, times = GenerationCounters(), replace(TIMES, report_patience=1.5)
+    counters, times = GenerationCounters(), replace(TIMES, report_retry=1.5)
     async with RouterClient([one.address for one in routers], lambda models: None, counters, times) as client:
         placed = await client.place(router_pb2.PlaceRequest())
         used = next(one for one in routers if one.places)

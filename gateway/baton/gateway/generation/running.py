@@ -202,7 +202,7 @@ class RunningGeneration:
             self._refuse(final)
             return
         worker_id = run.stream.worker_id
-        if run.stream.hangs:
+        if run.stream.is_silent:
             self._silent.add(worker_id)
         elif worker_id not in self._excluded:
             self._excluded.append(worker_id)

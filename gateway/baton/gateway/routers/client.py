@@ -53,7 +53,7 @@ class RouterTimes:
     max_delay: float = 1.0
     report_interval: float = 0.05
     report_timeout: float = 2.0
-    report_patience: float = 10.0  # how long a report is retried, with one router after another
+    report_retry: float = 10.0  # how long a report is retried, with one router after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class RouterClient:
         """
         request.excluded_worker_ids.extend(sorted(avoided))
         started = time.monotonic()
-        limit = started + self._patience(self._times.total, request)
+        limit = started + self._time_limit(self._times.total, request)
         answered: ServiceError | None = None
         delay = self._times.first_delay
         self._counters.placements += 1
@@ -149,7 +149,7 @@ class RouterClient:
                 except NotPlaced as failed:
                     refusal = self._take_refusal(router, failed)
                     if refusal is not None and answered is None:
-                        limit = min(limit, time.monotonic() + self._patience(self._times.no_worker, request))
+                        limit = min(limit, time.monotonic() + self._time_limit(self._times.no_worker, request))
                     answered = refusal or answered
                     if avoided and failed.told:
                         kept = [one for one in request.excluded_worker_ids if one not in avoided]
@@ -219,7 +219,7 @@ class RouterClient:
         outcomes = placed.router.outcomes
         if len(outcomes) == outcomes.maxlen:
             self._counters.dropped_reports += 1
-        outcomes.append(_Report(outcome, time.monotonic() + self._times.report_patience))
+        outcomes.append(_Report(outcome, time.monotonic() + self._times.report_retry))
         self._reports_waiting.set()
 
     def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
@@ -229,7 +229,7 @@ class RouterClient:
         now = time.monotonic()
         self.report(Placed(response, router, now, now), outcome)
 
-    def _patience(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
+    def _time_limit(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
         return min(seconds, request.timeout_ms / 1000) if request.timeout_ms else seconds
 
     def _in_order(self) -> list[_Router]:

@@ -10,7 +10,7 @@ _MOST = 4
 _REMEMBER_SECONDS = 60.0
 
 
-class Patience:
+class SilenceLimits:
     """The multiples of the usual silence limit by worker and epoch."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class WorkerStream:
         counters: GenerationCounters,
         dial: Dial = _PLAIN,
         on_stall: Callable[[WorkerStream], None] | None = None,
-        patience: int = 1,  # multiple of the usual silence limit
+        silence_factor: int = 1,  # multiple of the usual silence limit
     ) -> None:
         self.worker_id = worker_id
         self.address = address
@@ -58,7 +58,7 @@ class WorkerStream:
         self._on_stall = on_stall
         self._counters = counters
         self._dial = dial
-        self._last_tick = _LAST_TICK * patience
+        self._last_tick = _LAST_TICK * silence_factor
         self._receivers: dict[int, SlotReceiver] = {}
         self._free_slots: list[int] = []
         self._num_slots = 0
@@ -69,8 +69,8 @@ class WorkerStream:
         self._ping = 0  # last ping sent
         self._wants_ping = False
         self._silent_ticks = 0
-        self._was_heard = False  # whether any frame has arrived
-        self._hangs = False
+        self._has_received = False  # whether any frame has arrived
+        self._is_silent = False
         self._stalled = False
         self._progress = 0  # engine progress as reported by pongs
         self._was_cut = False
@@ -89,19 +89,19 @@ class WorkerStream:
         return self._ended
 
     @property
-    def hangs(self) -> bool:
+    def is_silent(self) -> bool:
         """Returns whether the stream ended because the worker was silent."""
-        return self._hangs
+        return self._is_silent
 
     @property
-    def was_heard(self) -> bool:
+    def has_received(self) -> bool:
         """Returns whether any frame has arrived."""
-        return self._was_heard
+        return self._has_received
 
     @property
     def was_never_reached(self) -> bool:
         """Returns whether the stream ended before the worker received anything."""
-        return self._ended and not self._was_heard and not self._sent
+        return self._ended and not self._has_received and not self._sent
 
     def tick(self) -> None:
         """Counts one tick of silence (a sixth of the limit). Pending frames were dispatched before.
@@ -112,8 +112,8 @@ class WorkerStream:
             self._silent_ticks = 0
             return
         self._silent_ticks += 1
-        if self._silent_ticks >= (self._last_tick if self._was_heard else _LAST_CONNECTING_TICK):
-            self._hangs = True
+        if self._silent_ticks >= (self._last_tick if self._has_received else _LAST_CONNECTING_TICK):
+            self._is_silent = True
             self._counters.silent_workers += 1
             self.fail("the worker is silent")
         elif self._silent_ticks == _PING_TICK:
@@ -174,7 +174,7 @@ class WorkerStream:
     def _dispatched(self, frame: Frame) -> Iterator[None]:
         """Delivers a frame in batches; the event loop runs other work in between."""
         self._silent_ticks = 0
-        self._was_heard = True
+        self._has_received = True
         slots, token_ids = frame.slots[:], frame.token_ids[:]
         if slots or not frame.pong or frame.progress > self._progress:  # a pong alone shows life, not progress
             self.last_used = time.monotonic()
@@ -385,7 +385,7 @@ class WorkerStream:
             )
         for slot, receiver in receivers.items():
             was_computed = slot in self._sent and slot not in self._waiting
-            died = was_computed and not (self._hangs or self._was_cut)
+            died = was_computed and not (self._is_silent or self._was_cut)
             self._tell_failure(receiver, self._loss(reason, died))
 
     def _loss(self, reason: str, died: bool) -> WorkerLost:

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from baton.gateway.generation.workers.silence_limit import Patience
+from baton.gateway.generation.workers.silence_limit import SilenceLimits
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.channel import Dial
@@ -36,8 +36,8 @@ class WorkerStreams:
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
         self._tick_seconds = silence_seconds / _TICKS_PER_SILENCE
-        self._hung: dict[str, float] = {}  # time of the loss by worker
-        self._patience = Patience()
+        self._avoided_since: dict[str, float] = {}  # time of the loss by worker
+        self._silence_limits = SilenceLimits()
         self._epochs: dict[str, int] = {}  # epoch of the last stream by worker
         self._streams: dict[tuple[str, str], WorkerStream] = {}
         self._helpers: list[asyncio.Task[None]] = []
@@ -45,7 +45,7 @@ class WorkerStreams:
     async def __aenter__(self) -> Self:
         self._helpers = [asyncio.create_task(self._sweep())]
         if self._tick_seconds:
-            self._helpers.append(asyncio.create_task(self._listen()))
+            self._helpers.append(asyncio.create_task(self._count_silence()))
         return self
 
     async def __aexit__(
@@ -66,9 +66,15 @@ class WorkerStreams:
         key = (endpoint.worker_id, endpoint.address)
         stream = self._streams.get(key)
         if stream is None or stream.ended:
-            patience = self._patience.of(endpoint.worker_id, endpoint.epoch, time.monotonic())
+            silence_factor = self._silence_limits.of(endpoint.worker_id, endpoint.epoch, time.monotonic())
             stream = WorkerStream(
-                endpoint.worker_id, endpoint.address, self._forget, self._counters, self._dial, self._avoid, patience
+                endpoint.worker_id,
+                endpoint.address,
+                self._remove,
+                self._counters,
+                self._dial,
+                self._avoid,
+                silence_factor,
             )
             self._streams[key] = stream
             self._epochs[endpoint.worker_id] = endpoint.epoch
@@ -76,20 +82,20 @@ class WorkerStreams:
 
     def avoided(self) -> list[str]:
         """Returns workers that were recently silent, stuck or unreachable, which routers may not know yet."""
-        if self._hung:
+        if self._avoided_since:
             oldest = time.monotonic() - _AVOID_SECONDS
-            self._hung = {worker_id: at for worker_id, at in self._hung.items() if at > oldest}
-        return list(self._hung)
+            self._avoided_since = {worker_id: at for worker_id, at in self._avoided_since.items() if at > oldest}
+        return list(self._avoided_since)
 
     def _avoid(self, stream: WorkerStream) -> None:
-        self._hung[stream.worker_id] = time.monotonic()
+        self._avoided_since[stream.worker_id] = time.monotonic()
 
-    def _forget(self, stream: WorkerStream) -> None:
+    def _remove(self, stream: WorkerStream) -> None:
         key = (stream.worker_id, stream.address)
-        if stream.hangs and stream.was_heard:
-            self._patience.lost(stream.worker_id, self._epochs[stream.worker_id], time.monotonic())
-        if stream.hangs or stream.was_never_reached:
-            self._hung[stream.worker_id] = time.monotonic()
+        if stream.is_silent and stream.has_received:
+            self._silence_limits.lost(stream.worker_id, self._epochs[stream.worker_id], time.monotonic())
+        if stream.is_silent or stream.was_never_reached:
+            self._avoided_since[stream.worker_id] = time.monotonic()
         if self._streams.get(key) is stream:
             del self._streams[key]
 
@@ -104,7 +110,7 @@ class WorkerStreams:
                 elif stream.num_active > 0 and quiet > self._stall_seconds:
                     stream.fail(f"no frame for {quiet:.0f} s")
 
-    async def _listen(self) -> None:
+    async def _count_silence(self) -> None:
         """Counts the streams' silence in ticks; a late tick does not count."""
         loop = asyncio.get_running_loop()
         while True:
