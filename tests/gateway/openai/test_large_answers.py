@@ -222,13 +222,13 @@ class SlowSink:
 
 def test_what_waits_for_a_slow_client_is_merged_into_pieces_of_bounded_size(named):
     sink = SlowSink()
-    outlet = DeltaBuffer(sink)
+    deltas = DeltaBuffer(sink)
     entry = named()
     for number in range(1000):
-        outlet.emit(Delta(number % 2, str(number), (number,), [entry]))
-    outlet.end(Usage(1, 1000, 0))
+        deltas.emit(Delta(number % 2, str(number), (number,), [entry]))
+    deltas.end(Usage(1, 1000, 0))
     sink.writable = True
-    outlet.resume()
+    deltas.resume()
     assert max(len(delta.logprobs) for delta in sink.deltas) <= 256
     for index in (0, 1):
         mine = [delta for delta in sink.deltas if delta.index == index]

@@ -46,9 +46,9 @@ class MergingGenerator(FakeGenerator):
 
     async def start(self, request, sink):
         generation = await super().start(request, sink)
-        outlet = DeltaBuffer(sink)
-        generation.outlet = outlet
-        generation.resume = outlet.resume
+        deltas = DeltaBuffer(sink)
+        generation.deltas = deltas
+        generation.resume = deltas.resume
         return generation
 
 
@@ -58,16 +58,16 @@ async def test_a_slow_reader_gets_everything_in_few_pieces_and_little_memory():
     generator = MergingGenerator()
     async with rest_side(generator=generator) as rest, RawClient.connect(rest.port, limit=4096) as client:
         await client.send(request_bytes("POST", "/v1/chat/completions", body))
-        outlet = (await generator.next()).outlet
+        deltas = (await generator.next()).deltas
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for number in range(num_tokens):
-            outlet.emit(Delta(0, f"{number} ", (number,)))
+            deltas.emit(Delta(0, f"{number} ", (number,)))
             if number % 1000 == 0:
                 await asyncio.sleep(0)
         assert not generator.started[0].sink.writable
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        outlet.emit(Delta(0, "", (), None, "stop"))
-        outlet.end(Usage(1, num_tokens, 0))
+        deltas.emit(Delta(0, "", (), None, "stop"))
+        deltas.end(Usage(1, num_tokens, 0))
         events = (await client.answer()).events
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
     assert text.split() == [str(number) for number in range(num_tokens)]

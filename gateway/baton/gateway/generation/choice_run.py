@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baton.gateway.generation.output.choice import Choice
-from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.generation.placement import PlacementUse
 from baton.gateway.generation.retry_budget import Loss, loss_of
 from baton.gateway.generation.workers.stream import WorkerStream
@@ -19,7 +19,7 @@ _FINISH_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON
 class ChoiceOwner(Protocol):
     """The interface of a request that its choices' runs call."""
 
-    outlet: DeltaOutlet
+    deltas: DeltaBuffer
 
     def take(
         self, choice: Choice, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
@@ -97,7 +97,7 @@ class ChoiceRun:
         self._close(cached, worker_failed=False)
         if not self.choice.finished:
             stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
-            self._generation.outlet.emit(self.choice.end(_FINISH_REASONS[finish.reason], stop_token_id))
+            self._generation.deltas.emit(self.choice.end(_FINISH_REASONS[finish.reason], stop_token_id))
         self._generation.settle(self, cached)
 
     def on_failure(self, error: ServiceError) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from baton.gateway.core import GenerationRequest, Sink, Usage
 from baton.gateway.generation.choice_run import ChoiceRun
 from baton.gateway.generation.output.choice import Choice
-from baton.gateway.generation.output.delta_buffer import DeltaOutlet
+from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.generation.placement import PlacementUse
 from baton.gateway.generation.retry_budget import PoisonousRequest, RetryBudget
 from baton.gateway.generation.workers.stream import WorkerStream
@@ -74,7 +74,7 @@ class RunningGeneration:
         self._choices = choices
         self._ways = ways
         self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
-        self.outlet = DeltaOutlet(sink, ways.counters.finished_choices)
+        self.deltas = DeltaBuffer(sink, ways.counters.finished_choices)
         self._runs: dict[int, ChoiceRun] = {}  # by choice, while on a worker
         self._cached: dict[int, int] = {}  # cached tokens by choice
         self._unsettled = len(choices)
@@ -121,7 +121,7 @@ class RunningGeneration:
         """Receives new tokens of a choice."""
         journal = self._request.journal
         if journal is None:
-            self.outlet.emit(choice.take(token_ids, logprobs))
+            self.deltas.emit(choice.take(token_ids, logprobs))
             return
         # Tokens before and after the client's position never share a delta.
         cut = journal.split(choice.index, len(choice.output_token_ids), len(token_ids))
@@ -129,7 +129,7 @@ class RunningGeneration:
             if start < end and not choice.finished:
                 journal.append(choice.index, token_ids[start:end])
                 part = None if logprobs is None else logprobs[start:end]
-                self.outlet.emit(choice.take(token_ids[start:end], part))
+                self.deltas.emit(choice.take(token_ids[start:end], part))
 
     def _replay(self, journal: Journal) -> list[Choice]:
         """Replays the tokens of a resumed stream. Returns the choices that continue."""
@@ -145,7 +145,7 @@ class RunningGeneration:
                 self.take(choice, token_ids, None)
             end = None if choice.finished else self._resolved.end_of(choice.output_token_ids)
             if end is not None:
-                self.outlet.emit(choice.end(*end))
+                self.deltas.emit(choice.end(*end))
             if choice.finished:
                 self._unsettled -= 1
             else:
@@ -154,12 +154,12 @@ class RunningGeneration:
 
     def abort(self) -> None:
         self._count_unfinished("abort")
-        self.outlet.close()
+        self.deltas.close()
         self._note_end()
         self._stop_everything()
 
     def resume(self) -> None:
-        self.outlet.resume()
+        self.deltas.resume()
 
     def shut_down(self) -> None:
         """Ends the generation because the gateway stops. A resumable stream gets no error: it continues at another
@@ -192,7 +192,7 @@ class RunningGeneration:
         end = self._resolved.end_of(choice.output_token_ids)
         if end is not None:
             # Only the worker's finish message was lost.
-            self.outlet.emit(choice.end(*end))
+            self.deltas.emit(choice.end(*end))
             self.settle(run, None)
             return
         del self._runs[choice.index]
@@ -388,7 +388,7 @@ class RunningGeneration:
         self._count_unfinished("error")
         self._note_end()
         self._stop_everything()
-        self.outlet.end(error)
+        self.deltas.end(error)
 
     def _count_unfinished(self, ending: str) -> None:
         self._ways.counters.finished_choices[ending] += sum(not choice.finished for choice in self._choices)
@@ -396,7 +396,7 @@ class RunningGeneration:
     def _end(self, usage: Usage) -> None:
         self._cancel_timers()
         self._note_end()
-        self.outlet.end(usage)
+        self.deltas.end(usage)
 
     def _note_end(self) -> None:
         """Unregisters the generation and calls `on_end`. Idempotent."""

@@ -57,7 +57,7 @@ class _Merged:
         )
 
 
-class DeltaOutlet:
+class DeltaBuffer:
     """Passes on each choice's deltas in order, then the end. Does nothing once closed.
 
     `finished` counts the finished choices by reason.
