@@ -8,7 +8,7 @@ from baton.gateway.generation.output.logprobs import logprob_namer
 from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
 from baton.gateway.generation.output.repetition import detector_of
 from baton.gateway.generation.output.stop_strings import StopStrings
-from baton.gateway.generation.running import Pathways, Prompt, RunningGeneration
+from baton.gateway.generation.running import GenerationServices, HashedPrompt, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
@@ -37,7 +37,7 @@ class WorkerGenerator:
         self._catalog = catalog
         self._limits = limits or RequestLimits()
         self._hashes = PromptHashes()
-        self._ways = Pathways(router, streams, counters, tracing)
+        self._services = GenerationServices(router, streams, counters, tracing)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)
@@ -45,21 +45,21 @@ class WorkerGenerator:
         resolved = resolve(request, model.defaults, info, self._limits)
         await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
         choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
-        prompt = _make_prompt(request, info, self._hashes)
-        generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._ways)
+        prompt = _hash_prompt(request, info, self._hashes)
+        generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._services)
         await generation.begin()
         return generation
 
     def shut_down(self) -> None:
         """Ends the running generations with an error for their clients."""
-        for generation in tuple(self._ways.running):
+        for generation in tuple(self._services.running):
             generation.shut_down()
 
 
-def _make_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> Prompt:
+def _hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> HashedPrompt:
     salt = _salt_of(request)
     namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
-    return Prompt(
+    return HashedPrompt(
         token_ids=request.prompt_token_ids,
         namespace=namespace,
         block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),

@@ -35,7 +35,7 @@ _COUNTS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pathways:
+class GenerationServices:
     """The services that a running generation uses."""
 
     router: RouterClient
@@ -46,7 +46,7 @@ class Pathways:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class HashedPrompt:
     """A prompt with its block hashes, as sent to routers and workers."""
 
     token_ids: Sequence[int]
@@ -61,20 +61,20 @@ class RunningGeneration:
         self,
         request: GenerationRequest,
         resolved: ResolvedRequest,
-        prompt: Prompt,
+        prompt: HashedPrompt,
         model: str,
         choices: Sequence[Choice],
         sink: Sink,
-        ways: Pathways,
+        services: GenerationServices,
     ) -> None:
         self._request = request
         self._resolved = resolved
         self._prompt = prompt
         self._model = model
         self._choices = choices
-        self._ways = ways
-        self._trace = None if ways.tracing is None else ways.tracing.of(request.traceparent)
-        self.deltas = DeltaBuffer(sink, ways.counters.finished_choices)
+        self._services = services
+        self._trace = None if services.tracing is None else services.tracing.of(request.traceparent)
+        self.deltas = DeltaBuffer(sink, services.counters.finished_choices)
         self._runs: dict[int, ChoiceRun] = {}  # by choice, while on a worker
         self._cached: dict[int, int] = {}  # cached tokens by choice
         self._unsettled = len(choices)
@@ -92,11 +92,11 @@ class RunningGeneration:
 
     async def begin(self) -> None:
         """Starts the generation. An exception ends it."""
-        self._ways.running.add(self)
+        self._services.running.add(self)
         try:
             await self._begin()
         except BaseException:
-            self._ways.running.discard(self)
+            self._services.running.discard(self)
             raise
 
     async def _begin(self) -> None:
@@ -237,13 +237,13 @@ class RunningGeneration:
             placed = await self._ask([run.choice for run in runs])
             runs = [run for run in runs if self._runs.get(run.choice.index) is run and run.waits]
             if self._stopped or not runs or placed.response.decode.worker_id == stream.worker_id:
-                PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+                PlacementUse(self._services.router, placed, 1).done(0, None, worker_failed=False)
                 return
             for run in runs:
                 del self._runs[run.choice.index]
                 run.leave()
             self._submit([run.choice for run in runs], placed)
-            self._ways.counters.failovers += len(runs)
+            self._services.counters.failovers += len(runs)
         except ServiceError as error:
             _log.info("no other worker for a request on a stuck device: %s", error.message)
         except Exception as error:
@@ -286,12 +286,12 @@ class RunningGeneration:
         except ServiceError as error:
             self._fail(cause if isinstance(cause, NoCapacity) else error)
         else:
-            self._ways.counters.failovers += len(lost)
+            self._services.counters.failovers += len(lost)
 
     async def _place(self, choices: Sequence[Choice]) -> None:
         placed = await self._ask(choices)
         if self._stopped:
-            PlacementUse(self._ways.router, placed, 1).done(0, None, worker_failed=False)
+            PlacementUse(self._services.router, placed, 1).done(0, None, worker_failed=False)
             return
         self._submit(choices, placed)
 
@@ -299,7 +299,7 @@ class RunningGeneration:
         num_output_tokens = max(len(choice.output_token_ids) for choice in choices)
         return await place(
             self._trace,
-            self._ways.router,
+            self._services.router,
             router_pb2.PlaceRequest(
                 request_id=self._request.request_id,
                 model=self._model,
@@ -314,12 +314,12 @@ class RunningGeneration:
                 excluded_worker_ids=self._excluded,
                 num_choices=len(choices),
             ),
-            self._silent.union(self._ways.streams.avoided()),
+            self._silent.union(self._services.streams.avoided()),
         )
 
     def _submit(self, choices: Sequence[Choice], placed: Placed) -> None:
-        use = PlacementUse(self._ways.router, placed, len(choices), self._trace and self._trace.generate(placed))
-        stream = self._ways.streams.get(placed.response.decode)
+        use = PlacementUse(self._services.router, placed, len(choices), self._trace and self._trace.generate(placed))
+        stream = self._services.streams.get(placed.response.decode)
         for choice in choices:
             run = ChoiceRun(self, choice, use, stream)
             self._runs[choice.index] = run
@@ -369,7 +369,7 @@ class RunningGeneration:
         )
 
     def _refuse(self, error: ServiceError) -> None:
-        self._ways.counters.poisonous_requests += isinstance(error, PoisonousRequest)
+        self._services.counters.poisonous_requests += isinstance(error, PoisonousRequest)
         self._fail(error)
 
     def _expire(self) -> None:
@@ -391,7 +391,7 @@ class RunningGeneration:
         self.deltas.end(error)
 
     def _count_unfinished(self, ending: str) -> None:
-        self._ways.counters.finished_choices[ending] += sum(not choice.finished for choice in self._choices)
+        self._services.counters.finished_choices[ending] += sum(not choice.finished for choice in self._choices)
 
     def _end(self, usage: Usage) -> None:
         self._cancel_timers()
@@ -400,7 +400,7 @@ class RunningGeneration:
 
     def _note_end(self) -> None:
         """Unregisters the generation and calls `on_end`. Idempotent."""
-        self._ways.running.discard(self)
+        self._services.running.discard(self)
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end(self._usage())

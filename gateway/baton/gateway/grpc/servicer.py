@@ -65,7 +65,7 @@ def _dotted(field: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _EncodedPrompt:
     token_ids: list[int]
     reading: Reading | None = None
     use: ToolUse = field(default_factory=ToolUse)
@@ -281,23 +281,23 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
 
     async def _encode(
         self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
-    ) -> _Prompt:
+    ) -> _EncodedPrompt:
         whole = isinstance(request, inference_pb2.TokenizeRequest) or bool(request.max_prompt_tokens)
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("token_ids"):
-            return _Prompt(list(request.token_ids.token_ids))
+            return _EncodedPrompt(list(request.token_ids.token_ids))
         if request.HasField("chat"):
             check_template(request.chat.chat_template or None, self._trust_templates)
             chat = chat_of(request.chat, model.require_info().max_model_len)
             token_ids = await encode_chat(model, chat, whole)
-            return _Prompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
+            return _EncodedPrompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
         if request.HasField("text"):
             bare = isinstance(request, inference_pb2.GenerateRequest) and request.omit_special_tokens
-            return _Prompt(await model.encode_text(request.text, add_special_tokens=not bare, whole=whole))
+            return _EncodedPrompt(await model.encode_text(request.text, add_special_tokens=not bare, whole=whole))
         raise InvalidRequest("prompt is missing; give chat, text or token_ids", field="prompt")
 
 
 def _form_of(
-    model: ServedModel, prompt: _Prompt, constraint: types_pb2.Constraint | None
+    model: ServedModel, prompt: _EncodedPrompt, constraint: types_pb2.Constraint | None
 ) -> tuple[Reading | None, types_pb2.Constraint | None]:
     """Returns the output's parser, and the client's constraint combined with the tools."""
     reading = prompt.reading
@@ -311,7 +311,7 @@ def _form_of(
 
 
 def _sampling_of(
-    model: ServedModel, request: inference_pb2.GenerateRequest, prompt: _Prompt
+    model: ServedModel, request: inference_pb2.GenerateRequest, prompt: _EncodedPrompt
 ) -> types_pb2.SamplingParams:
     """Returns a copy of the request's sampling with the limit of reasoning tokens."""
     sampling = types_pb2.SamplingParams()
