@@ -49,7 +49,7 @@ from baton.gateway.routers.client import RouterClient
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
-from baton.gateway.storage.factory import make_response_store
+from baton.gateway.storage.factory import make_record_store
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.channel import Dial
 from baton.rpc.identity import GATEWAY, ROUTER, WORKER
@@ -141,7 +141,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             traced,
         )
         shelf = ResponseShelf(
-            make_response_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
+            make_record_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
         connections = Connections()
         serving = _serving_context(config, core, connections, tls, bodies)

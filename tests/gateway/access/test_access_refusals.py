@@ -27,7 +27,7 @@ from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
-from baton.gateway.storage.store import MemoryResponseStore
+from baton.gateway.storage.store import MemoryRecordStore
 from baton.rpc.errors import InvalidRequest, NotFound
 from baton.v1 import inference_pb2, response_pb2
 
@@ -64,7 +64,7 @@ def catalog():
 async def rest(catalog):
     """Asks a gateway with these limits; returns the status and the error's type."""
     gate = OneTenant(requests_per_minute=40, concurrent_requests=1)
-    admission, shelf = ConcurrencyLimiter(100), ResponseShelf(MemoryResponseStore(60, 1 << 20))
+    admission, shelf = ConcurrencyLimiter(100), ResponseShelf(MemoryRecordStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(
         GatewayConfig(model=str(SAMPLE)), catalog, FakeGenerator(say("Hi")), admission, metrics, gate
@@ -177,7 +177,7 @@ class ResponseContext(Context):
 
 async def test_a_refused_response_counts_once(catalog):
     gate, generator = OneTenant(requests_per_minute=6), FakeGenerator(say("Hi"))
-    shelf = ResponseShelf(MemoryResponseStore(60, 1 << 20))
+    shelf = ResponseShelf(MemoryRecordStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(GatewayConfig(model=str(SAMPLE)), catalog, generator, ConcurrencyLimiter(9), metrics, gate)
     calls = ResponseCalls(ResponseService(serving, shelf))

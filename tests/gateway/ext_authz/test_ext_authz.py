@@ -33,7 +33,7 @@ from baton.gateway.rest.routing import RouteTable
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
-from baton.gateway.storage.store import MemoryResponseStore
+from baton.gateway.storage.store import MemoryRecordStore
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.rpc.identity import ENVOY, GATEWAY, OPERATOR, ROUTER, WORKER
 
@@ -55,7 +55,7 @@ def rules():
     catalog = ModelCatalog([load_served_model(str(SAMPLE))])
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(config, catalog, FakeGenerator(), ConcurrencyLimiter(1), metrics)
-    return Rules(RouteTable(rest_routes(serving, ResponseShelf(MemoryResponseStore(60, 1 << 20)), list)))
+    return Rules(RouteTable(rest_routes(serving, ResponseShelf(MemoryRecordStore(60, 1 << 20)), list)))
 
 
 @dataclass

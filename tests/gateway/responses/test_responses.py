@@ -7,8 +7,8 @@ import pytest
 from support.gateway.rest_harness import FakeGenerator, logprob, rest_side, say, until
 
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
-from baton.gateway.storage.redis_store import RedisResponseStore
-from baton.gateway.storage.store import MemoryResponseStore
+from baton.gateway.storage.redis_store import RedisRecordStore
+from baton.gateway.storage.store import MemoryRecordStore
 from baton.rpc.errors import NoCapacity, Unavailable
 
 
@@ -412,8 +412,8 @@ async def test_wrong_queries_are_refused(query):
 
 async def test_two_gateways_share_what_redis_keeps(redis_server):
     async with (
-        rest_side(say("Hello"), store=RedisResponseStore(redis_server.url, 60)) as one,
-        rest_side(store=RedisResponseStore(redis_server.url, 60)) as other,
+        rest_side(say("Hello"), store=RedisRecordStore(redis_server.url, 60)) as one,
+        rest_side(store=RedisRecordStore(redis_server.url, 60)) as other,
     ):
         made = (await ask(one)).json
         assert (await get(other, made["id"])).json == made
@@ -427,8 +427,8 @@ async def test_two_gateways_share_what_redis_keeps(redis_server):
 
 
 async def test_a_response_whose_gateway_is_gone_has_failed(redis_server):
-    store = RedisResponseStore(redis_server.url, 60)
-    async with rest_side(store=RedisResponseStore(redis_server.url, 60)) as other:
+    store = RedisRecordStore(redis_server.url, 60)
+    async with rest_side(store=RedisRecordStore(redis_server.url, 60)) as other:
         async with rest_side(store=store) as one:
             made = (await ask(one, background=True)).json
             record = await store.load(made["id"])
@@ -440,14 +440,14 @@ async def test_a_response_whose_gateway_is_gone_has_failed(redis_server):
 
 async def other_store_save(redis_server, name, record):
     """The record as it was, and nobody who runs it."""
-    store = RedisResponseStore(redis_server.url, 60)
+    store = RedisRecordStore(redis_server.url, 60)
     await store.save(name, record)
     await store._redis.delete(f"baton:responses:{name}:alive")
     await store.close()
 
 
 async def test_without_redis_answers_go_on_and_what_is_kept_cannot_be_reached(redis_server):
-    async with rest_side(say("Hello"), store=RedisResponseStore(redis_server.url, 60)) as rest:
+    async with rest_side(say("Hello"), store=RedisRecordStore(redis_server.url, 60)) as rest:
         made = (await ask(rest)).json
         redis_server.stop()
         answer = await get(rest, made["id"])
@@ -460,7 +460,7 @@ async def test_without_redis_answers_go_on_and_what_is_kept_cannot_be_reached(re
 
 async def test_memory_is_bounded_and_records_expire():
     now = [0.0]
-    store = MemoryResponseStore(10, 100, lambda: now[0])
+    store = MemoryRecordStore(10, 100, lambda: now[0])
     for name in "abc":
         await store.save(name, b"x" * 40)
     assert [await store.load(name) is not None for name in "abc"] == [False, True, True]

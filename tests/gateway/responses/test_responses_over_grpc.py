@@ -10,7 +10,7 @@ from support.gateway.rest_harness import FakeGenerator, logprob, say, until
 
 from baton.gateway.grpc.responses.messages import event_of
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, ReasoningText
-from baton.gateway.storage.redis_store import RedisResponseStore
+from baton.gateway.storage.redis_store import RedisRecordStore
 from baton.rpc.errors import NoCapacity, Unavailable
 from baton.v1 import response_pb2, types_pb2
 
@@ -292,7 +292,7 @@ async def test_items_that_rest_clients_kept_may_say_anything():
 
 
 async def test_two_gateways_share_what_redis_keeps_until_it_expires(redis_server):
-    store, other_store = (RedisResponseStore(redis_server.url, 60) for _ in range(2))
+    store, other_store = (RedisRecordStore(redis_server.url, 60) for _ in range(2))
     async with both_sides(say("x"), store=store) as (_, stub), both_sides(store=other_store) as (_, other_stub):
         made = (await create(stub))[-1].response
         assert await get(other_stub, made.id) == made

@@ -25,7 +25,7 @@ from baton.gateway.responses.store import ResponseShelf
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
-from baton.gateway.storage.store import MemoryResponseStore
+from baton.gateway.storage.store import MemoryRecordStore
 from baton.gateway.system.openapi import openapi_document
 
 CHECKS = [
@@ -60,7 +60,7 @@ def openapi():
     """The gateway's document, made without running one."""
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(GatewayConfig(), ModelCatalog([]), FakeGenerator(), ConcurrencyLimiter(1), metrics)
-    shelf = ResponseShelf(MemoryResponseStore(1, 1))
+    shelf = ResponseShelf(MemoryRecordStore(1, 1))
     return json.loads(openapi_document(rest_routes(serving, shelf, list)))
 
 

@@ -28,7 +28,7 @@ from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
-from baton.gateway.storage.store import MemoryResponseStore, ResponseStore
+from baton.gateway.storage.store import MemoryRecordStore, RecordStore
 from baton.v1 import types_pb2
 
 SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"
@@ -138,7 +138,7 @@ async def rest_side(
     script: Script | None = None,
     limits: HttpLimits | None = None,
     generator: FakeGenerator | None = None,
-    store: ResponseStore | None = None,
+    store: RecordStore | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
@@ -154,7 +154,7 @@ async def rest_side(
     bodies = BodyThread(RemoteReader())
     serving = ServingContext(config, catalog, generator, admission, metrics, bodies=bodies)
     missing: list[str] = []
-    shelf = ResponseShelf(store or MemoryResponseStore(60, 1 << 20))
+    shelf = ResponseShelf(store or MemoryRecordStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
     app = App(rest_routes(serving, shelf, lambda: missing), metrics, cors=cors, hosts=hosts)

@@ -13,7 +13,7 @@ import msgspec
 from baton.gateway.responses.items import Item
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.types import ResponseError, StoredResponse
-from baton.gateway.storage.store import ALIVE_SECONDS, ResponseStore
+from baton.gateway.storage.store import ALIVE_SECONDS, RecordStore
 from baton.rpc.errors import NotFound, ServiceError, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.2
 class ResponseShelf:
     """Responses by id. `close` gives running ones time to end."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: RecordStore) -> None:
         self.store = store
         self._decoder = msgspec.json.Decoder(StoredResponse)
         self._background: dict[str, RunningResponse] = {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from baton.gateway.storage.store import MemoryResponseStore, ResponseStore
+from baton.gateway.storage.store import MemoryRecordStore, RecordStore
 
 
-def make_response_store(redis_url: str, ttl: float, max_bytes: int) -> ResponseStore:
+def make_record_store(redis_url: str, ttl: float, max_bytes: int) -> RecordStore:
     """Returns the response store. Raises InvalidRequest for an invalid URL."""
     if redis_url:
         # Imports the Redis client only if it is used.
-        from baton.gateway.storage.redis_store import RedisResponseStore
+        from baton.gateway.storage.redis_store import RedisRecordStore
 
-        return RedisResponseStore(redis_url, ttl)
-    return MemoryResponseStore(ttl, max_bytes)
+        return RedisRecordStore(redis_url, ttl)
+    return MemoryRecordStore(ttl, max_bytes)

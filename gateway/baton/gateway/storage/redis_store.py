@@ -24,8 +24,8 @@ _TIMEOUT_SECONDS = 2.0
 _CANCEL_SECONDS = 600
 
 
-class RedisResponseStore:
-    """Implements ResponseStore."""
+class RedisRecordStore:
+    """Implements RecordStore."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self._ttl = max(1, int(ttl))

@@ -1,4 +1,4 @@
-"""The store interface for responses, and its implementation in memory. Knows only bytes and names."""
+"""The store interface for records of responses, conversations and chats, and its implementation in memory. Knows only bytes and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALIVE_SECONDS = 10
 MAX_LISTED = 10_000
 
 
-class ResponseStore(Protocol):
+class RecordStore(Protocol):
     """Records by name, each with a time to live. Raises Unavailable if the store cannot be reached."""
 
     async def save(self, name: str, record: bytes) -> None:
@@ -71,8 +71,8 @@ class _Kept:
         return len(self.record) + sum(map(len, self.pieces))
 
 
-class MemoryResponseStore:
-    """Implements ResponseStore in memory, bounded in bytes; the oldest records are dropped first."""
+class MemoryRecordStore:
+    """Implements RecordStore in memory, bounded in bytes; the oldest records are dropped first."""
 
     def __init__(self, ttl: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl = ttl

@@ -9,8 +9,8 @@ from support.gateway.rest_harness import rest_side, say
 
 from baton.gateway.openai.stored_chats.store import ChatShelf
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart
-from baton.gateway.storage.redis_store import RedisResponseStore
-from baton.gateway.storage.store import MAX_LISTED, MemoryResponseStore
+from baton.gateway.storage.redis_store import RedisRecordStore
+from baton.gateway.storage.store import MAX_LISTED, MemoryRecordStore
 from baton.rpc.errors import NotFound
 
 PATH = "/v1/chat/completions"
@@ -109,7 +109,7 @@ async def test_metadata_is_replaced_and_chats_are_forgotten():
 
 
 async def test_two_gateways_share_what_redis_keeps_until_it_expires(redis_server):
-    stores = [RedisResponseStore(redis_server.url, 60) for _ in range(2)]
+    stores = [RedisRecordStore(redis_server.url, 60) for _ in range(2)]
     async with rest_side(say("x"), store=stores[0]) as one, rest_side(store=stores[1]) as other:
         made = (await one.chat(store=True)).json
         assert (await get(other, f"/{made['id']}")).json["choices"] == made["choices"]
@@ -124,7 +124,7 @@ async def test_two_gateways_share_what_redis_keeps_until_it_expires(redis_server
 
 
 async def test_without_redis_chats_are_answered_and_not_found(redis_server):
-    async with rest_side(say("Hello"), store=RedisResponseStore(redis_server.url, 60)) as rest:
+    async with rest_side(say("Hello"), store=RedisRecordStore(redis_server.url, 60)) as rest:
         redis_server.stop()
         made = await rest.chat(store=True)
         assert (made.status, made.json["choices"][0]["message"]["content"]) == (200, "Hello")
@@ -152,7 +152,7 @@ async def test_other_tenants_chats_are_not_there():
 
 async def test_the_list_in_memory_is_bounded_and_forgets():
     now = 0.0
-    store = MemoryResponseStore(10, 1 << 20, lambda: now)
+    store = MemoryRecordStore(10, 1 << 20, lambda: now)
     for number in range(MAX_LISTED + 3):
         await store.enlist("g", str(number))
     assert (await store.listed("g"))[0] == "3"

@@ -9,8 +9,8 @@ from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
 from baton.gateway.responses.conversations import store as conversation_shelf
 from baton.gateway.responses.conversations.store import ConversationShelf
 from baton.gateway.rest.app import App
-from baton.gateway.storage.redis_store import RedisResponseStore
-from baton.gateway.storage.store import MemoryResponseStore
+from baton.gateway.storage.redis_store import RedisRecordStore
+from baton.gateway.storage.store import MemoryRecordStore
 from baton.rpc.errors import NotFound, Unavailable
 
 PATH = "/v1/conversations"
@@ -23,9 +23,9 @@ OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "ok"}
 def make_store(request):
     """A maker of stores; those in Redis are of one server."""
     if request.param == "memory":
-        return lambda ttl=60.0: MemoryResponseStore(ttl, 1 << 20)
+        return lambda ttl=60.0: MemoryRecordStore(ttl, 1 << 20)
     server = request.getfixturevalue("redis_server")
-    return lambda ttl=60.0: RedisResponseStore(server.url, ttl)
+    return lambda ttl=60.0: RedisRecordStore(server.url, ttl)
 
 
 async def begin(rest, *items, **fields):
@@ -233,7 +233,7 @@ async def test_items_live_as_long_as_their_conversation(make_store):
 
 
 async def test_memory_counts_items_and_drops_whole_conversations():
-    store = MemoryResponseStore(60, 4000)
+    store = MemoryRecordStore(60, 4000)
     shelf = ConversationShelf(store)
     text = {"type": "message", "role": "user", "content": "x" * 400}
     one = await shelf.create("t", {}, [])

@@ -13,7 +13,7 @@ from baton.gateway.openai.chat_answer import ChatDocument
 from baton.gateway.openai.stored_chats.types import StoredChat, StoredMessage
 from baton.gateway.schemas.answers import Usage
 from baton.gateway.schemas.requests import ChatMessage
-from baton.gateway.storage.store import ResponseStore
+from baton.gateway.storage.store import RecordStore
 from baton.rpc.errors import NotFound, ServiceError
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class ChatShelf:
     """Stores chats per tenant, because clients choose the ids."""
 
-    def __init__(self, store: ResponseStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, store: RecordStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
         self._spawn = spawn
         self._decoder = msgspec.json.Decoder(StoredChat)

@@ -15,7 +15,7 @@ import msgspec
 
 from baton.gateway.responses.conversations.types import Conversation, StoredConversation
 from baton.gateway.responses.items import Item
-from baton.gateway.storage.store import ResponseStore
+from baton.gateway.storage.store import RecordStore
 from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _items = msgspec.json.Decoder(Item)
 class ConversationShelf:
     """Stores conversations in the response store, each until its time to live after the last change."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: RecordStore) -> None:
         self._store = store
         self._decoder = msgspec.json.Decoder(StoredConversation)
 
