@@ -10,13 +10,13 @@ from baton.gateway.console.routes import console_routes
 from baton.gateway.openai.chat import ChatCompletions
 from baton.gateway.openai.completions import Completions
 from baton.gateway.openai.stored_chats.routes import stored_chat_routes
-from baton.gateway.openai.stored_chats.store import ChatShelf
+from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.openai.token_generate import token_routes
 from baton.gateway.playground.routes import playground_routes
 from baton.gateway.responses.conversation_routes import conversation_routes
 from baton.gateway.responses.routes import responses_routes
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.resumption import Resumable
 from baton.gateway.rest.routing import Route
 from baton.gateway.routers.fleet_control import FleetControl
@@ -33,15 +33,15 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 
 def rest_routes(
-    serving: ServingContext, shelf: ResponseShelf, missing: Callable[[], list[str]], fleet: FleetControl | None = None
+    serving: ServingContext, store: ResponseStore, missing: Callable[[], list[str]], fleet: FleetControl | None = None
 ) -> list[Route]:
     """Returns all routes. `missing` describes what the gateway still needs before it can serve.
 
     `fleet` is what the admin routes operate on; without it there are none.
     """
-    service = ResponseService(serving, shelf)
+    service = ResponseService(serving, store)
     responses = responses_routes(service, serving.config.strict_fields)
-    chats = ChatShelf(shelf.store, shelf.spawn)
+    chats = ChatStore(store.records, store.spawn)
     api = [
         *_api_routes(serving, chats),
         *model_routes(serving.catalog),
@@ -62,7 +62,7 @@ def rest_routes(
     return [*routes, *playground_routes(not serving.config.no_playground), *console_routes(serving, fleet)]
 
 
-def _api_routes(serving: ServingContext, chats: ChatShelf) -> list[Route]:
+def _api_routes(serving: ServingContext, chats: ChatStore) -> list[Route]:
     return [
         Route(
             "POST",

@@ -41,7 +41,7 @@ from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.resume.store import StreamStore
@@ -140,15 +140,15 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             tracer,
             traced,
         )
-        shelf = ResponseShelf(
+        store = ResponseStore(
             make_record_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
         )
         connections = Connections()
         serving = _serving_context(config, core, connections, tls, bodies)
-        http_server, authorization = _http_server(config, core, serving, shelf, connections, tls)
+        http_server, authorization = _http_server(config, core, serving, store, connections, tls)
         async with http_server as http:
             async with (
-                _rpc_server(config, core, ResponseService(serving, shelf), tls.grpc) as rpc,
+                _rpc_server(config, core, ResponseService(serving, store), tls.grpc) as rpc,
                 ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
             ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
@@ -156,7 +156,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
                 core.admission.drain()
                 seconds = config.drain_timeout
                 cut_short = asyncio.get_running_loop().call_later(seconds, core.generator.shut_down)
-                draining = asyncio.gather(http.drain(seconds + _LAST_WORDS_SECONDS), shelf.close(seconds))
+                draining = asyncio.gather(http.drain(seconds + _LAST_WORDS_SECONDS), store.close(seconds))
             # Leaving the gRPC server's context drains it at the same time.
             await draining
             cut_short.cancel()
@@ -232,14 +232,14 @@ def _http_server(
     config: GatewayConfig,
     core: _Core,
     serving: ServingContext,
-    shelf: ResponseShelf,
+    store: ResponseStore,
     connections: Connections,
     tls: _AllTls,
 ) -> tuple[HttpServer, ExtAuthzServicer]:
     """Returns the REST server, and the servicer that answers Envoy from the same routes."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    routes = rest_routes(serving, shelf, lambda: missing_parts(core), core.fleet)
+    routes = rest_routes(serving, store, lambda: missing_parts(core), core.fleet)
     app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     serving.metrics.register(ExtAuthzCollector(authorization))

@@ -22,7 +22,7 @@ from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.responses.service import ResponseService
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
@@ -64,12 +64,12 @@ def catalog():
 async def rest(catalog):
     """Asks a gateway with these limits; returns the status and the error's type."""
     gate = OneTenant(requests_per_minute=40, concurrent_requests=1)
-    admission, shelf = ConcurrencyLimiter(100), ResponseShelf(MemoryRecordStore(60, 1 << 20))
+    admission, responses = ConcurrencyLimiter(100), ResponseStore(MemoryRecordStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(
         GatewayConfig(model=str(SAMPLE)), catalog, FakeGenerator(say("Hi")), admission, metrics, gate
     )
-    async with HttpServer("127.0.0.1:0", App(rest_routes(serving, shelf, list), metrics, gate)) as server:
+    async with HttpServer("127.0.0.1:0", App(rest_routes(serving, responses, list), metrics, gate)) as server:
 
         async def ask(path, body):
             async with RawClient.connect(server.port) as client:
@@ -79,7 +79,7 @@ async def rest(catalog):
 
         ask.gate = gate
         yield ask
-    await shelf.close(0)
+    await responses.close(0)
 
 
 def chat(text, **fields):
@@ -177,10 +177,10 @@ class ResponseContext(Context):
 
 async def test_a_refused_response_counts_once(catalog):
     gate, generator = OneTenant(requests_per_minute=6), FakeGenerator(say("Hi"))
-    shelf = ResponseShelf(MemoryRecordStore(60, 1 << 20))
+    responses = ResponseStore(MemoryRecordStore(60, 1 << 20))
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(GatewayConfig(model=str(SAMPLE)), catalog, generator, ConcurrencyLimiter(9), metrics, gate)
-    calls = ResponseCalls(ResponseService(serving, shelf))
+    calls = ResponseCalls(ResponseService(serving, responses))
     servicer = InferenceServicer(generator, catalog, gate=gate, responses=calls)
 
     async def ask(text, **fields):
@@ -206,4 +206,4 @@ async def test_a_refused_response_counts_once(catalog):
     await asyncio.sleep(0.02)
     with pytest.raises(RateLimited):
         await ask(LONG)
-    await shelf.close(0)
+    await responses.close(0)

@@ -28,7 +28,7 @@ from baton.gateway.ext_authz.service import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.models.served import ModelCatalog, load_served_model
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.routing import RouteTable
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
@@ -55,7 +55,7 @@ def rules():
     catalog = ModelCatalog([load_served_model(str(SAMPLE))])
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(config, catalog, FakeGenerator(), ConcurrencyLimiter(1), metrics)
-    return Rules(RouteTable(rest_routes(serving, ResponseShelf(MemoryRecordStore(60, 1 << 20)), list)))
+    return Rules(RouteTable(rest_routes(serving, ResponseStore(MemoryRecordStore(60, 1 << 20)), list)))
 
 
 @dataclass

@@ -306,7 +306,7 @@ async def test_a_background_stream_is_read_again_from_any_event():
         waiting = asyncio.create_task(ask(rest, background=True, stream=True))
         generation = await rest.generator.next()
         generation.emit("Once")
-        (response_id,) = rest.shelf._background
+        (response_id,) = rest.responses._background
         late = asyncio.create_task(get(rest, response_id, "?stream=true&starting_after=2"))
         generation.emit(" upon")
         generation.finish()
@@ -329,12 +329,12 @@ async def test_a_background_response_outlives_its_client():
         waiting = asyncio.create_task(ask(rest, background=True, stream=True))
         generation = await rest.generator.next()
         generation.emit("Once")
-        (response_id,) = rest.shelf._background
+        (response_id,) = rest.responses._background
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         generation.finish()
         generation.done()
-        await until(lambda: not rest.shelf._background)
+        await until(lambda: not rest.responses._background)
         assert (await get(rest, response_id)).json["status"] == "completed"
 
 

@@ -160,7 +160,7 @@ async def test_a_response_in_the_background_outlives_its_call_and_is_watched():
         generation.finish()
         generation.done()
         events, last_events = await watching, await late
-        await until(lambda: not rest.shelf._background)
+        await until(lambda: not rest.responses._background)
         again = await watch(stub, response_id)
         over_rest = (await rest.request("GET", f"/v1/responses/{response_id}?stream=true")).body
     assert "".join(event.text.text for event in events) == "Once upon"
@@ -185,7 +185,7 @@ async def test_a_response_in_the_background_is_cancelled():
         while (answer := await call.read()) is not grpc.aio.EOF:
             events.append(answer.event)
         await until(lambda: rest.admission.in_use == 0)
-        await until(lambda: not rest.shelf._background)
+        await until(lambda: not rest.responses._background)
         assert (await get(stub, response_id)).status == response_pb2.RESPONSE_STATUS_CANCELLED
         assert (await watch(stub, response_id))[-1] == events[-1]
     assert events[-1].response.status == response_pb2.RESPONSE_STATUS_CANCELLED

@@ -21,7 +21,7 @@ from baton.gateway.config import GatewayConfig
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.models.served import ModelCatalog
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
@@ -60,8 +60,8 @@ def openapi():
     """The gateway's document, made without running one."""
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     serving = ServingContext(GatewayConfig(), ModelCatalog([]), FakeGenerator(), ConcurrencyLimiter(1), metrics)
-    shelf = ResponseShelf(MemoryRecordStore(1, 1))
-    return json.loads(openapi_document(rest_routes(serving, shelf, list)))
+    responses = ResponseStore(MemoryRecordStore(1, 1))
+    return json.loads(openapi_document(rest_routes(serving, responses, list)))
 
 
 def field_names(document):

@@ -1,4 +1,4 @@
-"""Responses over both public APIs: one scripted generator, one shelf, a raw HTTP client and a real gRPC client."""
+"""Responses over both public APIs: one scripted generator, one store, a raw HTTP client and a real gRPC client."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _ANY_SIZE = (("grpc.max_receive_message_length", -1),)
 async def both_sides(
     script: Script | None = None, tenant: str = "", **settings: Any
 ) -> AsyncIterator[tuple[Rest, InferenceServiceStub]]:
-    """REST's side, and a stub of the gRPC side with the same generator and shelf."""
+    """REST's side, and a stub of the gRPC side with the same generator and store."""
     async with rest_side(script, **settings) as rest:
         gate = GateOf(tenant)
         config = GatewayConfig(model="storyteller-7m")
         serving = ServingContext(config, rest.catalog, rest.generator, rest.admission, rest.metrics, gate)
-        calls = ResponseCalls(ResponseService(serving, rest.shelf))
+        calls = ResponseCalls(ResponseService(serving, rest.responses))
         servicer = InferenceServicer(rest.generator, rest.catalog, gate=gate, responses=calls)
         service = Service("baton.v1.InferenceService", servicer, add_InferenceServiceServicer_to_server)
         async with (

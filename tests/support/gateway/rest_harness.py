@@ -23,7 +23,7 @@ from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.serving.admission import ConcurrencyLimiter
@@ -116,7 +116,7 @@ class Rest:
     admission: ConcurrencyLimiter
     metrics: GatewayMetrics
     server: HttpServer
-    shelf: ResponseShelf
+    responses: ResponseStore
     missing: list[str] = field(default_factory=list)
 
     async def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
@@ -154,13 +154,13 @@ async def rest_side(
     bodies = BodyThread(RemoteReader())
     serving = ServingContext(config, catalog, generator, admission, metrics, bodies=bodies)
     missing: list[str] = []
-    shelf = ResponseShelf(store or MemoryRecordStore(60, 1 << 20))
+    responses = ResponseStore(store or MemoryRecordStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    app = App(rest_routes(serving, shelf, lambda: missing), metrics, cors=cors, hosts=hosts)
+    app = App(rest_routes(serving, responses, lambda: missing), metrics, cors=cors, hosts=hosts)
     async with bodies, HttpServer("127.0.0.1:0", app, limits, connections) as server:
-        yield Rest(server.port, generator, catalog, admission, metrics, server, shelf, missing)
-    await shelf.close(0)
+        yield Rest(server.port, generator, catalog, admission, metrics, server, responses, missing)
+    await responses.close(0)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from baton.gateway.grpc.responses.calls import page_asked
 from baton.gateway.grpc.responses.messages import item_of
 from baton.gateway.grpc.responses.request import given_item, name_item_field
 from baton.gateway.responses.conversations.checks import checked_items
-from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.conversations.types import Conversation
 from baton.gateway.responses.items import Item
 from baton.rpc.errors import InvalidRequest, ServiceError
@@ -33,7 +33,7 @@ class ConversationMethods:
 
     @property
     @abstractmethod
-    def _conversations(self) -> ConversationShelf:
+    def _conversations(self) -> ConversationStore:
         """Returns the store of conversations."""
 
     async def CreateConversation(  # noqa: N802

@@ -27,7 +27,7 @@ from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
-from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.serving.reasoning_limit import limit_reasoning
@@ -214,7 +214,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         return await self._kept.list_input(identity_of(self._gate, context), request)
 
     @property
-    def _conversations(self) -> ConversationShelf:
+    def _conversations(self) -> ConversationStore:
         return self._kept.conversations
 
     def _identity(self, context: Context) -> Identity:

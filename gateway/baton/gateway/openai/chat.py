@@ -31,7 +31,7 @@ from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.chat_answer import ChatDocument, ChatExtras, ChatStream
 from baton.gateway.openai.chat_parsed import ParsedChatDocument, ParsedChatStream
 from baton.gateway.openai.logprobs import form_of
-from baton.gateway.openai.stored_chats.store import ChatShelf
+from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import ChatCompletionRequest
 from baton.gateway.serving.answer_size import check_echo
@@ -57,9 +57,9 @@ class _Checked:
 class ChatCompletions:
     """Handles POST /v1/chat/completions."""
 
-    def __init__(self, serving: ServingContext, shelf: ChatShelf | None = None) -> None:
+    def __init__(self, serving: ServingContext, store: ChatStore | None = None) -> None:
         self._serving = serving
-        self._shelf = shelf
+        self._store = store
         self._decoder = BodyDecoder(ChatCompletionRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -88,10 +88,10 @@ class ChatCompletions:
         logprobs, extras = form_of(request, chat_num_logprobs(request)), await _extras_of(request, model, token_ids)
         fields = (exchange, meter, envelope, n, len(token_ids), logprobs, extras)
         answer = _FORMS[bool(request.stream), reading is not None](*fields)
-        if request.store and self._shelf is not None:
+        if request.store and self._store is not None:
             document = _DOCUMENTS[reading is not None](*fields)
             tenant = exchange.identity.tenant.name
-            answer.keeper = self._shelf.keeper(tenant, document, request.messages, request.metadata)
+            answer.keeper = self._store.keeper(tenant, document, request.messages, request.metadata)
         if request.functions:
             answer.field_names = {"tools": "functions"}
         await answer.run(serving.admitted(exchange, serving.generator_for(request), [generation]), [generation])

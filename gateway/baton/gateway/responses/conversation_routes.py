@@ -12,7 +12,7 @@ from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.fields.validation import check_metadata
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.responses.conversations.checks import checked_items
-from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.conversations.types import (
     AddItemsRequest,
     Conversation,
@@ -35,8 +35,8 @@ _IDS = "conv_[^/]+"
 class Conversations:
     """Handles the routes of conversations."""
 
-    def __init__(self, shelf: ConversationShelf, bodies: BodyThread, strict: bool) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ConversationStore, bodies: BodyThread, strict: bool) -> None:
+        self._store = store
         self._bodies = bodies
         self._creations = BodyDecoder(CreateConversationRequest, strict, bodies.reader)
         self._updates = BodyDecoder(UpdateConversationRequest, strict, bodies.reader)
@@ -52,28 +52,28 @@ class Conversations:
             return request.metadata or {}, checked_items(request.items) if request.items else []
 
         metadata, items = await self._bodies.run(read, len(exchange.body), exchange.owner)
-        _respond(exchange, await self._shelf.create(_tenant(exchange), metadata, items))
+        _respond(exchange, await self._store.create(_tenant(exchange), metadata, items))
 
     async def get(self, exchange: Exchange) -> None:
         """Handles GET /v1/conversations/{conversation_id}."""
-        _respond(exchange, await self._shelf.get(_tenant(exchange), _ids(exchange)[0]))
+        _respond(exchange, await self._store.get(_tenant(exchange), _ids(exchange)[0]))
 
     async def update(self, exchange: Exchange) -> None:
         """Handles POST /v1/conversations/{conversation_id}."""
         request = await self._bodies.run(partial(self._updates.read, exchange), len(exchange.body), exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
-        _respond(exchange, await self._shelf.update(_tenant(exchange), _ids(exchange)[0], metadata))
+        _respond(exchange, await self._store.update(_tenant(exchange), _ids(exchange)[0], metadata))
 
     async def delete(self, exchange: Exchange) -> None:
         """Handles DELETE /v1/conversations/{conversation_id}."""
         conversation_id = _ids(exchange)[0]
-        await self._shelf.delete(_tenant(exchange), conversation_id)
+        await self._store.delete(_tenant(exchange), conversation_id)
         _respond(exchange, DeletedConversation(conversation_id))
 
     async def list_items(self, exchange: Exchange) -> None:
         """Handles GET /v1/conversations/{conversation_id}/items."""
-        items = await self._shelf.items(_tenant(exchange), _ids(exchange)[0])
+        items = await self._store.items(_tenant(exchange), _ids(exchange)[0])
         _respond(exchange, page_asked(items, parse_qs(exchange.query)))
 
     async def add_items(self, exchange: Exchange) -> None:
@@ -85,20 +85,20 @@ class Conversations:
             return checked_items(request.items)
 
         items = await self._bodies.run(read, len(exchange.body), exchange.owner)
-        _respond(exchange, listed(await self._shelf.add(_tenant(exchange), _ids(exchange)[0], items)))
+        _respond(exchange, listed(await self._store.add(_tenant(exchange), _ids(exchange)[0], items)))
 
     async def get_item(self, exchange: Exchange) -> None:
         """Handles GET /v1/conversations/{conversation_id}/items/{item_id}."""
-        exchange.respond(200, msgspec.json.encode(await self._shelf.item(_tenant(exchange), *_ids(exchange))))
+        exchange.respond(200, msgspec.json.encode(await self._store.item(_tenant(exchange), *_ids(exchange))))
 
     async def delete_item(self, exchange: Exchange) -> None:
         """Handles DELETE /v1/conversations/{conversation_id}/items/{item_id}."""
-        _respond(exchange, await self._shelf.remove(_tenant(exchange), *_ids(exchange)))
+        _respond(exchange, await self._store.remove(_tenant(exchange), *_ids(exchange)))
 
 
-def conversation_routes(shelf: ConversationShelf, bodies: BodyThread, strict: bool) -> list[Route]:
+def conversation_routes(store: ConversationStore, bodies: BodyThread, strict: bool) -> list[Route]:
     """Returns the routes of conversations."""
-    handlers = Conversations(shelf, bodies, strict)
+    handlers = Conversations(store, bodies, strict)
     one = f"{PATH}/{{conversation_id}}"
     item = f"{one}/items/{{item_id}}"
     errors, body = (400, 404, 503), (400, 404, 408, 413, 503)

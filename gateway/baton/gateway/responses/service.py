@@ -18,12 +18,12 @@ from baton.gateway.fields.validation import check_max_items
 from baton.gateway.models.constraints.structured_output import Asked
 from baton.gateway.models.prompts.rendering import size_of
 from baton.gateway.models.served import ServedModel
-from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.items import Item, chat_messages, input_items, new_item_id
 from baton.gateway.responses.output import OutputItems
 from baton.gateway.responses.request import FIELDS, check_request, conversation_of, new_response, turn_of
 from baton.gateway.responses.running import RunningResponse
-from baton.gateway.responses.store import ResponseShelf
+from baton.gateway.responses.store import ResponseStore
 from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
 from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
@@ -73,10 +73,10 @@ class BegunResponse:
 class ResponseService:
     """The operations on responses. `field` parameters are the client's field with the response's id."""
 
-    def __init__(self, serving: ServingContext, shelf: ResponseShelf) -> None:
+    def __init__(self, serving: ServingContext, store: ResponseStore) -> None:
         self._serving = serving
-        self._shelf = shelf
-        self.conversations = ConversationShelf(shelf.store)
+        self._store = store
+        self.conversations = ConversationStore(store.records)
 
     @property
     def bodies(self) -> BodyThread:
@@ -109,7 +109,7 @@ class ResponseService:
                         serving, call, admitted.request_id, prepared.model, prepared.turn, prepared.token_ids
                     )
                 if request.background:
-                    await self._shelf.begin(running, prepared.items, prepared.context)
+                    await self._store.begin(running, prepared.items, prepared.context)
             except BaseException:
                 admitted.end()
                 raise
@@ -132,14 +132,14 @@ class ResponseService:
 
     async def find(self, identity: Identity, response_id: str, field: str = "response_id") -> StoredResponse:
         """Returns a response of the client's tenant. Raises NotFound, also for responses of other tenants."""
-        stored = await self._shelf.get(response_id, field)
+        stored = await self._store.get(response_id, field)
         if stored.tenant != identity.tenant.name:
             raise NotFound(f"Response with id '{response_id}' not found.", field=field)
         return stored
 
     def events_of(self, stored: StoredResponse, field: str) -> RunningResponse | list[str]:
         """Returns the running response if it is on this gateway, or the stored events. Raises InvalidRequest."""
-        running = self._shelf.running(stored.response.id)
+        running = self._store.running(stored.response.id)
         if running is not None and not running.num_forgotten:
             return running
         if stored.events is not None:
@@ -153,14 +153,14 @@ class ResponseService:
     async def delete(self, identity: Identity, response_id: str) -> None:
         """Deletes a response. Raises NotFound, Unavailable."""
         await self.find(identity, response_id)
-        await self._shelf.delete(response_id)
+        await self._store.delete(response_id)
 
     async def cancel(self, identity: Identity, response_id: str) -> StoredResponse:
         """Cancels a background response. Raises NotFound, InvalidRequest, Unavailable."""
         stored = await self.find(identity, response_id)
         if not stored.response.background:
             raise InvalidRequest("only background responses can be cancelled", field="background")
-        return await self._shelf.cancel(response_id)
+        return await self._store.cancel(response_id)
 
     def _check(self, call: Call, request: ResponsesRequest) -> tuple[ServedModel, ServedTools, list[Item]]:
         check_request(request, self._serving.config.max_logprobs)
@@ -257,7 +257,7 @@ class ResponseService:
     def _running(self, call: Call, prepared: _Prepared, end_admission: Callable[[], None]) -> RunningResponse:
         request, turn = prepared.request, prepared.turn
         response_id = f"resp_{uuid.uuid4().hex}"
-        shelf, conversations = self._shelf, self.conversations
+        store, conversations = self._store, self.conversations
 
         async def settle(running: RunningResponse) -> None:
             end_admission()
@@ -267,14 +267,14 @@ class ResponseService:
                 await conversations.extend(running.tenant, prepared.conversation_id, added)
             if running.response.store and not unwanted and (running.response.background or running.error is None):
                 with_events = running.response.background and bool(request.stream)
-                await shelf.keep(running, prepared.items, prepared.context, with_events)
+                await store.keep(running, prepared.items, prepared.context, with_events)
 
         running = RunningResponse(
             new_response(request, response_id, prepared.model.name, prepared.model.defaults),
             OutputItems(new_item_id, turn.logprobs, prepared.names),
             self._serving.meter(call, 1),
             settle,
-            shelf.spawn,
+            store.spawn,
         )
         running.tenant = call.identity.tenant.name
         return running

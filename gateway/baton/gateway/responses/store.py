@@ -22,11 +22,11 @@ _BEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 
 
-class ResponseShelf:
+class ResponseStore:
     """Responses by id. `close` gives running ones time to end."""
 
-    def __init__(self, store: RecordStore) -> None:
-        self.store = store
+    def __init__(self, records: RecordStore) -> None:
+        self.records = records
         self._decoder = msgspec.json.Decoder(StoredResponse)
         self._background: dict[str, RunningResponse] = {}
         self._idle = asyncio.Event()  # set while nothing runs in the background
@@ -86,7 +86,7 @@ class ResponseShelf:
         response = stored.response
         if running is not None:
             stored.response = running.response
-        elif response.status in ("queued", "in_progress") and not await self.store.is_running(response_id):
+        elif response.status in ("queued", "in_progress") and not await self.records.is_running(response_id):
             # It may have been stored since it was loaded.
             stored = await self._load(response_id) or stored
             if stored.response.status in ("queued", "in_progress"):
@@ -99,7 +99,7 @@ class ResponseShelf:
         running = self._drop(response_id)
         if running is not None:
             running.abandon()
-        if not await self.store.delete(response_id):
+        if not await self.records.delete(response_id):
             raise NotFound(f"Response with id '{response_id}' not found.", field="response_id")
 
     async def cancel(self, response_id: str) -> StoredResponse:
@@ -109,7 +109,7 @@ class ResponseShelf:
         if running is not None:
             running.cancel()
         elif stored.response.status in ("queued", "in_progress"):
-            await self.store.ask_cancel(response_id)
+            await self.records.ask_cancel(response_id)
             return await self._until_ended(response_id)
         return stored
 
@@ -124,7 +124,7 @@ class ResponseShelf:
             await asyncio.wait(set(self._tasks), timeout=_BEAT_SECONDS * 2)
         if self._beating is not None:
             self._beating.cancel()
-        await self.store.close()
+        await self.records.close()
 
     def _drop(self, response_id: str) -> RunningResponse | None:
         running = self._background.pop(response_id, None)
@@ -141,10 +141,10 @@ class ResponseShelf:
         raise Unavailable("the gateway that runs this response does not answer", retry_after_ms=1000)
 
     async def _save(self, stored: StoredResponse) -> None:
-        await self.store.save(stored.response.id, msgspec.json.encode(stored))
+        await self.records.save(stored.response.id, msgspec.json.encode(stored))
 
     async def _load(self, response_id: str) -> StoredResponse | None:
-        record = await self.store.load(response_id)
+        record = await self.records.load(response_id)
         if record is None:
             return None
         try:
@@ -163,7 +163,7 @@ class ResponseShelf:
             self._beating = None
 
     async def _beat(self, response_ids: Sequence[str]) -> None:
-        for response_id in await self.store.beat(response_ids):
+        for response_id in await self.records.beat(response_ids):
             running = self._background.get(response_id)
             if running is not None:
                 running.cancel()

@@ -1,4 +1,4 @@
-"""Creates the response store that the settings select."""
+"""Creates the record store that the settings select."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton.gateway.storage.store import MemoryRecordStore, RecordStore
 
 
 def make_record_store(redis_url: str, ttl: float, max_bytes: int) -> RecordStore:
-    """Returns the response store. Raises InvalidRequest for an invalid URL."""
+    """Returns the record store. Raises InvalidRequest for an invalid URL."""
     if redis_url:
         # Imports the Redis client only if it is used.
         from baton.gateway.storage.redis_store import RedisRecordStore

@@ -1,4 +1,4 @@
-"""The store interface for records of responses, conversations and chats, and its implementation in memory. Knows only bytes and names."""
+"""The store of records (responses, conversations, chats), and its implementation in memory. Knows only bytes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 from support.gateway.rest_harness import rest_side, say
 
-from baton.gateway.openai.stored_chats.store import ChatShelf
+from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart
 from baton.gateway.storage.redis_store import RedisRecordStore
 from baton.gateway.storage.store import MAX_LISTED, MemoryRecordStore
@@ -136,14 +136,14 @@ async def test_without_redis_chats_are_answered_and_not_found(redis_server):
 async def test_other_tenants_chats_are_not_there():
     async with rest_side(say("x")) as rest:
         made = (await rest.chat(store=True)).json
-        shelf = ChatShelf(rest.shelf.store, rest.shelf.spawn)
-        assert (await shelf.get("", made["id"])).completion["id"] == made["id"]
-        assert await shelf.ids("") == [made["id"]]
+        chats = ChatStore(rest.responses.records, rest.responses.spawn)
+        assert (await chats.get("", made["id"])).completion["id"] == made["id"]
+        assert await chats.ids("") == [made["id"]]
         for tenant, name in (("acme", made["id"]), ("0:", made["id"]), ("", f"0::{made['id']}")):
-            assert await shelf.find(tenant, name) is None
-            assert not tenant or await shelf.ids(tenant) == []
+            assert await chats.find(tenant, name) is None
+            assert not tenant or await chats.ids(tenant) == []
             with pytest.raises(NotFound):
-                await shelf.delete(tenant, name)
+                await chats.delete(tenant, name)
         # Nor are they responses.
         assert (await rest.request("GET", f"/v1/responses/chat:0::{made['id']}")).status == 404
         assert (await rest.request("DELETE", f"/v1/responses/chat:0::{made['id']}")).status == 404

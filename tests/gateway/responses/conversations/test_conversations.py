@@ -6,8 +6,8 @@ import pytest
 from support.gateway.responses_rig import GateOf
 from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
 
-from baton.gateway.responses.conversations import store as conversation_shelf
-from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.responses.conversations import store as conversation_store
+from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.rest.app import App
 from baton.gateway.storage.redis_store import RedisRecordStore
 from baton.gateway.storage.store import MemoryRecordStore
@@ -206,7 +206,7 @@ async def test_an_id_is_not_taken_twice():
 
 
 async def test_a_conversation_that_is_too_large_takes_no_more(monkeypatch):
-    monkeypatch.setattr(conversation_shelf, "MAX_BYTES", 1000)
+    monkeypatch.setattr(conversation_store, "MAX_BYTES", 1000)
     async with rest_side(say("ok")) as rest:
         made = await begin(rest, {"role": "user", "content": "x" * 1000})
         answer = await rest.post(f"{PATH}/{made['id']}/items", {"items": [USER]})
@@ -217,37 +217,37 @@ async def test_a_conversation_that_is_too_large_takes_no_more(monkeypatch):
 
 
 async def test_items_live_as_long_as_their_conversation(make_store):
-    shelf = ConversationShelf(store := make_store(ttl=1.5))
-    kept = await shelf.create("t", {}, [USER | {"type": "message", "id": "a"}])
-    touched = await shelf.create("t", {}, [USER | {"type": "message", "id": "a"}])
+    conversations = ConversationStore(store := make_store(ttl=1.5))
+    kept = await conversations.create("t", {}, [USER | {"type": "message", "id": "a"}])
+    touched = await conversations.create("t", {}, [USER | {"type": "message", "id": "a"}])
     for _ in range(3):
         await asyncio.sleep(0.8)
-        await shelf.update("t", touched.id, {})
-    assert len(await shelf.items("t", touched.id)) == 1
+        await conversations.update("t", touched.id, {})
+    assert len(await conversations.items("t", touched.id)) == 1
     with pytest.raises(NotFound):
-        await shelf.items("t", kept.id)
-    await shelf.extend("t", kept.id, [USER | {"type": "message", "id": "b"}])
+        await conversations.items("t", kept.id)
+    await conversations.extend("t", kept.id, [USER | {"type": "message", "id": "b"}])
     with pytest.raises(NotFound):  # what is gone does not come back half
-        await shelf.items("t", kept.id)
+        await conversations.items("t", kept.id)
     await store.close()
 
 
 async def test_memory_counts_items_and_drops_whole_conversations():
     store = MemoryRecordStore(60, 4000)
-    shelf = ConversationShelf(store)
+    conversations = ConversationStore(store)
     text = {"type": "message", "role": "user", "content": "x" * 400}
-    one = await shelf.create("t", {}, [])
+    one = await conversations.create("t", {}, [])
     for number in range(3):
-        await shelf.add("t", one.id, [text | {"id": str(number)}])
+        await conversations.add("t", one.id, [text | {"id": str(number)}])
     assert 1200 < store.num_bytes <= 4000
     before = store.num_bytes
-    await shelf.remove("t", one.id, "1")
+    await conversations.remove("t", one.id, "1")
     assert before - store.num_bytes > 400
-    assert [item["id"] for item in await shelf.items("t", one.id)] == ["0", "2"]
-    other = await shelf.create("t", {}, [text | {"id": str(number)} for number in range(6)])
-    assert len(await shelf.items("t", other.id)) == 6
+    assert [item["id"] for item in await conversations.items("t", one.id)] == ["0", "2"]
+    other = await conversations.create("t", {}, [text | {"id": str(number)} for number in range(6)])
+    assert len(await conversations.items("t", other.id)) == 6
     with pytest.raises(NotFound):
-        await shelf.get("t", one.id)
+        await conversations.get("t", one.id)
     assert store.num_bytes <= 4000
-    await shelf.delete("t", other.id)
+    await conversations.delete("t", other.id)
     assert store.num_bytes == 0

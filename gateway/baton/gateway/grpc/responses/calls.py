@@ -13,7 +13,7 @@ from baton.gateway.access.identity import Identity
 from baton.gateway.errors.http import HttpError
 from baton.gateway.grpc.responses.messages import event_of, item_of, response_of
 from baton.gateway.grpc.responses.request import asked_of, name_field, request_of
-from baton.gateway.responses.conversations.store import ConversationShelf
+from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.items import Item
 from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
 from baton.gateway.responses.running import RunningResponse
@@ -115,7 +115,7 @@ class ResponseCalls:
         self._service = service
 
     @property
-    def conversations(self) -> ConversationShelf:
+    def conversations(self) -> ConversationStore:
         """Returns the store of conversations."""
         return self._service.conversations
 

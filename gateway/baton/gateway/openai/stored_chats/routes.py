@@ -12,7 +12,7 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.fields.validation import check_metadata
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.openai.stored_chats.store import ChatShelf
+from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.openai.stored_chats.types import (
     ChatCompletionList,
     DeletedChatCompletion,
@@ -47,8 +47,8 @@ _IDS = "chatcmpl-.+"
 class StoredChats:
     """Handles the routes of stored chats."""
 
-    def __init__(self, shelf: ChatShelf, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ChatStore, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool) -> None:
+        self._store = store
         self._bodies = bodies
         self._primary_name = primary_name
         self._decoder = BodyDecoder(UpdateChatCompletion, strict, bodies.reader)
@@ -57,10 +57,10 @@ class StoredChats:
         """Handles GET /v1/chat/completions."""
         query = parse_qs(exchange.query)
         limit, tenant = _limit(query), exchange.identity.tenant.name
-        ids = _in_order(await self._shelf.ids(tenant), query)
+        ids = _in_order(await self._store.ids(tenant), query)
         found: list[dict[str, object]] = []
         for completion_id in ids:
-            chat = await self._shelf.find(tenant, completion_id)
+            chat = await self._store.find(tenant, completion_id)
             if chat is not None and _is_asked(chat, query, self._primary_name(query.get("model", [""])[-1])):
                 found.append(chat.completion)
             if len(found) > limit:
@@ -77,14 +77,14 @@ class StoredChats:
 
     async def get(self, exchange: Exchange) -> None:
         """Handles GET /v1/chat/completions/{completion_id}."""
-        chat = await self._shelf.get(exchange.identity.tenant.name, _id_of(exchange))
+        chat = await self._store.get(exchange.identity.tenant.name, _id_of(exchange))
         exchange.respond(200, msgspec.json.encode(chat.completion))
 
     async def messages(self, exchange: Exchange) -> None:
         """Handles GET /v1/chat/completions/{completion_id}/messages."""
         query = parse_qs(exchange.query)
         limit = _limit(query)
-        chat = await self._shelf.get(exchange.identity.tenant.name, _id_of(exchange))
+        chat = await self._store.get(exchange.identity.tenant.name, _id_of(exchange))
         by_id = {message.id: message for message in chat.messages}
         ids = _in_order(list(by_id), query)
         data = [by_id[message_id] for message_id in ids[:limit]]
@@ -101,21 +101,21 @@ class StoredChats:
         request = await self._bodies.run(partial(self._decoder.read, exchange), len(exchange.body), exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
-        chat = await self._shelf.update(exchange.identity.tenant.name, _id_of(exchange), metadata)
+        chat = await self._store.update(exchange.identity.tenant.name, _id_of(exchange), metadata)
         exchange.respond(200, msgspec.json.encode(chat.completion))
 
     async def delete(self, exchange: Exchange) -> None:
         """Handles DELETE /v1/chat/completions/{completion_id}."""
         completion_id = _id_of(exchange)
-        await self._shelf.delete(exchange.identity.tenant.name, completion_id)
+        await self._store.delete(exchange.identity.tenant.name, completion_id)
         exchange.respond(200, msgspec.json.encode(DeletedChatCompletion(id=completion_id)))
 
 
 def stored_chat_routes(
-    shelf: ChatShelf, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool = False
+    store: ChatStore, primary_name: Callable[[str], str], bodies: BodyThread, strict: bool = False
 ) -> list[Route]:
     """Returns the routes. `primary_name` maps any name of a model to its first name."""
-    handlers = StoredChats(shelf, primary_name, bodies, strict)
+    handlers = StoredChats(store, primary_name, bodies, strict)
     one = f"{PATH}/{{completion_id}}"
     errors = (400, 404, 503)
     return [

@@ -19,11 +19,11 @@ from baton.rpc.errors import NotFound, ServiceError
 _log = logging.getLogger(__name__)
 
 
-class ChatShelf:
+class ChatStore:
     """Stores chats per tenant, because clients choose the ids."""
 
-    def __init__(self, store: RecordStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self._store = store
+    def __init__(self, records: RecordStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._records = records
         self._spawn = spawn
         self._decoder = msgspec.json.Decoder(StoredChat)
 
@@ -51,20 +51,20 @@ class ChatShelf:
         """Replaces a chat's metadata. Raises NotFound, Unavailable."""
         chat = await self.get(tenant, completion_id)
         chat.completion["metadata"] = metadata
-        await self._store.save(_name(tenant, completion_id), msgspec.json.encode(chat))
+        await self._records.save(_name(tenant, completion_id), msgspec.json.encode(chat))
         return chat
 
     async def delete(self, tenant: str, completion_id: str) -> None:
         """Deletes a chat. Raises NotFound, Unavailable."""
         name = _name(tenant, completion_id)
-        await self._store.delist(_group(tenant), name)
-        if not await self._store.delete(name):
+        await self._records.delist(_group(tenant), name)
+        if not await self._records.delete(name):
             raise NotFound(f"Chat completion with id '{completion_id}' not found.", field="completion_id")
 
     async def ids(self, tenant: str) -> list[str]:
         """Returns the ids of a tenant's chats, oldest first; some may have expired. Raises Unavailable."""
         prefix = _name(tenant, "")
-        return [name.removeprefix(prefix) for name in await self._store.listed(_group(tenant))]
+        return [name.removeprefix(prefix) for name in await self._records.listed(_group(tenant))]
 
     async def find(self, tenant: str, completion_id: str) -> StoredChat | None:
         """Returns a chat, or None if it has expired. Raises Unavailable."""
@@ -73,15 +73,15 @@ class ChatShelf:
     async def _keep_then(self, tenant: str, chat: StoredChat, then: Callable[[], None]) -> None:
         name = _name(tenant, chat.completion["id"])
         try:
-            await self._store.save(name, msgspec.json.encode(chat))
-            await self._store.enlist(_group(tenant), name)
+            await self._records.save(name, msgspec.json.encode(chat))
+            await self._records.enlist(_group(tenant), name)
         except ServiceError as error:
             _log.warning("cannot store chat completion %s: %s", chat.completion["id"], error.message)
         finally:
             then()
 
     async def _load(self, name: str) -> StoredChat | None:
-        record = await self._store.load(name)
+        record = await self._records.load(name)
         if record is None:
             return None
         try:

@@ -26,11 +26,11 @@ MAX_BYTES = 16 << 20  # of a conversation that accepts more items
 _items = msgspec.json.Decoder(Item)
 
 
-class ConversationShelf:
-    """Stores conversations in the response store, each until its time to live after the last change."""
+class ConversationStore:
+    """Stores conversations in the record store, each until its time to live after the last change."""
 
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
         self._decoder = msgspec.json.Decoder(StoredConversation)
 
     async def create(self, tenant: str, metadata: dict[str, str], items: Sequence[Item]) -> Conversation:
@@ -39,14 +39,14 @@ class ConversationShelf:
         conversation = Conversation(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=metadata)
         await self._save(tenant, conversation)
         if items:
-            await self._store.append(_name(conversation.id), _encoded([_normal(item) for item in items]))
+            await self._records.append(_name(conversation.id), _encoded([_normal(item) for item in items]))
         return conversation
 
     async def get(self, tenant: str, conversation_id: str, field: str = "conversation_id") -> Conversation:
         """Returns a conversation of the tenant. Raises NotFound, Unavailable. `field` is the request's field with the
         id.
         """
-        record = await self._store.load(_name(conversation_id))
+        record = await self._records.load(_name(conversation_id))
         try:
             stored = None if record is None else self._decoder.decode(record)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
@@ -61,13 +61,13 @@ class ConversationShelf:
         conversation = await self.get(tenant, conversation_id)
         conversation.metadata = metadata
         await self._save(tenant, conversation)
-        await self._store.append(_name(conversation_id), ())  # renews its items too
+        await self._records.append(_name(conversation_id), ())  # renews its items too
         return conversation
 
     async def delete(self, tenant: str, conversation_id: str) -> None:
         """Deletes a conversation and its items. Raises NotFound, Unavailable."""
         await self.get(tenant, conversation_id)
-        await self._store.delete(_name(conversation_id))
+        await self._records.delete(_name(conversation_id))
 
     async def items(
         self, tenant: str, conversation_id: str, field: str = "conversation_id", *, for_more: bool = False
@@ -76,7 +76,7 @@ class ConversationShelf:
         (`for_more`).
         """
         await self.get(tenant, conversation_id, field)
-        pieces = await self._store.pieces(_name(conversation_id))
+        pieces = await self._records.pieces(_name(conversation_id))
         if for_more and sum(map(len, pieces)) >= MAX_BYTES:
             raise InvalidRequest(
                 f"the conversation {conversation_id} has reached {MAX_BYTES} bytes; delete items or create another one",
@@ -89,7 +89,7 @@ class ConversationShelf:
         taken = {item["id"] for item in await self.items(tenant, conversation_id, for_more=True)}
         _check_ids(items, taken)
         kept = [_normal(item) for item in items]
-        if not await self._store.append(_name(conversation_id), _encoded(kept)):
+        if not await self._records.append(_name(conversation_id), _encoded(kept)):
             raise NotFound(f"Conversation with id '{conversation_id[:80]}' not found.", field="conversation_id")
         return kept
 
@@ -97,7 +97,7 @@ class ConversationShelf:
         """Appends a response's items. Only logs a failure, because the response itself is complete."""
         try:
             await self.get(tenant, conversation_id)
-            await self._store.append(_name(conversation_id), _encoded([_normal(item) for item in items]))
+            await self._records.append(_name(conversation_id), _encoded([_normal(item) for item in items]))
         except ServiceError as error:
             _log.warning("cannot add a response to the conversation %s: %s", conversation_id, error.message)
 
@@ -112,12 +112,12 @@ class ConversationShelf:
         """Deletes one item. Raises NotFound, Unavailable."""
         conversation = await self.get(tenant, conversation_id)
         item = await self.item(tenant, conversation_id, item_id)
-        await self._store.remove(_name(conversation_id), _encoded([item])[0])
+        await self._records.remove(_name(conversation_id), _encoded([item])[0])
         return conversation
 
     async def _save(self, tenant: str, conversation: Conversation) -> None:
         stored = StoredConversation(conversation=conversation, tenant=tenant)
-        await self._store.save(_name(conversation.id), msgspec.json.encode(stored))
+        await self._records.save(_name(conversation.id), msgspec.json.encode(stored))
 
 
 def _name(conversation_id: str) -> str:
