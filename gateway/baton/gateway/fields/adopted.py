@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from baton.gateway.models.constraints.structured_output import Asked, constraint_of
+from baton.gateway.models.constraints.structured_output import RequestedConstraint, constraint_of
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.foreign_fields import ForeignFields
 from baton.gateway.schemas.requests import GenerationFields, StructuredOutputs
@@ -105,12 +105,12 @@ def adopt(request: ForeignFields, max_tokens: str = "max_tokens", kept: Sequence
     return ignored + _adopt_form(request, given)
 
 
-def asked_of(request: GenerationFields, use: ToolUse | None = None) -> Asked | None:
+def requested_constraint(request: GenerationFields, use: ToolUse | None = None) -> RequestedConstraint | None:
     """Returns the requested constraint with the client's field name. Raises InvalidRequest."""
     names = _names_of_form(request)
     with _renamed(names):
-        asked = constraint_of(request, use)
-    return None if asked is None else replace(asked, field=names.get(asked.field, asked.field))
+        requested = constraint_of(request, use)
+    return None if requested is None else replace(requested, field=names.get(requested.field, requested.field))
 
 
 def _adopt_names(request: ForeignFields, given: Mapping[str, Any], max_tokens: str) -> list[str]:

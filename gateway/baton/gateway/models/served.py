@@ -129,10 +129,10 @@ class ServedModel:
         return replace(reading, constraint=constraint)
 
     def constraint(
-        self, asked: types_pb2.Constraint, field: str, use: ToolUse, prompt_token_ids: Sequence[int]
+        self, requested: types_pb2.Constraint, field: str, use: ToolUse, prompt_token_ids: Sequence[int]
     ) -> types_pb2.Constraint:
         """Returns the constraint of a chat's output: the client's constraint (named `field`), or tool calls."""
-        combined = calls_or_text(asked, field, use, self.output_format, self.tokenizer)
+        combined = calls_or_text(requested, field, use, self.output_format, self.tokenizer)
         if holds_whole_output(use, self.output_format):
             return combined
         return with_reasoning(combined, self.output_format, self.tokenizer, prompt_token_ids)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from baton.gateway.bodies.decoder import BodyDecoder
-from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.adopted import adopt, requested_constraint
 from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
 from baton.gateway.fields.tools import fields_of, tool_use_of
 from baton.gateway.fields.unserved_tools import skip_tools
@@ -26,7 +26,7 @@ from baton.gateway.fields.validation import (
     truncated,
 )
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.chat_answer import ChatDocument, ChatExtras, ChatStream
 from baton.gateway.openai.chat_parsed import ParsedChatDocument, ParsedChatStream
@@ -49,7 +49,7 @@ class _Checked:
 
     request: ChatCompletionRequest
     use: ToolUse
-    asked: Asked | None
+    requested: RequestedConstraint | None
     model: ServedModel
     messages: list[dict[str, Any]]  # in the form that the template expects
 
@@ -80,7 +80,7 @@ class ChatCompletions:
         )
         reading = model.reading(use, token_ids, request.include_reasoning is not False)
         generation = serving.generation_request(
-            exchange, request_id, model, request, token_ids, sampling, stop, reading, checked.asked, use
+            exchange, request_id, model, request, token_ids, sampling, stop, reading, checked.requested, use
         )
         meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -106,14 +106,14 @@ class ChatCompletions:
         check_chat(request, config.max_choices, config.max_logprobs)
         check_template(request.chat_template, config.trust_request_chat_template)
         use = tool_use_of(request)
-        asked = asked_of(request, use)
+        requested = requested_constraint(request, use)
         model = self._serving.model(exchange, request.model)
         info = model.require_info()
         check_for_model(request, info)
         check_chat_size(request.messages, info.max_model_len, len(use.tools))
         with fields_of(request):
             model.check_tools(use)
-        return _Checked(request, use, asked, model, template_messages(request.messages))
+        return _Checked(request, use, requested, model, template_messages(request.messages))
 
 
 # By whether the output is parsed for reasoning or calls, and by (streamed, parsed).

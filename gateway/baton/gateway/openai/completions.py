@@ -8,7 +8,7 @@ from functools import partial
 
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import Delta
-from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.adopted import adopt, requested_constraint
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.fields.validation import (
     DEFAULT_COMPLETION_TOKENS,
@@ -22,7 +22,7 @@ from baton.gateway.fields.validation import (
     truncated,
 )
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import check_prompt_ids
 from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.completion_answer import CompletionDocument, CompletionForm, CompletionStream, EncodedPrompt
@@ -43,7 +43,7 @@ class _Checked:
     """A validated request."""
 
     request: CompletionRequest
-    asked: Asked | None
+    requested: RequestedConstraint | None
     model: ServedModel
     sources: list[Prompt]
 
@@ -90,7 +90,7 @@ class Completions:
         for name, prompt in zip(names, prompts, strict=True):
             await asyncio.sleep(0)
             generation = serving.generation_request(
-                exchange, name, model, request, prompt.token_ids, sampling, stop, asked=checked.asked
+                exchange, name, model, request, prompt.token_ids, sampling, stop, requested=checked.requested
             )
             generations.append(replace(generation, n=n))
         if form.kept is not None and request.logprobs is None:
@@ -106,10 +106,10 @@ class Completions:
         exchange.ignore(adopt(request))
         drop_neutral(request)
         check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
-        asked = asked_of(request)
+        requested = requested_constraint(request)
         model = self._serving.model(exchange, request.model)
         check_for_model(request, model.require_info())
-        return _Checked(request, asked, model, prompts_of(request))
+        return _Checked(request, requested, model, prompts_of(request))
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replaced
 
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import Delta, TokenLogprob
-from baton.gateway.fields.adopted import adopt, asked_of
+from baton.gateway.fields.adopted import adopt, requested_constraint
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.fields.validation import (
     check_context,
@@ -26,7 +26,7 @@ from baton.gateway.fields.validation import (
 )
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import AnswerMeter
-from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import check_prompt_ids
 from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.logprob_json import chat_json, count_of, prompt_json, raw
@@ -108,7 +108,7 @@ class _Checked:
 
     request: TokenGenerateRequest
     fields: TokenSampling
-    asked: Asked | None
+    requested: RequestedConstraint | None
     model: ServedModel
 
 
@@ -129,7 +129,7 @@ class TokenGenerate:
             sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
             limit_reasoning(sampling, model, request.token_ids, fields.thinking_token_budget)
         generation = serving.generation_request(
-            exchange, request_id, model, fields, request.token_ids, sampling, stop, asked=checked.asked
+            exchange, request_id, model, fields, request.token_ids, sampling, stop, requested=checked.requested
         )
         meter = serving.meter(exchange, n)
         answer: Answer
@@ -153,7 +153,7 @@ class TokenGenerate:
         check_for_model(fields, info)
         check_context(len(request.token_ids), info.max_model_len, "token_ids")
         check_prompt_ids(request.token_ids, info.vocab_size)
-        return _Checked(request, fields, asked_of(fields), model)
+        return _Checked(request, fields, requested_constraint(fields), model)
 
 
 class TokenStream(StreamAnswer):
@@ -232,11 +232,11 @@ class TokenDocument(Answer):
         if form is not None:
             written = [raw(chat_json(entries, form)) for entries in self._logprobs]
             choices = [replaced(choice, logprobs=one) for choice, one in zip(choices, written, strict=True)]
-        asked = fields.prompt_logprobs is not None
+        requested = fields.prompt_logprobs is not None
         document = TokenGeneration(
             request_id=self.exchange.request_id,
             choices=choices,
-            prompt_logprobs=raw(prompt_json(self._prompt_logprobs)) if asked else None,
+            prompt_logprobs=raw(prompt_json(self._prompt_logprobs)) if requested else None,
             usage=usage,
         )
         return msgspec.json.encode(document)

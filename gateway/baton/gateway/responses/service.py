@@ -15,7 +15,7 @@ from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.core import GenerationRequest
 from baton.gateway.errors.http import ContextTooLong
 from baton.gateway.fields.validation import check_max_items
-from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.prompts.rendering import size_of
 from baton.gateway.models.served import ServedModel
 from baton.gateway.responses.conversations.store import ConversationStore
@@ -87,8 +87,10 @@ class ResponseService:
         """Counts requests that are refused within the context."""
         return self._serving.counting_rejections()
 
-    async def begin(self, call: Call, request: ResponsesRequest, asked: Asked | None = None) -> BegunResponse:
-        """Validates a request and admits it. `asked` is a constraint from outside its fields. Raises ServiceError."""
+    async def begin(
+        self, call: Call, request: ResponsesRequest, requested: RequestedConstraint | None = None
+    ) -> BegunResponse:
+        """Validates a request and admits it. `requested` is a constraint from outside its fields. Raises ServiceError."""
         serving = self._serving
         with serving.counting_rejections():
             model, served, items = await self._beside(
@@ -103,7 +105,7 @@ class ResponseService:
             admitted = serving.admission.admit(call.request_id, 1)
             try:
                 with fields_named(FIELDS):
-                    prepared = await self._prepare(call, request, model, served, items, asked)
+                    prepared = await self._prepare(call, request, model, served, items, requested)
                     running = self._running(call, prepared, admitted.end)
                     generation = generation_of(
                         serving, call, admitted.request_id, prepared.model, prepared.turn, prepared.token_ids
@@ -180,14 +182,14 @@ class ResponseService:
         model: ServedModel,
         served: ServedTools,
         items: Sequence[Item],
-        asked: Asked | None,
+        requested: RequestedConstraint | None,
     ) -> _Prepared:
         context, conversation_id = await self._context(call, request)
         prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
 
         made = partial(turn_of, request, [*context, *items], served)
         turn = await self._beside(model.owner, made, context, items, request.tools, request.instructions)
-        turn = replace(turn, asked=asked)
+        turn = replace(turn, requested=requested)
         fitting = await self._fitting(model, request, turn, [*context, *items])
         return prepared(fitting.turn, fitting.token_ids, names=served.names)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.core import Delta, GenerationRequest
-from baton.gateway.fields.adopted import asked_of
+from baton.gateway.fields.adopted import requested_constraint
 from baton.gateway.fields.validation import (
     check_context,
     check_fields,
@@ -17,7 +17,7 @@ from baton.gateway.fields.validation import (
     sampling_of,
     stop_of,
 )
-from baton.gateway.models.constraints.structured_output import Asked, beside_tools
+from baton.gateway.models.constraints.structured_output import RequestedConstraint, unless_tools_called
 from baton.gateway.models.served import ServedModel
 from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
@@ -40,7 +40,7 @@ class ChatTurn:
     continues_last: bool = False  # whether the output continues the last message
     include_reasoning: bool = True
     reasoning_budget: int | None = None  # tokens; None: no limit
-    asked: Asked | None = None  # replaces the constraint of `fields`
+    requested: RequestedConstraint | None = None  # replaces the constraint of `fields`
     must_limit_reasoning: bool = False  # False: ignore the budget if the gateway cannot end the model's reasoning
 
 
@@ -103,8 +103,12 @@ def generation_of(
         limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
     stop = stop_of(turn.fields, turn.max_tokens)
     reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
-    asked = asked_of(turn.fields, turn.tools) if turn.asked is None else beside_tools(turn.asked, turn.tools)
-    form = (reading, asked, turn.tools)
+    requested = (
+        requested_constraint(turn.fields, turn.tools)
+        if turn.requested is None
+        else unless_tools_called(turn.requested, turn.tools)
+    )
+    form = (reading, requested, turn.tools)
     return serving.generation_request(
         call, request_id, model, turn.fields, token_ids, sampling, stop, *form, holds_logprobs=True
     )

@@ -19,7 +19,7 @@ from baton.gateway.errors.http import http_error_of
 from baton.gateway.generation.beam_search import BeamSearchGenerator
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import AnswerMeter, GatewayMetrics
-from baton.gateway.models.constraints.structured_output import Asked
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import Reading
@@ -130,14 +130,14 @@ class ServingContext:
         sampling: types_pb2.SamplingParams,
         stop: types_pb2.StopConditions,
         reading: Reading | None = None,
-        asked: Asked | None = None,
+        requested: RequestedConstraint | None = None,
         use: ToolUse | None = None,
         holds_logprobs: bool = False,
     ) -> GenerationRequest:
         """Returns one prompt's request to the generator. `holds_logprobs`: kept as objects until the response ends."""
-        constraint = None if asked is None else asked.constraint
-        if asked is not None and reading is not None:
-            constraint = model.constraint(asked.constraint, asked.field, use or ToolUse(), prompt_token_ids)
+        constraint = None if requested is None else requested.constraint
+        if requested is not None and reading is not None:
+            constraint = model.constraint(requested.constraint, requested.field, use or ToolUse(), prompt_token_ids)
             reading = replace(reading, constraint=None)  # it includes the constraint of calls
         journal = self._journal_of(call, fields, sampling)
         whole = self.config.max_answer_logprobs
@@ -156,7 +156,7 @@ class ServingContext:
             skip_special_tokens=fields.skip_special_tokens is not False,
             reading=reading,
             constraint=constraint,
-            constraint_field="" if asked is None else asked.field,
+            constraint_field="" if requested is None else requested.field,
             journal=journal,
             most_logprobs=most_logprobs(whole, sampling, streams=bool(fields.stream), stores=stores),
         )

@@ -12,7 +12,7 @@ from typing import Any
 from baton.gateway.access.identity import Identity
 from baton.gateway.errors.http import HttpError
 from baton.gateway.grpc.responses.messages import event_of, item_of, response_of
-from baton.gateway.grpc.responses.request import asked_of, name_field, request_of
+from baton.gateway.grpc.responses.request import name_field, request_of, requested_constraint
 from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.items import Item
 from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
@@ -138,8 +138,8 @@ class ResponseCalls:
         self, call: RpcCall, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.ResponseEvent]:
         with self._service.counting_rejections():
-            wanted, asked = request_of(request), asked_of(request)
-        begun = await self._service.begin(call, wanted, asked)
+            wanted, requested = request_of(request), requested_constraint(request)
+        begun = await self._service.begin(call, wanted, requested)
         running = begun.running
         queue = EventQueue(running)
         running.follow(queue)

@@ -10,7 +10,7 @@ import msgspec
 
 from baton.gateway.bodies.decoder import wrong_field
 from baton.gateway.grpc.chat import json_object, variables_of
-from baton.gateway.models.constraints.structured_output import Asked, check_constraint
+from baton.gateway.models.constraints.structured_output import RequestedConstraint, check_constraint
 from baton.gateway.responses.request import WITH_LOGPROBS
 from baton.gateway.responses.types import ResponsesRequest
 from baton.gateway.serving.chat import rename_field
@@ -85,12 +85,12 @@ def request_of(request: inference_pb2.CreateResponseRequest) -> ResponsesRequest
         raise wrong_field(str(error)) from None
 
 
-def asked_of(request: inference_pb2.CreateResponseRequest) -> Asked | None:
+def requested_constraint(request: inference_pb2.CreateResponseRequest) -> RequestedConstraint | None:
     """Returns the constraint of the request, or None. Raises InvalidRequest."""
     if not request.HasField("constraint"):
         return None
     check_constraint(request.constraint)
-    return Asked(request.constraint, "constraint")
+    return RequestedConstraint(request.constraint, "constraint")
 
 
 def name_field(error: ServiceError, request: inference_pb2.CreateResponseRequest) -> None:

@@ -19,7 +19,7 @@ _MAX_ALTERNATIVES = 512  # Maximum number of alternatives per level; more are gr
 
 
 def calls_or_text(
-    asked: types_pb2.Constraint, field: str, use: ToolUse, formats: OutputFormat, tokenizer: Tokenizer
+    requested: types_pb2.Constraint, field: str, use: ToolUse, formats: OutputFormat, tokenizer: Tokenizer
 ) -> types_pb2.Constraint:
     """Returns a constraint that also allows tool calls. `field` is the client's name of the constraint.
 
@@ -27,14 +27,14 @@ def calls_or_text(
     """
     tools = formats.tools
     if use.mode is not ToolMode.AUTO or not use.active or tools is None:
-        return asked
+        return requested
     if tools.output_form is not None and is_strict(use):
-        whole = tools.output_form(use.tools, _form_of(asked, field))
-        return _combined(asked, with_special_tokens(whole, tools.special_tokens, tokenizer.added_id), lenient=False)
+        whole = tools.output_form(use.tools, _form_of(requested, field))
+        return _combined(requested, with_special_tokens(whole, tools.special_tokens, tokenizer.added_id), lenient=False)
     if tools.has_reasoning:
         # Calls precede the point where the constraint starts.
         combined = types_pb2.Constraint()
-        combined.CopyFrom(asked)
+        combined.CopyFrom(requested)
         combined.may_end_in_reasoning = True
         return combined
     calls = _calls(use, tools, tokenizer)
@@ -44,13 +44,13 @@ def calls_or_text(
             "leave out tools or {field}",
             field=field,
         )
-    either: Form = {"type": "or", "elements": [_form_of(asked, field), *calls]}
-    return _combined(asked, either, lenient=asked.lenient and not is_strict(use))
+    either: Form = {"type": "or", "elements": [_form_of(requested, field), *calls]}
+    return _combined(requested, either, lenient=requested.lenient and not is_strict(use))
 
 
-def _combined(asked: types_pb2.Constraint, form: Form, lenient: bool) -> types_pb2.Constraint:
+def _combined(requested: types_pb2.Constraint, form: Form, lenient: bool) -> types_pb2.Constraint:
     combined = types_pb2.Constraint()
-    combined.CopyFrom(asked)
+    combined.CopyFrom(requested)
     combined.structural_tag = orjson.dumps({"type": "structural_tag", "format": form}).decode()
     combined.lenient = lenient
     return combined
@@ -73,21 +73,21 @@ def _mark(text: str, tokenizer: Tokenizer) -> Form:
     return {"type": "const_string", "value": text} if token_id is None else {"type": "token", "token_id": token_id}
 
 
-def _form_of(asked: types_pb2.Constraint, field: str) -> Form:
+def _form_of(requested: types_pb2.Constraint, field: str) -> Form:
     """Returns a constraint as a part of a structural tag."""
-    match asked.WhichOneof("form"):
+    match requested.WhichOneof("form"):
         case "json_object":
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case "json_schema":
-            return {"type": "json_schema", "json_schema": _parsed(asked.json_schema, field)}
+            return {"type": "json_schema", "json_schema": _parsed(requested.json_schema, field)}
         case "regex":
-            return {"type": "regex", "pattern": asked.regex}
+            return {"type": "regex", "pattern": requested.regex}
         case "choices":
-            return _any_of([{"type": "const_string", "value": text} for text in asked.choices.texts])
+            return _any_of([{"type": "const_string", "value": text} for text in requested.choices.texts])
         case "grammar":
-            return {"type": "grammar", "grammar": asked.grammar}
+            return {"type": "grammar", "grammar": requested.grammar}
         case _:
-            return _form_of_tag(_parsed(asked.structural_tag, field), field)
+            return _form_of_tag(_parsed(requested.structural_tag, field), field)
 
 
 def _form_of_tag(tag: Any, field: str) -> Form:

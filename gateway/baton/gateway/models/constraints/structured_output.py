@@ -28,20 +28,20 @@ _PROMPT_END_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedConstraint:
     """A constraint and the request's field that it came from."""
 
     constraint: types_pb2.Constraint
     field: str
 
 
-def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Asked | None:
+def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> RequestedConstraint | None:
     """Returns the constraint of the request's fields, or None if there is none or tools must be called. Raises
     InvalidRequest.
     """
-    asked = _of_fields(request)
-    if asked is None or use is None or use.mode not in (ToolMode.NAMED, ToolMode.REQUIRED):
-        return asked
+    requested = _of_fields(request)
+    if requested is None or use is None or use.mode not in (ToolMode.NAMED, ToolMode.REQUIRED):
+        return requested
     if use.mode is ToolMode.NAMED and request.structured_outputs is not None:
         raise InvalidRequest(
             "structured_outputs is not allowed when tool_choice names a function.", field="structured_outputs"
@@ -49,9 +49,9 @@ def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Aske
     return None
 
 
-def beside_tools(asked: Asked, use: ToolUse) -> Asked | None:
+def unless_tools_called(requested: RequestedConstraint, use: ToolUse) -> RequestedConstraint | None:
     """Returns the constraint, or None if tools must be called instead."""
-    return None if use.mode in (ToolMode.NAMED, ToolMode.REQUIRED) else asked
+    return None if use.mode in (ToolMode.NAMED, ToolMode.REQUIRED) else requested
 
 
 def check_constraint(constraint: types_pb2.Constraint, field: str = "constraint") -> None:
@@ -116,7 +116,7 @@ def reasoning_tokens(
     return start[0], end
 
 
-def _of_fields(request: GenerationFields) -> Asked | None:
+def _of_fields(request: GenerationFields) -> RequestedConstraint | None:
     of_format = None if request.response_format is None else _of_response_format(request.response_format)
     of_outputs = None if request.structured_outputs is None else _of_structured_outputs(request.structured_outputs)
     if of_format is not None and of_outputs is not None:
@@ -126,17 +126,17 @@ def _of_fields(request: GenerationFields) -> Asked | None:
     return of_format or of_outputs
 
 
-def _of_response_format(wanted: ResponseFormat) -> Asked | None:
+def _of_response_format(wanted: ResponseFormat) -> RequestedConstraint | None:
     field = "response_format"
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Asked(types_pb2.Constraint(json_object=types_pb2.Constraint.JsonObject()), field)
+        return RequestedConstraint(types_pb2.Constraint(json_object=types_pb2.Constraint.JsonObject()), field)
     if wanted.type == "structural_tag":
         fields = ("format", "structures", "triggers")
         tag = {name: value for name in fields if (value := getattr(wanted, name)) is not None}
         text = checked_json({"type": "structural_tag", **tag}, field)
-        return _checked(Asked(types_pb2.Constraint(structural_tag=text), field))
+        return _checked(RequestedConstraint(types_pb2.Constraint(structural_tag=text), field))
     described = wanted.json_schema
     if described is None:
         raise InvalidRequest(
@@ -148,10 +148,10 @@ def _of_response_format(wanted: ResponseFormat) -> Asked | None:
         raise InvalidRequest(f"{field} is required", field=field)
     # Without `strict`, OpenAI accepts any schema and follows it as far as possible.
     constraint = types_pb2.Constraint(json_schema=checked_json(described.schema, field), lenient=not described.strict)
-    return _checked(Asked(constraint, field))
+    return _checked(RequestedConstraint(constraint, field))
 
 
-def _of_structured_outputs(wanted: StructuredOutputs) -> Asked:
+def _of_structured_outputs(wanted: StructuredOutputs) -> RequestedConstraint:
     names = ("json", "regex", "choice", "grammar", "structural_tag")
     given = [name for name in names if getattr(wanted, name) is not None]
     given += ["json_object"] if wanted.json_object else []
@@ -180,12 +180,12 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Asked:
         constraint.grammar = wanted.grammar
     else:
         constraint.json_object.SetInParent()
-    return _checked(Asked(constraint, field))
+    return _checked(RequestedConstraint(constraint, field))
 
 
-def _checked(asked: Asked) -> Asked:
-    check_constraint(asked.constraint, asked.field)
-    return asked
+def _checked(requested: RequestedConstraint) -> RequestedConstraint:
+    check_constraint(requested.constraint, requested.field)
+    return requested
 
 
 def _check_size(num_bytes: int, field: str) -> None:
