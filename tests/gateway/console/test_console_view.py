@@ -9,7 +9,7 @@ from baton.gateway.console.fleet_view import MAX_PLACEMENTS, FleetView
 from baton.gateway.console.percentiles import percentiles_of
 from baton.gateway.console.routes import explain_request
 from baton.gateway.console.samples import Sample, Samples, WorkerTotals
-from baton.gateway.routers.client import RouterWord
+from baton.gateway.routers.client import RouterReply
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2, router_pb2, types_pb2, worker_pb2
 
@@ -41,7 +41,7 @@ def fleet(*workers, router_id=1, ttft=(), itl=(), placed=(), reported=(), **tota
 
 
 def words(*fleets):
-    return [RouterWord(f"router-{at}:1", told) for at, told in enumerate(fleets)]
+    return [RouterReply(f"router-{at}:1", told) for at, told in enumerate(fleets)]
 
 
 def summary(number, age_ms=0, outcome=None, **fields):
@@ -145,7 +145,7 @@ def test_a_worker_that_one_router_lost_and_another_hears_is_alive():
 
 
 def test_while_no_router_answers_the_last_fleet_stays_without_rates_and_with_its_age():
-    silent = [RouterWord("router-0:1", None, "refused")]
+    silent = [RouterReply("router-0:1", None, "refused")]
     snapshot = shown(words(fleet(worker())), words(fleet(worker(num_output_tokens=5))), silent, silent)
     assert [one.worker_id for one in snapshot.workers] == ["d"]
     assert snapshot.workers[0].output_tokens_per_second is None

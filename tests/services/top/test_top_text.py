@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.gateway.console.fleet_view import FleetView
-from baton.gateway.routers.client import RouterWord
+from baton.gateway.routers.client import RouterReply
 from baton.rpc.errors import InvalidRequest
 from baton.services.top import text as top_text
 from baton.services.top import words
@@ -34,7 +34,7 @@ def snapshot_of(num_workers=3, alive=True, problem="", request_id="r1"):
     ]
     placed = [router_pb2.PlacementSummary(placement_id=1, request_id=request_id, decode_worker_id="w1")]
     told = None if problem else router_pb2.GetFleetResponse(router_id=1, workers=workers, placed=placed)
-    return FleetView().take([RouterWord("router:1", told, problem)], 1.0, 1e9)
+    return FleetView().take([RouterReply("router:1", told, problem)], 1.0, 1e9)
 
 
 def feed_of(snapshot) -> Any:

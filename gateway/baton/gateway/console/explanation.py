@@ -31,7 +31,7 @@ class Result(msgspec.Struct):
     times: Times | None
 
 
-class Way(msgspec.Struct):
+class Candidate(msgspec.Struct):
     """A candidate placement, with the delay that it would add, in seconds."""
 
     decode: str
@@ -40,7 +40,7 @@ class Way(msgspec.Struct):
     costs: dict[str, float]
 
 
-class Knowledge(msgspec.Struct):
+class WorkerEvidence(msgspec.Struct):
     """What the router knew of one worker; see baton.v1.Evidence."""
 
     worker_id: str
@@ -74,8 +74,8 @@ class Explanation(msgspec.Struct):
     prefill_cached_tokens: int
     excluded: list[str]  # workers excluded because they failed the request
     result: Result | None  # null: not reported yet
-    ways: list[Way]  # all candidates with costs; the first was chosen
-    evidence: list[Knowledge]
+    ways: list[Candidate]  # all candidates with costs; the first was chosen
+    evidence: list[WorkerEvidence]
 
 
 def explanation_of(told: router_pb2.ExplainResponse) -> Explanation:
@@ -97,8 +97,8 @@ def explanation_of(told: router_pb2.ExplainResponse) -> Explanation:
         prefill_cached_tokens=response.prefill_cached_tokens,
         excluded=list(request.excluded_worker_ids),
         result=_result(told.outcome) if told.HasField("outcome") else None,
-        ways=[_way(candidate) for candidate in response.candidates],
-        evidence=[_knowledge(one) for one in told.evidence],
+        ways=[_candidate(candidate) for candidate in response.candidates],
+        evidence=[_worker_evidence(one) for one in told.evidence],
     )
 
 
@@ -123,16 +123,16 @@ def _times(outcome: router_pb2.PlacementOutcome) -> Times:
     )
 
 
-def _way(candidate: router_pb2.Candidate) -> Way:
+def _candidate(candidate: router_pb2.Candidate) -> Candidate:
     costs = {}
     for cost in candidate.costs:
         name = router_pb2.CostKind.Name(cost.kind).removeprefix("COST_KIND_").lower()
         costs[name] = cost.seconds
-    return Way(candidate.decode_worker_id, candidate.prefill_worker_id, candidate.total_seconds, costs)
+    return Candidate(candidate.decode_worker_id, candidate.prefill_worker_id, candidate.total_seconds, costs)
 
 
-def _knowledge(one: router_pb2.Evidence) -> Knowledge:
-    return Knowledge(
+def _worker_evidence(one: router_pb2.Evidence) -> WorkerEvidence:
+    return WorkerEvidence(
         worker_id=one.worker_id,
         refusal=one.refusal,
         cached_tokens=one.num_cached_tokens,

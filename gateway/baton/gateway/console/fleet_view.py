@@ -21,7 +21,7 @@ from baton.gateway.console.snapshot import (
     Snapshot,
     WorkerSight,
 )
-from baton.gateway.routers.client import RouterWord
+from baton.gateway.routers.client import RouterReply
 from baton.gateway.version import VERSION
 from baton.v1 import router_pb2, types_pb2
 
@@ -44,9 +44,9 @@ class FleetView:
         self._placements: list[PlacementSight] = []
         self._heard_at: float | None = None
 
-    def take(self, words: Sequence[RouterWord], now: float, wall_time: float) -> Snapshot:
+    def take(self, replies: Sequence[RouterReply], now: float, wall_time: float) -> Snapshot:
         """Returns a snapshot of all routers' replies at `now` (monotonic seconds)."""
-        fleets = [word.fleet for word in words if word.fleet is not None]
+        fleets = [reply.fleet for reply in replies if reply.fleet is not None]
         if fleets:
             self._heard_at = now
             self._entries = merged_workers(fleets)
@@ -62,7 +62,7 @@ class FleetView:
             version=VERSION,
             window=rates.seconds if rates is not None else 0.0,
             heard_age=None if self._heard_at is None else now - self._heard_at,
-            routers=[RouterSight(word.address, word.problem) for word in words],
+            routers=[RouterSight(reply.address, reply.problem) for reply in replies],
             fleet=self._fleet(workers, flows, rates),
             workers=workers,
             flows=flows[:_MAX_FLOWS],

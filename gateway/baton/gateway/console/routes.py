@@ -61,8 +61,8 @@ class Console:
         exchange.respond(200, msgspec.json.encode(explanation_of(told)))
 
     async def _snapshot(self) -> bytes:
-        words = await self._routers.fleets(MAX_PLACEMENTS)
-        return msgspec.json.encode(self._view.take(words, time.monotonic(), time.time()))
+        replies = await self._routers.fleets(MAX_PLACEMENTS)
+        return msgspec.json.encode(self._view.take(replies, time.monotonic(), time.time()))
 
 
 def console_routes(serving: ServingContext, fleet: FleetControl | None) -> list[Route]:

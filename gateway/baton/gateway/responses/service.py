@@ -90,7 +90,7 @@ class ResponseService:
     async def begin(
         self, call: Call, request: ResponsesRequest, requested: RequestedConstraint | None = None
     ) -> BegunResponse:
-        """Validates a request and admits it. `requested` is a constraint from outside its fields. Raises ServiceError."""
+        """Validates a request and admits it. `requested` is an additional constraint. Raises ServiceError."""
         serving = self._serving
         with serving.counting_rejections():
             model, served, items = await self._beside(

@@ -67,7 +67,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterWord:
+class RouterReply:
     """One router's reply about the fleet."""
 
     address: str
@@ -147,7 +147,7 @@ class RouterClient:
                 try:
                     response = await router.link.place(request, self._times.attempt)
                 except NotPlaced as failed:
-                    refusal = self._take_refusal(router, failed)
+                    refusal = self._transient_refusal(router, failed)
                     if refusal is not None and answered is None:
                         limit = min(limit, time.monotonic() + self._time_limit(self._times.no_worker, request))
                     answered = refusal or answered
@@ -162,7 +162,7 @@ class RouterClient:
             left = limit - time.monotonic()
             if left <= 0:
                 self._counters.placement_failures += 1
-                raise answered or self._nobody_answers(time.monotonic() - started, failures)
+                raise answered or self._no_router_answers(time.monotonic() - started, failures)
             await asyncio.sleep(min(delay * random.uniform(0.8, 1.2), left))  # the last attempt is at the limit
             delay = min(delay * 2, self._times.max_delay)
 
@@ -180,9 +180,9 @@ class RouterClient:
                 failures.append(f"{router.link.address}: {problem_of(error)}")
             else:
                 return answer.workers
-        raise self._nobody_answers(time.monotonic() - started, failures)
+        raise self._no_router_answers(time.monotonic() - started, failures)
 
-    async def fleets(self, max_placements: int) -> list[RouterWord]:
+    async def fleets(self, max_placements: int) -> list[RouterReply]:
         """Returns each router's reply about the fleet, the preferred router's first. Raises nothing."""
         request = router_pb2.GetFleetRequest(max_placements=max_placements)
         return list(await asyncio.gather(*(self._fleet_of(router, request) for router in self._in_order())))
@@ -203,14 +203,14 @@ class RouterClient:
                 failures.append(f"{router.link.address}: {problem_of(error)}")
             else:
                 return answer
-        raise refusals[0] if refusals else self._nobody_answers(time.monotonic() - started, failures)
+        raise refusals[0] if refusals else self._no_router_answers(time.monotonic() - started, failures)
 
-    async def _fleet_of(self, router: _Router, request: router_pb2.GetFleetRequest) -> RouterWord:
+    async def _fleet_of(self, router: _Router, request: router_pb2.GetFleetRequest) -> RouterReply:
         try:
             fleet: router_pb2.GetFleetResponse = await router.link.stub.GetFleet(request, timeout=self._times.attempt)
         except grpc.aio.AioRpcError as error:
-            return RouterWord(router.link.address, None, problem_of(error))
-        return RouterWord(router.link.address, fleet)
+            return RouterReply(router.link.address, None, problem_of(error))
+        return RouterReply(router.link.address, fleet)
 
     def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
         """Queues a placement's outcome for its router. `longest`: output tokens of its longest choice."""
@@ -235,7 +235,7 @@ class RouterClient:
     def _in_order(self) -> list[_Router]:
         return self._routers[self._preferred :] + self._routers[: self._preferred]
 
-    def _take_refusal(self, router: _Router, failed: NotPlaced) -> ServiceError | None:
+    def _transient_refusal(self, router: _Router, failed: NotPlaced) -> ServiceError | None:
         """Returns a refusal that another router may not repeat, or None if the router is lost. Raises a final
         refusal.
         """
@@ -257,7 +257,7 @@ class RouterClient:
         if self._routers[self._preferred] is router:
             self._preferred = (self._preferred + 1) % len(self._routers)
 
-    def _nobody_answers(self, seconds: float, failures: list[str]) -> Unavailable:
+    def _no_router_answers(self, seconds: float, failures: list[str]) -> Unavailable:
         return Unavailable(
             f"no router answered within {seconds:.1f} s ({'; '.join(failures)})",
             phase=types_pb2.PHASE_PLACEMENT,
@@ -307,18 +307,18 @@ class RouterClient:
                 left = [*batch, *router.outcomes]
                 router.outcomes.clear()
                 _log.info("router %s did not accept %d outcomes: %s", router.link.address, len(left), error.code().name)
-                self._pass_on(router, left)
+                self._requeue(router, left)
                 return False
         return True
 
-    def _pass_on(self, lost: _Router, reports: Sequence[_Report]) -> None:
+    def _requeue(self, lost: _Router, reports: Sequence[_Report]) -> None:
         """Queues lost reports for another router, or the same one if there is no other: routers share their
         placements.
         """
-        heir = next((one for one in self._in_order() if one is not lost), lost)
+        target = next((one for one in self._in_order() if one is not lost), lost)
         now = time.monotonic()
         kept = [report for report in reports if report.until > now]
         self._counters.dropped_reports += len(reports) - len(kept)
         if kept:
-            heir.outcomes.extend(kept)
+            target.outcomes.extend(kept)
             self._reports_waiting.set()

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from baton.gateway.routers.client import RouterWord
+from baton.gateway.routers.client import RouterReply
 from baton.rpc.channel import Dial
 from baton.rpc.errors import NotFound, ServiceError, Unavailable, error_from_rpc
 from baton.v1 import control_pb2_grpc, router_pb2
@@ -24,7 +24,7 @@ class Routers(Protocol):
     async def workers(self) -> Sequence[router_pb2.WorkerEntry]:
         """Returns the known workers. Raises Unavailable."""
 
-    async def fleets(self, max_placements: int) -> Sequence[RouterWord]:
+    async def fleets(self, max_placements: int) -> Sequence[RouterReply]:
         """Returns each router's reply about the fleet. Raises nothing."""
 
     async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
