@@ -33,7 +33,7 @@ class LimitKind(enum.Enum):
 class RateLimited(NoCapacity):
     """A tenant's limit is reached. `headers` go to HTTP clients; without retry_after_ms, waiting does not help.
 
-    `standing` holds OpenAI's headers with the tenant's current usage.
+    `limit_headers` holds OpenAI's headers with the tenant's current usage.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class RateLimited(NoCapacity):
         kind: LimitKind,
         retry_after_ms: int | None,
         headers: Mapping[str, str] | None = None,
-        standing: Mapping[str, str] | None = None,
+        limit_headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms)
         self.kind = kind
         self.headers = dict(headers or {})
-        self.standing = dict(standing or {})
+        self.limit_headers = dict(limit_headers or {})
 
     @property
     def openai_type(self) -> str:

@@ -79,7 +79,7 @@ def http_error_of(error: Exception) -> HttpError:
     if not isinstance(error, ServiceError):
         return HttpError(500, "The gateway failed on this request; its log says why, by the request id.")
     if isinstance(error, RateLimited):
-        headers = {**error.standing, **error.headers}
+        headers = {**error.limit_headers, **error.headers}
         return HttpError(429, error.message, code=error.openai_code, headers=headers, kind=error.openai_type)
     if isinstance(error, Unauthenticated):
         headers, code = {"www-authenticate": "Bearer"}, "invalid_api_key"

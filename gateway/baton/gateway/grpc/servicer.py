@@ -120,8 +120,8 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         context.add_done_callback(lambda _: sink.end_journal())  # type: ignore[arg-type]
         admitted.close()
         try:
-            if admitted.standing:
-                await context.send_initial_metadata(tuple(admitted.standing.items()))
+            if admitted.limit_headers:
+                await context.send_initial_metadata(tuple(admitted.limit_headers.items()))
             async for response in sink.responses(generation):
                 yield response
         finally:
@@ -174,7 +174,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
         call.headers = {b"traceparent": traceparent.encode(errors="replace")}
         try:
-            async with self._refusals.reading(call.identity, request.ByteSize(), lambda: bool(call.standing)):
+            async with self._refusals.reading(call.identity, request.ByteSize(), lambda: bool(call.limit_headers)):
                 async for event in self._kept.create(call, request, context):
                     yield response_pb2.CreateResponseResponse(event=event)
         except ServiceError as error:

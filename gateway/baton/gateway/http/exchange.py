@@ -69,6 +69,7 @@ class Exchange:
         "identity",
         "ignored",
         "journal",
+        "limit_headers",
         "method",
         "on_disconnect",
         "on_end",
@@ -79,7 +80,6 @@ class Exchange:
         "received",
         "rejection",
         "request_id",
-        "standing",
         "status",
     )
 
@@ -100,7 +100,7 @@ class Exchange:
         self.owner = ""  # by which work for it takes turns with that for others
         self.identity: Identity = ANONYMOUS
         self.cors: Mapping[str, str] = {}  # what browsers are told, as headers of the answer
-        self.standing: Mapping[str, str] = {}  # of its tenant, as headers of the answer
+        self.limit_headers: Mapping[str, str] = {}  # of its tenant, as headers of the answer
         self.ignored: tuple[str, ...] = ()  # what the answer leaves out of account
         self.journal: Journal | None = None  # of a stream that can be resumed
         self.rejection: HttpError | None = None  # the request could not be read; this is the answer
@@ -237,7 +237,7 @@ class Exchange:
             self._keep_alive = False
         lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", _date_line()]
         lines += [f"{name}: {value}" for name, value in fields.items()]
-        lines += [f"{name}: {value}" for name, value in self.standing.items() if name not in fields]
+        lines += [f"{name}: {value}" for name, value in self.limit_headers.items() if name not in fields]
         lines += [f"{name}: {value}" for name, value in self.cors.items() if name not in fields]
         if self.ignored:
             lines.append(f"{ignored.HEADER}: {ignored.header_of(self.ignored)}")

@@ -13,7 +13,7 @@ from baton.gateway.responses.items import OUTPUTS, Item
 
 Unit = list[Item]
 
-_ITEM_CHARS = 32  # counted per item beside its text, for what the template adds
+_ITEM_CHARS = 32  # counted per item besides its text, for what the template adds
 _FIRST_CHARS = 2  # characters per token in the first attempt; an attempt that fits gives the actual ratio
 _MAX_TRIES = 12
 _CAUTION = 0.99  # an estimate slightly too long gives less information than one that fits

@@ -87,7 +87,7 @@ class App:
             await work
 
     def _count_refusal(self, exchange: Exchange) -> None:
-        admitted = bool(exchange.standing)
+        admitted = bool(exchange.limit_headers)
         self._refusals.ended(exchange.identity, exchange.status, len(exchange.body), admitted)
 
     def _answer_options(self, exchange: Exchange) -> None:

@@ -41,7 +41,7 @@ class Call(Protocol):
 
     request_id: str
     identity: Identity
-    standing: Mapping[str, str]  # the tenant's limits, as response headers
+    limit_headers: Mapping[str, str]  # the tenant's limits, as response headers
     journal: Journal | None  # of a resumable stream
     on_end: list[Callable[[Any], None]]  # called with the request at its end
 
@@ -112,7 +112,7 @@ class ServingContext:
         """Returns a generator that applies the tenant's limits and sets the response's limit headers."""
 
         def note(permit: Permit) -> None:
-            call.standing = permit.headers(speaks_anthropic(call.path))
+            call.limit_headers = permit.headers(speaks_anthropic(call.path))
 
         info = self.catalog.get(requests[0].model).info
         max_model_len = 0 if info is None else info.max_model_len

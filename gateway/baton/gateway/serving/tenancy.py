@@ -76,7 +76,7 @@ class AdmittedGenerator:
             raise
 
     @property
-    def standing(self) -> dict[str, str]:
+    def limit_headers(self) -> dict[str, str]:
         """Returns the tenant's x-ratelimit-* headers; empty before admission or without limits."""
         return self._permit.headers() if self._permit is not None else {}
 

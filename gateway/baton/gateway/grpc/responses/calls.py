@@ -45,7 +45,7 @@ class RpcCall:
     received: float = field(default_factory=time.perf_counter)
     path: str = _PATH
     body: bytes = b""
-    standing: Mapping[str, str] = field(default_factory=dict)
+    limit_headers: Mapping[str, str] = field(default_factory=dict)
     journal: Journal | None = None
     on_end: list[Callable[[Any], None]] = field(default_factory=list)
 
@@ -147,8 +147,8 @@ class ResponseCalls:
         if request.background:
             queue.progressed()  # sends the response's id before any output
         await self._service.start(call, begun)
-        if call.standing:
-            await context.send_initial_metadata(tuple(call.standing.items()))
+        if call.limit_headers:
+            await context.send_initial_metadata(tuple(call.limit_headers.items()))
         async for event in queue.events():
             yield event
         if running.failure is not None:

@@ -110,7 +110,7 @@ class ClientText:
                 char = chr(code)
                 if char not in taken and not any(char in text for text in foreign):
                     return char
-        raise InvalidRequest("the chat has too many different ideographs beside control tokens", field="messages")
+        raise InvalidRequest("the chat has too many different ideographs besides control tokens", field="messages")
 
     def _is_exempt(self, literal: str, control: ControlTokens) -> bool:
         """Returns whether client text may contain this literal unchanged, because it cannot be part of a control
