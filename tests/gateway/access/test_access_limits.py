@@ -11,7 +11,7 @@ from baton.gateway.access.identity import TenantLimits
 from baton.gateway.access.limits.ledger import Ledger
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import anthropic_headers, duration, openai_headers
-from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
+from baton.gateway.access.limits.usage import LimitStatus, RequestCost, TokensUsed
 from baton.gateway.access.limits.window import CELL_MS, CELLS, Window
 
 
@@ -126,8 +126,8 @@ def test_durations_are_written_as_openai_does(milliseconds, text):
 
 def test_headers_are_openais_and_anthropics():
     limits = TenantLimits(requests_per_minute=10, input_tokens_per_minute=100, output_tokens_per_minute=200)
-    standing = Standing(requests=3, input_tokens=50, output_tokens=150, reset_ms=60_250)
-    assert openai_headers(limits, standing) == {
+    status = LimitStatus(requests=3, input_tokens=50, output_tokens=150, reset_ms=60_250)
+    assert openai_headers(limits, status) == {
         "x-ratelimit-limit-requests": "10",
         "x-ratelimit-remaining-requests": "7",
         "x-ratelimit-reset-requests": "1m0.25s",
@@ -135,8 +135,8 @@ def test_headers_are_openais_and_anthropics():
         "x-ratelimit-remaining-tokens": "50",
         "x-ratelimit-reset-tokens": "1m0.25s",
     }
-    told = anthropic_headers(limits, standing, 1_800_000_000.0)
+    told = anthropic_headers(limits, status, 1_800_000_000.0)
     assert told["anthropic-ratelimit-input-tokens-remaining"] == "50"
     assert told["anthropic-ratelimit-output-tokens-limit"] == "200"
     assert told["anthropic-ratelimit-requests-reset"] == "2027-01-15T08:01:01Z"
-    assert openai_headers(TenantLimits(concurrent_requests=1), Standing()) == {}
+    assert openai_headers(TenantLimits(concurrent_requests=1), LimitStatus()) == {}

@@ -70,8 +70,8 @@ async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken
         gateway.limiter.settle(held, TokensUsed(10, 30))
         gateway.limiter.settle(held, TokensUsed(0, 0))  # a second end changes nothing
         again = await gateway.limiter.reserve(who, RequestCost(0, 70))
-        assert again.standing.output_tokens == 100
-        assert again.standing.input_tokens == 10
+        assert again.status.output_tokens == 100
+        assert again.status.input_tokens == 10
         gateway.limiter.settle(again, TokensUsed(0, 75))
         error = await refused(gateway.limiter, who, RequestCost(0, 1))
         assert "Used 105" in error.message

@@ -46,7 +46,7 @@ class OneTenant(KeyGate):
 
     @property
     def requests(self):
-        return self.ledger.standing(self.ledger.account("acme")).requests
+        return self.ledger.status(self.ledger.account("acme")).requests
 
     @property
     def account(self):

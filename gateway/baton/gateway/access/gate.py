@@ -145,10 +145,10 @@ class LimitPermit:
         self._limiter.settle(self._reservation, used)
 
     def headers(self, anthropic: bool = False) -> dict[str, str]:
-        limits, standing = self._reservation.tenant.limits, self._reservation.standing
+        limits, status = self._reservation.tenant.limits, self._reservation.status
         if anthropic:
-            return anthropic_headers(limits, standing, self._wall_clock())
-        return openai_headers(limits, standing)
+            return anthropic_headers(limits, status, self._wall_clock())
+        return openai_headers(limits, status)
 
 
 class CountedPermit:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.gateway.access.errors import LimitKind
 from baton.gateway.access.identity import Tenant, TenantLimits
-from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
+from baton.gateway.access.limits.usage import LimitStatus, RequestCost, TokensUsed
 from baton.gateway.access.limits.window import INPUT, OUTPUT, REQUESTS, Window
 
 CONCURRENCY_RETRY_MS = 1000
@@ -59,7 +59,7 @@ class Reservation:
     tenant: Tenant
     account: Account
     cost: RequestCost
-    standing: Standing
+    status: LimitStatus
     cell: int = 0  # cell in the account's window
     redis_cell: int = -1  # cell in Redis's window; -1: not recorded in Redis
     redis_mark: int = 0
@@ -92,7 +92,7 @@ class Ledger:
         """Returns the tenants with running requests."""
         return [(name, account) for name, account in self._accounts.items() if account.running]
 
-    def decide(self, account: Account, limits: TenantLimits, cost: RequestCost, replicas: int) -> Standing:
+    def decide(self, account: Account, limits: TenantLimits, cost: RequestCost, replicas: int) -> LimitStatus:
         """Checks a request against `limits`, this gateway's share. Records nothing.
 
         The request is already part of `running` and `reserved`. The month's share is the part of the budget that is
@@ -101,20 +101,20 @@ class Ledger:
         now_ms = self.now_ms
         account.enter_month(month_of(self._wall_clock()))
         account.window.advance(now_ms)
-        standing = self.standing(account)
+        status = self.status(account)
         for kind, index, limit, requested in _window_rows(limits, cost):
             used = account.window.totals[index]
             if limit and used + requested > limit:
                 wait = account.window.wait_ms(index, used + requested - limit, now_ms) if requested <= limit else None
-                return _refused(standing, kind, used, wait)
+                return _refused(status, kind, used, wait)
         if limits.concurrent_requests and account.running > limits.concurrent_requests:
-            return _refused(standing, LimitKind.CONCURRENCY, account.running - 1, CONCURRENCY_RETRY_MS)
+            return _refused(status, LimitKind.CONCURRENCY, account.running - 1, CONCURRENCY_RETRY_MS)
         if limits.tokens_per_month:
             left = max(0, limits.tokens_per_month - account.spent // replicas)
             spent = account.unreported_spent + account.reserved - cost.tokens
             if spent + cost.tokens > left:
-                return _refused(standing, LimitKind.BUDGET, account.spent // replicas + spent, None)
-        return standing
+                return _refused(status, LimitKind.BUDGET, account.spent // replicas + spent, None)
+        return status
 
     def contradicts(self, account: Account, limits: TenantLimits, cost: RequestCost) -> str:
         """Returns why Redis cannot have admitted this request, judged by this gateway's own usage; empty if it can."""
@@ -128,10 +128,10 @@ class Ledger:
             return f"more than {limits.tokens_per_month} tokens of this month"
         return ""
 
-    def standing(self, account: Account) -> Standing:
+    def status(self, account: Account) -> LimitStatus:
         """Returns the tenant's usage of the last minute."""
         requests, input_tokens, output_tokens = account.window.totals
-        return Standing(requests, input_tokens, output_tokens, account.window.reset_ms(self.now_ms))
+        return LimitStatus(requests, input_tokens, output_tokens, account.window.reset_ms(self.now_ms))
 
     def book(self, reservation: Reservation, reported: bool) -> None:
         """Records an admitted request. `reported`: Redis has recorded it too."""
@@ -203,6 +203,6 @@ def _window_rows(limits: TenantLimits, cost: RequestCost) -> tuple[tuple[LimitKi
     )
 
 
-def _refused(standing: Standing, kind: LimitKind, used: int, retry_ms: int | None) -> Standing:
-    standing.refused, standing.used, standing.retry_ms = kind, used, retry_ms
-    return standing
+def _refused(status: LimitStatus, kind: LimitKind, used: int, retry_ms: int | None) -> LimitStatus:
+    status.refused, status.used, status.retry_ms = kind, used, retry_ms
+    return status

@@ -38,18 +38,18 @@ class LocalLimiter:
     def decide(self, tenant: Tenant, cost: RequestCost, account: Account) -> Reservation:
         """Reserves capacity for a request already counted in `account.running`."""
         share = tenant.limits.share(self.replicas)
-        standing = self._ledger.decide(account, share, cost, self.replicas)
-        if standing.refused is not None or cost.dry_run:
+        status = self._ledger.decide(account, share, cost, self.replicas)
+        if status.refused is not None or cost.dry_run:
             account.running -= cost.requests
             account.reserved -= cost.tokens
-        if standing.refused is not None:
-            self._counters.limited[standing.refused.name.lower()] += 1
-            raise refusal(tenant, share, cost, standing)
-        reservation = Reservation(tenant, account, cost, standing, open=not cost.dry_run)
+        if status.refused is not None:
+            self._counters.limited[status.refused.name.lower()] += 1
+            raise refusal(tenant, share, cost, status)
+        reservation = Reservation(tenant, account, cost, status, open=not cost.dry_run)
         if cost.dry_run:
             return reservation
         self._ledger.book(reservation, reported=False)
-        reservation.standing = self._ledger.standing(account)
+        reservation.status = self._ledger.status(account)
         self._counters.local_decisions += 1
         return reservation
 

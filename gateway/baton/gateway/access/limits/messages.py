@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.identity import Tenant, TenantLimits
-from baton.gateway.access.limits.usage import RequestCost, Standing
+from baton.gateway.access.limits.usage import LimitStatus, RequestCost
 
 _Row = tuple[str, int, int]  # name, limit, used
 
 
-def openai_headers(limits: TenantLimits, standing: Standing) -> dict[str, str]:
+def openai_headers(limits: TenantLimits, status: LimitStatus) -> dict[str, str]:
     """Returns x-ratelimit-{limit,remaining,reset}-{requests,tokens} for each limit that is set.
 
     If input and output tokens have separate limits, `tokens` is the one with the smaller part left.
     """
     rows: list[_Row] = []
     if limits.requests_per_minute:
-        rows.append(("requests", limits.requests_per_minute, standing.requests))
-    tokens = list(_token_rows(limits, standing))
+        rows.append(("requests", limits.requests_per_minute, status.requests))
+    tokens = list(_token_rows(limits, status))
     if tokens:
         _, limit, used = max(tokens, key=lambda row: row[2] / row[1])
         rows.append(("tokens", limit, used))
@@ -29,31 +29,31 @@ def openai_headers(limits: TenantLimits, standing: Standing) -> dict[str, str]:
     for name, limit, used in rows:
         headers[f"x-ratelimit-limit-{name}"] = str(limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(max(0, limit - used))
-        headers[f"x-ratelimit-reset-{name}"] = duration(standing.reset_ms if used else 0)
+        headers[f"x-ratelimit-reset-{name}"] = duration(status.reset_ms if used else 0)
     return headers
 
 
-def anthropic_headers(limits: TenantLimits, standing: Standing, now: float) -> dict[str, str]:
+def anthropic_headers(limits: TenantLimits, status: LimitStatus, now: float) -> dict[str, str]:
     """Returns anthropic-ratelimit-{requests,input-tokens,output-tokens}-{limit,remaining,reset}. `now` is in Unix
     seconds.
     """
-    rows = list(_token_rows(limits, standing))
+    rows = list(_token_rows(limits, status))
     if limits.requests_per_minute:
-        rows.insert(0, ("requests", limits.requests_per_minute, standing.requests))
+        rows.insert(0, ("requests", limits.requests_per_minute, status.requests))
     headers: dict[str, str] = {}
     for name, limit, used in rows:
-        reset = datetime.fromtimestamp(math.ceil(now + (standing.reset_ms / 1000 if used else 0)), UTC)
+        reset = datetime.fromtimestamp(math.ceil(now + (status.reset_ms / 1000 if used else 0)), UTC)
         headers[f"anthropic-ratelimit-{name}-limit"] = str(limit)
         headers[f"anthropic-ratelimit-{name}-remaining"] = str(max(0, limit - used))
         headers[f"anthropic-ratelimit-{name}-reset"] = reset.strftime("%Y-%m-%dT%H:%M:%SZ")
     return headers
 
 
-def _token_rows(limits: TenantLimits, standing: Standing) -> Iterator[_Row]:
+def _token_rows(limits: TenantLimits, status: LimitStatus) -> Iterator[_Row]:
     if limits.input_tokens_per_minute:
-        yield "input-tokens", limits.input_tokens_per_minute, standing.input_tokens
+        yield "input-tokens", limits.input_tokens_per_minute, status.input_tokens
     if limits.output_tokens_per_minute:
-        yield "output-tokens", limits.output_tokens_per_minute, standing.output_tokens
+        yield "output-tokens", limits.output_tokens_per_minute, status.output_tokens
 
 
 def duration(milliseconds: int) -> str:
@@ -70,25 +70,25 @@ def duration(milliseconds: int) -> str:
     return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
-def refusal(tenant: Tenant, limits: TenantLimits, cost: RequestCost, standing: Standing) -> RateLimited:
+def refusal(tenant: Tenant, limits: TenantLimits, cost: RequestCost, status: LimitStatus) -> RateLimited:
     """Returns the error for a refused request. `limits` are the enforced ones: the tenant's or a share of them."""
-    kind = standing.refused
+    kind = status.refused
     assert kind is not None
     limit, requested = _limit_and_requested(kind, limits, cost)
     if kind is LimitKind.BUDGET:
         message = (
-            f"You exceeded your current quota of {kind.value}: Limit {limit}, Used {standing.used}, Requested "
+            f"You exceeded your current quota of {kind.value}: Limit {limit}, Used {status.used}, Requested "
             f"{requested}. The quota resets at the start of the next month (UTC)."
         )
-    elif standing.retry_ms is None:
+    elif status.retry_ms is None:
         message = f"Request too large for tenant {tenant.name} on {kind.value}: Limit {limit}, Requested {requested}."
     else:
         message = (
-            f"Rate limit reached for tenant {tenant.name} on {kind.value}: Limit {limit}, Used {standing.used}, "
-            f"Requested {requested}. Please try again in {duration(standing.retry_ms)}."
+            f"Rate limit reached for tenant {tenant.name} on {kind.value}: Limit {limit}, Used {status.used}, "
+            f"Requested {requested}. Please try again in {duration(status.retry_ms)}."
         )
-    headers = retry_headers(standing.retry_ms)
-    return RateLimited(message, kind, standing.retry_ms, headers, openai_headers(limits, standing))
+    headers = retry_headers(status.retry_ms)
+    return RateLimited(message, kind, status.retry_ms, headers, openai_headers(limits, status))
 
 
 def retry_headers(retry_ms: int | None) -> dict[str, str]:

@@ -19,7 +19,7 @@ from baton.gateway.access.identity import Tenant, TenantLimits
 from baton.gateway.access.limits.ledger import Account, Ledger, Reservation, Unreported
 from baton.gateway.access.limits.limiter import LocalLimiter
 from baton.gateway.access.limits.messages import refusal
-from baton.gateway.access.limits.usage import RequestCost, Standing, TokensUsed
+from baton.gateway.access.limits.usage import LimitStatus, RequestCost, TokensUsed
 from baton.gateway.access.limits.window import CELL_MS, CELLS
 from baton.gateway.access.redis.link import Answer, LinkDown
 from baton.gateway.access.redis.nodes import RedisNodes
@@ -116,8 +116,8 @@ class RedisLimiter:
         unreported = self._ledger.take_unreported(account)
         try:
             answers = await self._ask(self._admit, tenant.name, self._admit_words(limits, cost, account, unreported))
-            standing, cell, mark, month, spent = _read(answers)
-            if standing.refused is None and (lie := self._ledger.contradicts(account, limits, cost)):
+            status, cell, mark, month, spent = _read(answers)
+            if status.refused is None and (lie := self._ledger.contradicts(account, limits, cost)):
                 raise WrongAnswer(f"Redis admitted {lie}")
         except (LinkDown, TimeoutError, WrongAnswer) as error:
             self._ledger.return_unreported(account, unreported)
@@ -134,13 +134,13 @@ class RedisLimiter:
         if not self._ledger.record_reply(account, mark, month, spent, unreported):
             self._counters.redis_lost += 1
             _log.error("Redis lost the last minute's usage of tenant %s; reporting it again", tenant.name)
-        if standing.refused is not None or cost.dry_run:
+        if status.refused is not None or cost.dry_run:
             account.running -= cost.requests
             account.reserved -= cost.tokens
-        if standing.refused is not None:
-            self._counters.limited[standing.refused.name.lower()] += 1
-            raise refusal(tenant, limits, cost, standing)
-        reservation = Reservation(tenant, account, cost, standing, cell, cell, mark, open=not cost.dry_run)
+        if status.refused is not None:
+            self._counters.limited[status.refused.name.lower()] += 1
+            raise refusal(tenant, limits, cost, status)
+        reservation = Reservation(tenant, account, cost, status, cell, cell, mark, open=not cost.dry_run)
         if not cost.dry_run:
             self._ledger.book(reservation, reported=True)
         return reservation
@@ -269,13 +269,13 @@ def _numbers(answer: Answer, count: int) -> list[int]:
     return answer
 
 
-def _read(answer: Answer) -> tuple[Standing, int, int, int, int]:
-    """Returns standing, cell, mark, month and its tokens. Raises WrongAnswer for invalid answers."""
+def _read(answer: Answer) -> tuple[LimitStatus, int, int, int, int]:
+    """Returns status, cell, mark, month and its tokens. Raises WrongAnswer for invalid answers."""
     numbers = _numbers(answer, _NUM_ANSWERS)
     refused, used, retry, requests, input_tokens, output_tokens, reset, cell, mark, month, spent = numbers
     if min(used, requests, input_tokens, output_tokens, reset, cell, month, spent) < 0 or not 0 <= refused <= 5:
         raise WrongAnswer(f"invalid answer of a script: {numbers}")
-    standing = Standing(
+    status = LimitStatus(
         requests, input_tokens, output_tokens, reset, _KINDS[refused], used, retry if retry >= 0 else None
     )
-    return standing, cell, mark, month, spent
+    return status, cell, mark, month, spent

@@ -31,7 +31,7 @@ class TokensUsed:
 
 
 @dataclass(slots=True)
-class Standing:
+class LimitStatus:
     """A tenant's usage, including the current request if it was admitted."""
 
     requests: int = 0  # requests of the last minute
