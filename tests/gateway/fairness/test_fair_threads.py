@@ -58,7 +58,7 @@ async def test_a_body_waits_for_none_that_is_much_larger():
 @pytest.mark.parametrize(("size", "before"), [(_SHORT, 2), (_SHORT + 1, 4)])
 async def test_a_tenants_text_waits_for_two_texts_of_another_on_each_thread(size, before):
     tokenizer = Tokenizer(MODEL / "tokenizer.json")
-    assert (await order_of(lambda work, owner: tokenizer.beside(work, size, owner))).index("new") <= before
+    assert (await order_of(lambda work, owner: tokenizer.run_on_thread(work, size, owner))).index("new") <= before
     tokenizer.close()
 
 

@@ -177,7 +177,7 @@ class ServedModel:
             # A client's template may take long before it is stopped.
             if template is None and size <= _INLINE_CHARS:
                 return encode(limit)
-            return await self.tokenizer.beside_limited(encode, limit, 0 if template else size, self.owner)
+            return await self.tokenizer.run_limited(encode, limit, 0 if template else size, self.owner)
 
     @contextmanager
     def _limit(self, whole: bool, field: str) -> Iterator[EncodingLimit]:

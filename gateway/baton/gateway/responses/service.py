@@ -93,7 +93,7 @@ class ResponseService:
         """Validates a request and admits it. `requested` is an additional constraint. Raises ServiceError."""
         serving = self._serving
         with serving.counting_rejections():
-            model, served, items = await self._beside(
+            model, served, items = await self._run_on_thread(
                 call.identity.tenant.cache_owner,
                 partial(self._check, call, request),
                 request.input,
@@ -171,7 +171,7 @@ class ResponseService:
             check_max_items(0 if isinstance(request.input, str) else len(request.input))
             return model, served_tools(request.tools), input_items(request.input)
 
-    async def _beside(self, owner: str, work: Callable[[], T], *values: object) -> T:
+    async def _run_on_thread(self, owner: str, work: Callable[[], T], *values: object) -> T:
         """Runs `work` on these values; on another thread if they are large."""
         return await self._serving.bodies.run(work, size_of(values), owner)
 
@@ -188,7 +188,7 @@ class ResponseService:
         prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
 
         made = partial(turn_of, request, [*context, *items], served)
-        turn = await self._beside(model.owner, made, context, items, request.tools, request.instructions)
+        turn = await self._run_on_thread(model.owner, made, context, items, request.tools, request.instructions)
         turn = replace(turn, requested=requested)
         fitting = await self._fitting(model, request, turn, [*context, *items])
         return prepared(fitting.turn, fitting.token_ids, names=served.names)
@@ -205,7 +205,7 @@ class ResponseService:
         return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
 
     async def _encode(self, model: ServedModel, turn: ChatTurn) -> list[int]:
-        await self._beside(model.owner, partial(check_turn, model, turn), turn.messages, turn.tools.tools)
+        await self._run_on_thread(model.owner, partial(check_turn, model, turn), turn.messages, turn.tools.tools)
         return await encode_turn(model, turn)
 
     async def _fitting(
@@ -237,12 +237,14 @@ class ResponseService:
         Drops at least `fewest` units.
         """
         context = model.require_info().max_model_len
-        conversation = await self._beside(model.owner, partial(parted, items), items)
+        conversation = await self._run_on_thread(model.owner, partial(parted, items), items)
         wanted = min(request.max_output_tokens or context // 8, context // 2)
         for room in (wanted, 1):
 
             async def tried(kept: list[Item], room: int = room) -> _Fitting | None:
-                messages = await self._beside(model.owner, partial(chat_messages, request.instructions, kept), kept)
+                messages = await self._run_on_thread(
+                    model.owner, partial(chat_messages, request.instructions, kept), kept
+                )
                 shorter = replace(turn, messages=messages)
                 try:
                     token_ids = await self._encode(model, shorter)

@@ -210,7 +210,7 @@ async def test_encoding_stops_when_the_client_leaves(model):
             stopped.set()
             raise
 
-    task = asyncio.create_task(model.tokenizer.beside_limited(encode, EncodingLimit(), len(text)))
+    task = asyncio.create_task(model.tokenizer.run_limited(encode, EncodingLimit(), len(text)))
     await asyncio.sleep(0.05)
     assert not task.done()
     task.cancel()

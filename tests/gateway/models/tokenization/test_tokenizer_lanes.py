@@ -22,7 +22,7 @@ def tokenizer():
 async def test_a_text_waits_for_no_flood_of_long_ones(tokenizer, size):
     """Not one of the long ones is done before it, however many there are."""
     gate = threading.Event()
-    flood = [asyncio.create_task(tokenizer.beside(gate.wait, size)) for _ in range(64)]
+    flood = [asyncio.create_task(tokenizer.run_on_thread(gate.wait, size)) for _ in range(64)]
     try:
         async with asyncio.timeout(60):
             text = "Once upon a time. " * 200
@@ -35,7 +35,7 @@ async def test_a_text_waits_for_no_flood_of_long_ones(tokenizer, size):
 
 async def test_a_flood_of_texts_holds_back_no_long_one(tokenizer):
     gate = threading.Event()
-    flood = [asyncio.create_task(tokenizer.beside(gate.wait, 5000)) for _ in range(64)]
+    flood = [asyncio.create_task(tokenizer.run_on_thread(gate.wait, 5000)) for _ in range(64)]
     try:
         async with asyncio.timeout(60):
             assert await tokenizer.encode_async("dog " * _SHORT, add_special_tokens=False)
@@ -47,7 +47,7 @@ async def test_a_flood_of_texts_holds_back_no_long_one(tokenizer):
 
 async def test_the_event_loop_goes_on_while_texts_are_encoded(tokenizer):
     gate = threading.Event()
-    work = asyncio.create_task(tokenizer.beside(gate.wait, 5000))
+    work = asyncio.create_task(tokenizer.run_on_thread(gate.wait, 5000))
     for _ in range(3):
         await asyncio.sleep(0)
     assert not work.done()

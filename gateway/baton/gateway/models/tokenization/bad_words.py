@@ -28,7 +28,7 @@ async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer,
         return sequences_of(words, tokenizer, vocab_size)
 
     num_chars = sum(map(len, words))
-    found = encoded() if num_chars <= _INLINE_CHARS else await tokenizer.beside(encoded, num_chars)
+    found = encoded() if num_chars <= _INLINE_CHARS else await tokenizer.run_on_thread(encoded, num_chars)
     del sampling.bad_words[:]
     sampling.forbidden_sequences.extend(types_pb2.TokenSequence(token_ids=each) for each in found)
 

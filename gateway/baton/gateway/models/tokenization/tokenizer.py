@@ -145,20 +145,20 @@ class Tokenizer:
         if len(text) <= _INLINE_CHARS:
             return encode(limit=limit)
         limit = limit or EncodingLimit()
-        return await self.beside_limited(lambda limit: encode(limit=limit), limit, len(text), owner)
+        return await self.run_limited(lambda limit: encode(limit=limit), limit, len(text), owner)
 
-    async def beside(self, work: Callable[[], T], size: int = 0, owner: str = "") -> T:
+    async def run_on_thread(self, work: Callable[[], T], size: int = 0, owner: str = "") -> T:
         """Runs `work` on an encoding thread, with turns by owner. `size` is in characters or tokens; 0 if unknown."""
         threads = self._short_thread if 0 < size <= _SHORT else self._threads
         return await threads.run(_and_trim(work, size), owner, size or _UNKNOWN_COST)
 
-    async def beside_limited(
+    async def run_limited(
         self, work: Callable[[EncodingLimit], T], limit: EncodingLimit, size: int = 0, owner: str = ""
     ) -> T:
         """Runs `work` on an encoding thread, and stops it when the waiting task ends."""
         stop = threading.Event()
         try:
-            return await self.beside(partial(work, replace(limit, stopped=stop.is_set)), size, owner)
+            return await self.run_on_thread(partial(work, replace(limit, stopped=stop.is_set)), size, owner)
         finally:
             stop.set()
 
@@ -178,14 +178,16 @@ class Tokenizer:
             return self.decode(token_ids)
         # decode() holds the interpreter lock; the batch call releases it.
         return (
-            await self.beside(lambda: self._rust.decode_batch([token_ids], skip_special_tokens=False), len(token_ids))
+            await self.run_on_thread(
+                lambda: self._rust.decode_batch([token_ids], skip_special_tokens=False), len(token_ids)
+            )
         )[0]
 
     async def token_names(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the vocabulary's names of the tokens."""
         if len(token_ids) <= _INLINE_TOKENS:
             return [self.token_name(token_id) for token_id in token_ids]
-        return await self.beside(lambda: [self.token_name(token_id) for token_id in token_ids], len(token_ids))
+        return await self.run_on_thread(lambda: [self.token_name(token_id) for token_id in token_ids], len(token_ids))
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token; incomplete UTF-8 becomes U+FFFD."""
