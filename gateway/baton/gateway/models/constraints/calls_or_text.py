@@ -58,7 +58,7 @@ def _combined(requested: types_pb2.Constraint, form: Form, lenient: bool) -> typ
 
 def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
     if is_strict(use) and tools.syntax is not None:
-        forms = tools.syntax.alone(use.tools, use.parallel)
+        forms = tools.syntax.without_text(use.tools, use.parallel)
         return [with_special_tokens(form, tools.special_tokens, tokenizer.added_id) for form in forms]
     inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.added_id(text)) is not None]
     rest: Form = {"type": "any_text", "token_ids": inside}

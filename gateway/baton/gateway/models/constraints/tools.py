@@ -67,7 +67,7 @@ def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None
     if tools.syntax is None:
         return
     try:
-        tools.syntax.beside_text((tool,))
+        tools.syntax.within_text((tool,))
     except Inexpressible as error:
         raise InvalidRequest(
             f"{field}.parameters: the call format of {model} cannot express {error}; {advice}.",
@@ -108,4 +108,4 @@ def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId
 def _strict_form(use: ToolUse, tools: ToolFormat) -> Form | None:
     if tools.output_form is not None:
         return tools.output_form(use.tools, None)
-    return None if tools.syntax is None else tools.syntax.beside_text(use.tools)
+    return None if tools.syntax is None else tools.syntax.within_text(use.tools)

@@ -42,7 +42,7 @@ class CallSyntax:
     section: tuple[str, str] = ("", "")  # text before and after all calls
     separator: str = "\n"  # text between two calls
 
-    def beside_text(self, tools: Sequence[Tool]) -> Form:
+    def within_text(self, tools: Sequence[Tool]) -> Form:
         """Returns the form of free text that may contain calls."""
         tags = [
             {"triggers": [const(trigger) for trigger in each.triggers], "content": each.call(tools)}
@@ -60,7 +60,7 @@ class CallSyntax:
         form["not_beginning"] = self.bare.signs(tools)
         return either([self.bare.calls(tools), form])
 
-    def alone(self, tools: Sequence[Tool], parallel: bool) -> list[Form]:
+    def without_text(self, tools: Sequence[Tool], parallel: bool) -> list[Form]:
         """Returns the alternative forms of calls without free text."""
         forms = [] if self.bare is None else [self.bare.calls(tools)]
         for each in self.announced:
