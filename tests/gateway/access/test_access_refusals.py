@@ -161,8 +161,8 @@ async def test_calls_count_alike(catalog):
 async def test_a_gateway_without_limits_counts_nothing(catalog):
     gate = OneTenant()
     refusals = Refusals(gate)
-    assert not refusals.must_look(gate.identity, 1 << 24)
-    refusals.ended(gate.identity, 400, 1 << 24, admitted=False)
+    assert not refusals.must_check(gate.identity, 1 << 24)
+    refusals.count_response(gate.identity, 400, 1 << 24, admitted=False)
     await asyncio.sleep(0.01)
     assert gate.requests == 0
 

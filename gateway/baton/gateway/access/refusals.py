@@ -30,30 +30,30 @@ class Refusals:
         self._gate = gate
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def must_look(self, identity: Identity, num_bytes: int) -> bool:
+    def must_check(self, identity: Identity, num_bytes: int) -> bool:
         """Returns whether the limits must be checked before a request of this size is parsed."""
         return num_bytes > LARGE_BODY and identity.tenant.limits.any
 
-    async def look(self, identity: Identity) -> None:
+    async def check(self, identity: Identity) -> None:
         """Raises RateLimited if the tenant has no requests left."""
         await self._gate.admit(identity, RequestCost(dry_run=True))
 
     @contextlib.asynccontextmanager
-    async def reading(
+    async def counting(
         self, identity: Identity, num_bytes: int, admitted: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[None]:
         """Wraps the parsing of a call's message. Raises RateLimited; counts requests refused before they were
         admitted.
         """
-        if self.must_look(identity, num_bytes):
-            await self.look(identity)
+        if self.must_check(identity, num_bytes):
+            await self.check(identity)
         try:
             yield
         except (InvalidRequest, NotFound):
-            self.ended(identity, 400, num_bytes, admitted())
+            self.count_response(identity, 400, num_bytes, admitted())
             raise
 
-    def ended(self, identity: Identity, status: int, num_bytes: int, admitted: bool) -> None:
+    def count_response(self, identity: Identity, status: int, num_bytes: int, admitted: bool) -> None:
         """Counts an answered request unless it was admitted. Does not wait."""
         if admitted or not identity.tenant.limits.requests_per_minute:
             return

@@ -106,7 +106,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             identity = identity_of(self._gate, context)
             if request.HasField("resume"):
                 request, sink.journal = await find_stream(self._streams, request, identity)
-            async with self._refusals.reading(identity, request.ByteSize()):
+            async with self._refusals.counting(identity, request.ByteSize()):
                 model = allowed_model(self._catalog, identity, request.model)
                 generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
@@ -144,13 +144,13 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     ) -> inference_pb2.TokenizeResponse:
         identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
         try:
-            async with self._refusals.reading(identity, num_bytes):
+            async with self._refusals.counting(identity, num_bytes):
                 model = allowed_model(self._catalog, identity, request.model)
                 token_ids = (await self._encode(model, request)).token_ids
         except ServiceError as error:
             error.field = _dotted(error.field)
             raise
-        self._refusals.ended(identity, 200, num_bytes, admitted=False)
+        self._refusals.count_response(identity, 200, num_bytes, admitted=False)
         max_model_len = model.info.max_model_len if model.info is not None else 0
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
 
@@ -158,12 +158,12 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
-        async with self._refusals.reading(identity, num_bytes):
+        async with self._refusals.counting(identity, num_bytes):
             model = allowed_model(self._catalog, identity, request.model)
             token_ids = list(request.token_ids)
             model.check_token_ids(token_ids, "token_ids")
             text = await model.tokenizer.decode_async(token_ids)
-        self._refusals.ended(identity, 200, num_bytes, admitted=False)
+        self._refusals.count_response(identity, 200, num_bytes, admitted=False)
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def CreateResponse(  # noqa: N802
@@ -174,7 +174,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
         call.headers = {b"traceparent": traceparent.encode(errors="replace")}
         try:
-            async with self._refusals.reading(call.identity, request.ByteSize(), lambda: bool(call.limit_headers)):
+            async with self._refusals.counting(call.identity, request.ByteSize(), lambda: bool(call.limit_headers)):
                 async for event in self._kept.create(call, request, context):
                     yield response_pb2.CreateResponseResponse(event=event)
         except ServiceError as error:

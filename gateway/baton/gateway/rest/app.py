@@ -72,23 +72,23 @@ class App:
                 exchange.on_end.append(lambda _: self._trimmer.trim_soon())
             if route.method == "POST" and route.scope is Scope.INFERENCE:
                 exchange.on_end.append(self._count_refusal)
-                if self._refusals.must_look(exchange.identity, len(exchange.body)):
-                    return self._finish(exchange, self._look_first(exchange, route))
+                if self._refusals.must_check(exchange.identity, len(exchange.body)):
+                    return self._finish(exchange, self._check_first(exchange, route))
             work = route.handler(exchange)
         except Exception as error:
             self._fail(exchange, error)
             return None
         return None if work is None else self._finish(exchange, work)
 
-    async def _look_first(self, exchange: Exchange, route: Route) -> None:
-        await self._refusals.look(exchange.identity)
+    async def _check_first(self, exchange: Exchange, route: Route) -> None:
+        await self._refusals.check(exchange.identity)
         work = route.handler(exchange)
         if work is not None:
             await work
 
     def _count_refusal(self, exchange: Exchange) -> None:
         admitted = bool(exchange.limit_headers)
-        self._refusals.ended(exchange.identity, exchange.status, len(exchange.body), admitted)
+        self._refusals.count_response(exchange.identity, exchange.status, len(exchange.body), admitted)
 
     def _answer_options(self, exchange: Exchange) -> None:
         self._count(exchange, "OPTIONS")
