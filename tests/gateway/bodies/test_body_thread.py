@@ -13,7 +13,7 @@ from support.processes.loop_stalls import loop_stalls
 from baton.gateway.access.refusals import LARGE_BODY
 from baton.gateway.bodies.thread import INLINE_BYTES, BodyThread
 from baton.gateway.errors.http import ContextTooLong
-from baton.gateway.fields.validation import MAX_ITEMS, check_item_count
+from baton.gateway.fields.chat import MAX_ITEMS, check_item_count
 
 STALL = 0.05  # seconds
 MODEL = "storyteller-7m"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.gateway.rest_harness import rest_side, say
 
 from baton.gateway.bodies.decoder import BodyDecoder
-from baton.gateway.fields import validation
+from baton.gateway.fields import chat, completion, sampling
 from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest
 from baton.rpc.errors import InvalidRequest
 
@@ -213,11 +213,11 @@ def bodies(kind, base):
 def test_no_chat_body_is_a_defect(body):
     with suppress(InvalidRequest):
         request = BodyDecoder(ChatCompletionRequest).decode(body, {})
-        validation.check_chat(request, 128, 20)
-        validation.template_messages(request.messages)
-        validation.template_variables(request)
-        validation.sampling_of(request, validation.chat_num_logprobs(request))
-        validation.stop_of(request, request.max_tokens)
+        chat.check_chat(request, 128, 20)
+        chat.template_messages(request.messages)
+        chat.template_variables(request)
+        sampling.sampling_of(request, chat.chat_num_logprobs(request))
+        sampling.stop_of(request, request.max_tokens)
 
 
 @settings(max_examples=400, deadline=None)
@@ -225,9 +225,9 @@ def test_no_chat_body_is_a_defect(body):
 def test_no_completion_body_is_a_defect(body):
     with suppress(InvalidRequest):
         request = BodyDecoder(CompletionRequest).decode(body, {})
-        validation.check_completion(request, 128, 20, 1024)
-        validation.sampling_of(request, request.logprobs)
-        validation.stop_of(request, request.max_tokens)
+        completion.check_completion(request, 128, 20, 1024)
+        sampling.sampling_of(request, request.logprobs)
+        sampling.stop_of(request, request.max_tokens)
 
 
 @pytest.mark.parametrize(

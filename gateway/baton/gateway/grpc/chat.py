@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from baton.gateway.bodies.json_size import check_json_size
-from baton.gateway.fields.validation import check_continued, check_item_count, check_variables
+from baton.gateway.fields.chat import check_continued, check_item_count
+from baton.gateway.fields.validation import check_variables
 from baton.gateway.models.prompts.call_arguments import check_arguments, read_arguments
 from baton.gateway.models.served import ServedModel
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse

@@ -9,22 +9,18 @@ from typing import Any
 
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.fields.adopted import adopt, requested_constraint
-from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
-from baton.gateway.fields.tools import fields_of, tool_use_of
-from baton.gateway.fields.unserved_tools import skip_tools
-from baton.gateway.fields.validation import (
+from baton.gateway.fields.chat import (
     chat_num_logprobs,
     check_chat,
     check_chat_size,
-    check_context,
-    check_for_model,
-    check_template,
-    sampling_of,
-    stop_of,
     template_messages,
     template_variables,
-    truncated,
 )
+from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
+from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
+from baton.gateway.fields.tools import fields_of, tool_use_of
+from baton.gateway.fields.unserved_tools import skip_tools
+from baton.gateway.fields.validation import check_context, check_for_model, check_template
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.served import ServedModel

@@ -9,18 +9,10 @@ from functools import partial
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import Delta
 from baton.gateway.fields.adopted import adopt, requested_constraint
+from baton.gateway.fields.completion import DEFAULT_COMPLETION_TOKENS, Prompt, check_completion, prompts_of
 from baton.gateway.fields.neutral import drop_neutral
-from baton.gateway.fields.validation import (
-    DEFAULT_COMPLETION_TOKENS,
-    Prompt,
-    check_completion,
-    check_context,
-    check_for_model,
-    prompts_of,
-    sampling_of,
-    stop_of,
-    truncated,
-)
+from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
+from baton.gateway.fields.validation import check_context, check_for_model
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import check_prompt_ids

@@ -15,14 +15,13 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import Delta, TokenLogprob
 from baton.gateway.fields.adopted import adopt, requested_constraint
 from baton.gateway.fields.neutral import drop_neutral
+from baton.gateway.fields.sampling import sampling_of, stop_of
 from baton.gateway.fields.validation import (
     check_context,
     check_fields,
     check_for_model,
     check_logprob_token_ids,
     refuse_unserved,
-    sampling_of,
-    stop_of,
 )
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import AnswerMeter

@@ -14,7 +14,7 @@ from baton.gateway.access.identity import Identity
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.core import GenerationRequest
 from baton.gateway.errors.http import ContextTooLong
-from baton.gateway.fields.validation import check_max_items
+from baton.gateway.fields.chat import check_max_items
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.prompts.rendering import size_of
 from baton.gateway.models.served import ServedModel

@@ -9,14 +9,9 @@ from typing import Any
 
 from baton.gateway.core import Delta, GenerationRequest
 from baton.gateway.fields.adopted import requested_constraint
-from baton.gateway.fields.validation import (
-    check_context,
-    check_fields,
-    check_for_model,
-    check_item_count,
-    sampling_of,
-    stop_of,
-)
+from baton.gateway.fields.chat import check_item_count
+from baton.gateway.fields.sampling import sampling_of, stop_of
+from baton.gateway.fields.validation import check_context, check_fields, check_for_model
 from baton.gateway.models.constraints.structured_output import RequestedConstraint, unless_tools_called
 from baton.gateway.models.served import ServedModel
 from baton.gateway.parsing.events import ContentText, Event

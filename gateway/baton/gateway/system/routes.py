@@ -10,16 +10,10 @@ import msgspec
 
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.bodies.thread import BodyThread
+from baton.gateway.fields.chat import check_chat_size, check_continued, check_messages, template_messages
 from baton.gateway.fields.tools import tool_of
 from baton.gateway.fields.unserved_tools import served_tools
-from baton.gateway.fields.validation import (
-    check_chat_size,
-    check_continued,
-    check_messages,
-    check_template,
-    check_variables,
-    template_messages,
-)
+from baton.gateway.fields.validation import check_template, check_variables
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.models.served import ModelCatalog, ServedModel

@@ -7,7 +7,7 @@ from support.gateway.rest_harness import RawClient
 from support.gateway.scripted_gateway import model_folder
 from support.gateway.tools_rig import QWEN, TOOLS, rig
 
-from baton.gateway.fields.validation import template_messages
+from baton.gateway.fields.chat import template_messages
 from baton.gateway.models.prompts.call_arguments import read_arguments
 from baton.gateway.models.prompts.chat_template import ChatTemplate
 from baton.gateway.responses.items import chat_messages
