@@ -53,7 +53,7 @@ def _hermes(monkeypatch):
     def load(source, **_):
         return load_served_model(source, formats=FormatFlags(tools="hermes"))
 
-    monkeypatch.setattr("rest_harness.load_served_model", load)
+    monkeypatch.setattr("support.gateway.rest_harness.load_served_model", load)
 
 
 def seen_tools(monkeypatch, rest):

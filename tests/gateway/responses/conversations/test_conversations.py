@@ -152,7 +152,7 @@ async def test_another_tenant_finds_nothing(make_store, monkeypatch):
     async with rest_side(say("x"), store=store) as rest:
         made = await begin(rest, USER)
         item = (await rest.request("GET", f"{PATH}/{made['id']}/items")).json["data"][0]["id"]
-        monkeypatch.setattr("rest_harness.App.__init__", _as_tenant("other"))
+        monkeypatch.setattr("support.gateway.rest_harness.App.__init__", _as_tenant("other"))
         async with rest_side(say("x"), store=store) as other:
             one = f"{PATH}/{made['id']}"
             calls = [("GET", one, None), ("POST", one, {"metadata": {}}), ("GET", f"{one}/items", None)]
