@@ -35,11 +35,10 @@ from baton.services.simulate.cluster.simulation import Simulation
 from baton.services.simulate.requests.workloads import Arrival
 from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import kv_pb2, types_pb2
-from baton.worker.core import BlockHash, BlockId, Request, SamplingParams, StepPlan, StopConditions
+from baton.worker.core import BlockHash, BlockId, Request, SamplingParams, StepPlan, StopConditions, TokenIds
 from baton.worker.engine.engine import Engine
 from baton.worker.kv.cache_events import StoredEvent
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.token_ids import TokenIds
 
 BLOCK_SIZE = 4
 INFO = types_pb2.ModelInfo(name="simulated", digest=bytes(range(16)), max_model_len=4096, block_size=BLOCK_SIZE)

@@ -14,8 +14,7 @@ from baton.gateway.models.tokenization.segments import SegmentEncoder
 from baton.gateway.serving.tenancy import allowed_model
 from baton.rpc.block_hash import cache_namespace
 from baton.rpc.prompt_hashes import PromptHashes
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.vocabulary import load_vocabulary
 

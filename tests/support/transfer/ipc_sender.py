@@ -14,7 +14,7 @@ import sys
 from support.transfer.transport_ends import SOURCE, End, HostKv, filled, paths_of, piece_of, wait_until
 
 from baton.worker.transfer.base import Outbound
-from baton.worker.transport_kinds import address_of
+from baton.worker.transfer.routes import address_of
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ from support.processes.worker_harness import submit
 from baton.rpc import prompt_hashes
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks, hash_packed_blocks
 from baton.v1 import worker_pb2
+from baton.worker.core import TokenIds
 from baton.worker.link.prompts import Prompt, PromptReader, join_prompts, split_prompts
-from baton.worker.token_ids import TokenIds
 
 LONG = 3 * 128 * BLOCK_SIZE + 5  # tokens, of several slices and a rest
 

@@ -10,8 +10,7 @@ from support.processes.worker_harness import submit
 
 from baton.rpc.errors import DeadlineExceeded, NoCapacity
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import FinishReason, Request, TokenLogprobs
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import FinishReason, ModelSpec, Request, TokenLogprobs
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import Prompt
 from baton.worker.process.sessions import Sessions

@@ -12,10 +12,9 @@ from support.engine.tiny_models import load_transformers
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
-from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
+from baton.worker.core import ModelSpec, Request, SamplingParams, StopConditions, TokenLogprobs
 from baton.worker.engine.engine import Engine
 from baton.worker.engine.submit import generation_of
-from baton.worker.executors.base import ModelSpec
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.scheduling.settings import EngineSettings
 

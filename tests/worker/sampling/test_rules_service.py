@@ -10,9 +10,8 @@ from support.processes.worker_harness import Worker, endpoint, running_pair, run
 
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
-from baton.worker.core import ReasoningLimit
+from baton.worker.core import ModelSpec, ReasoningLimit
 from baton.worker.engine.submit import generation_of, prefill_of
-from baton.worker.executors.base import ModelSpec
 from baton.worker.handover.messages import prefill_submit
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-from baton.worker.token_ids import TokenIds
 
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)  # chained: equal hashes mean equal prefixes
@@ -17,6 +16,81 @@ Row = NewType("Row", int)  # a request's place in the executor's persistent batc
 HostSlot = NewType("HostSlot", int)  # a block's place in host memory
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class TokenIds(Sequence[int]):
+    """A request's prompt, kept as the array it came in, and its generated tokens. A slice returns a list."""
+
+    __slots__ = ("generated", "given")
+
+    def __init__(self, given: NDArray[np.int32] | Sequence[int]) -> None:
+        self.given: NDArray[np.int32] = np.asarray(given, np.int32)  # never changed
+        self.generated: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.given) + len(self.generated)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        num_given = len(self.given)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(num_given + len(self.generated))
+            if step != 1:
+                return list(self)[index]
+            if start >= num_given:
+                return self.generated[start - num_given : max(0, stop - num_given)]
+            head: list[int] = self.given[start:stop].tolist()
+            return head + self.generated[max(0, start - num_given) : max(0, stop - num_given)]
+        if index < 0:
+            index += len(self)
+            if index < 0:
+                raise IndexError(f"there are {len(self)} tokens")
+        return int(self.given[index]) if index < num_given else self.generated[index - num_given]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.given.tolist()
+        yield from self.generated
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (TokenIds, list, tuple)) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TokenIds({list(self)})"
+
+    def append(self, token_id: int) -> None:
+        """Adds a generated token."""
+        self.generated.append(token_id)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Adds generated tokens."""
+        self.generated.extend(token_ids)
+
+    def array(self, stop: int | None = None) -> NDArray[np.int32]:
+        """Returns the first `stop` tokens, or all. May be the prompt's own array: do not write to it."""
+        if stop is not None and stop <= len(self.given):
+            return self.given[:stop]
+        if not self.generated:
+            return self.given
+        whole = np.concatenate((self.given, np.array(self.generated, np.int32)))
+        return whole if stop is None else whole[:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The loaded model's properties that the engine and the contract use."""
+
+    digest: bytes  # 16 bytes
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
 
 
 class Tier(enum.Enum):

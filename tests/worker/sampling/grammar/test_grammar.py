@@ -24,8 +24,7 @@ from tokenizers import Tokenizer
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2
-from baton.worker.core import Constraint, ConstraintForm, SamplingParams
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec, SamplingParams
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.sampling.grammar.limits import GrammarLimits

@@ -15,8 +15,7 @@ from support.engine.constraint_search import random_constraint
 from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
 from baton.rpc.errors import InvalidRequest, NoCapacity
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.compilation.cost import estimated_bytes, is_plain
 from baton.worker.sampling.grammar.grammars import Grammars

@@ -23,8 +23,7 @@ from support.engine.grammar_rig import (
 from tokenizers import Tokenizer
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.translation.closed_objects import close_objects
 from baton.worker.sampling.grammar.vocabulary import load_vocabulary

@@ -14,8 +14,7 @@ from llguidance import LLMatcher
 from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex, wait_for
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.sampling.grammar.limits import GrammarLimits

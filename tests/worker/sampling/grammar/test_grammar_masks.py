@@ -11,8 +11,7 @@ import pytest
 from support.engine.grammar_rig import SAMPLE_MODEL, json_schema, make_request, regex
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.sampling.grammar.limits import GrammarLimits
 from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance

@@ -19,8 +19,7 @@ from support.engine.grammar_rig import (
 )
 
 from baton.v1 import control_pb2
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.front.metrics.worker import metrics_of
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.sampling.grammar.matching.match import GrammarMatch

@@ -16,8 +16,7 @@ import pytest
 from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
 from baton.rpc.errors import InternalError, InvalidRequest, Unsupported
-from baton.worker.core import Constraint, ConstraintForm
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.fair_queue import FairQueue
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.sampling.grammar.limits import GrammarLimits

@@ -42,6 +42,7 @@ from baton.worker.core import BlockId
 from baton.worker.transfer.base import InboundFailed, InboundFenced, Landed, Piece, Pushed, PushFailed, PushFenced
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.routes import Route
 from baton.worker.transfer.send import pieces as outgoing
 from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
@@ -49,7 +50,7 @@ from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import CREDIT_BYTES, Open, PieceHeader, encode_open, encode_piece
 from baton.worker.transfer.wire.greetings import receive_welcome
 from baton.worker.transfer.wire.sockets import receive_exactly
-from baton.worker.transport_kinds import NAMES, Route
+from baton.worker.transport_kinds import NAMES
 
 OTHER_TARGET = [BlockId(i) for i in (10, 11, 12, 13, 14)]
 

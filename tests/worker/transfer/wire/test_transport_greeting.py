@@ -33,6 +33,7 @@ from baton.worker.transfer.base import Landed, Outbound, Pushed, PushFailed, Pus
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
+from baton.worker.transfer.routes import Route, address_of, routes_to
 from baton.worker.transfer.send import dialling
 from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
@@ -56,7 +57,7 @@ from baton.worker.transfer.wire.frames import (
     encode_refused,
     encode_welcome,
 )
-from baton.worker.transport_kinds import NAMES, Route, address_of, parse_order, routes_to
+from baton.worker.transport_kinds import NAMES, parse_order
 
 HOST = "boot.1"
 

@@ -13,12 +13,10 @@ import numpy as np
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import Int32, ReasoningLimit, Request, SamplingParams, StopConditions
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Int32, ModelSpec, ReasoningLimit, Request, SamplingParams, StopConditions, TokenIds
 from baton.worker.link.prompts import Prompt
 from baton.worker.requests.validation import check_token_ids
 from baton.worker.sampling.grammar.messages import constraint_of
-from baton.worker.token_ids import TokenIds
 
 _MAX_LOGPROBS = 1024
 _TOKEN_BYTES = 4

@@ -10,21 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
-from baton.worker.core import BlockId, HostSlot, StepPlan, StepResult
+from baton.worker.core import BlockId, HostSlot, ModelSpec, StepPlan, StepResult
 from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """What the engine and the contract need to know of the loaded model."""
-
-    digest: bytes  # 16 bytes
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
 
 
 class DeviceLost(InternalError):

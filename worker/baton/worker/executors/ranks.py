@@ -14,15 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import Unsupported
-from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import (
-    DeviceLost,
-    HostCopies,
-    LayerHook,
-    ModelSpec,
-    NewWeights,
-    ServingExecutor,
-)
+from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.executors.base import DeviceLost, HostCopies, LayerHook, NewWeights, ServingExecutor
 from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:

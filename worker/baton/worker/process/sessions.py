@@ -13,9 +13,8 @@ from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import FinishReason, Request, TokenLogprobs, TransferTimes
+from baton.worker.core import FinishReason, ModelSpec, Request, TokenLogprobs, TransferTimes
 from baton.worker.engine.submit import generation_of
-from baton.worker.executors.base import ModelSpec
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import Prompt
 from baton.worker.requests.outputs import Finish, StepOutputs

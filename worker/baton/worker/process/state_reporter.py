@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.v1 import control_pb2, types_pb2, worker_pb2
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import ModelSpec
 from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import EngineCounters, LoadSnapshot
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
-from baton.worker.core import BlockHash, BlockId, Request
-from baton.worker.token_ids import TokenIds
+from baton.worker.core import BlockHash, BlockId, Request, TokenIds
 
 if TYPE_CHECKING:
     from baton.worker.sampling.grammar.matching.match import GrammarMatch

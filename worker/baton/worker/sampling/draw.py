@@ -12,15 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.worker.sampling.noise import (
-    Float32,
-    Int64,
-    UInt64,
-    gumbel_noise,
-    noise_bounds,
-    noise_words,
-    vocabulary_noise_words,
-)
+from baton.worker.core import Int64
+from baton.worker.sampling.noise import Float32, UInt64, gumbel_noise, noise_bounds, noise_words, vocabulary_noise_words
 
 _FIRST_WIDTH = 64
 _WIDEN = 16

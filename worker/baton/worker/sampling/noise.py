@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from baton.worker.core import Int64
+
 UInt64 = NDArray[np.uint64]
 UInt32 = NDArray[np.uint32]
-Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
 LANES = 4  # tokens that share a counter

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.reference.sampling.logprobs import row_logprobs, token_logprobs
-from baton.worker.core import RowInit, SamplingParams, TokenLogprobs, TokenMasks
-from baton.worker.executors.cpu.rows import Int64
+from baton.worker.core import Int64, RowInit, SamplingParams, TokenLogprobs, TokenMasks
 from baton.worker.sampling.draw import Draws, draw_tokens
 from baton.worker.sampling.edits import LogitsEdits, apply_edits, apply_masks, edits_of
 

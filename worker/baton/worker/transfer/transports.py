@@ -16,13 +16,13 @@ from baton.worker.transfer.event_queue import EventQueue
 from baton.worker.transfer.host_identity import host_identity
 from baton.worker.transfer.receive.listener import KvListener
 from baton.worker.transfer.receive.open_transfers import OpenTransfers
+from baton.worker.transfer.routes import Route, address_of, routes_to
 from baton.worker.transfer.send.connection import OutboundConnection, Push
 from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.connection_limit import retire_longest_idle
 from baton.worker.transfer.wire.frames import KEY_BYTES
 from baton.worker.transfer.wire.tls import KvTls
-from baton.worker.transport_kinds import Route, address_of, routes_to
 
 
 class Transports:

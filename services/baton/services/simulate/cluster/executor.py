@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.virtual.timeline import Clock
-from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import HostCopies, LayerHook, ModelSpec
+from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.executors.base import HostCopies, LayerHook
 from baton.worker.kv_spec import full_spec
 
 VOCAB_SIZE = 1 << 31

@@ -16,9 +16,8 @@ from baton.services.simulate.cluster.worker import MODEL, SimWorker
 from baton.services.simulate.requests.workloads import Arrival
 from baton.services.simulate.virtual.timeline import Timeline
 from baton.v1 import router_pb2, types_pb2
-from baton.worker.core import Request, SamplingParams, StopConditions
+from baton.worker.core import Request, SamplingParams, StopConditions, TokenIds
 from baton.worker.requests.outputs import Finish, StepOutputs
-from baton.worker.token_ids import TokenIds
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import LayerHook, ModelSpec, NewWeights
+from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.cpu.prompt_logprobs import PromptLogprobs
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import make_step_inputs

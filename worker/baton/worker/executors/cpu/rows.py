@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
-from baton.worker.core import BlockId, RowInit, StepPlan
-
-Int64 = NDArray[np.int64]
+from baton.worker.core import BlockId, Int64, RowInit, StepPlan
 
 
 class Rows:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
-from baton.worker.core import StepPlan
-from baton.worker.executors.cpu.rows import Int64, Rows
+from baton.worker.core import Int64, StepPlan
+from baton.worker.executors.cpu.rows import Rows
 from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs
 from baton.worker.models.config import ModelConfig
 

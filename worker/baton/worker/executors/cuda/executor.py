@@ -21,8 +21,8 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, StepPlan, StepResult
-from baton.worker.executors.base import LayerHook, ModelSpec, NewWeights
+from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.completions import DeviceWatch
 from baton.worker.executors.cuda.failures import raise_if_lost, refusal_of

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from baton.worker.core import Int32, RowInit, SamplingParams, TokenLogprobs, TokenMasks
-from baton.worker.executors.sim.kv import Int64, UInt64, mix
+from baton.worker.core import Int32, Int64, RowInit, SamplingParams, TokenLogprobs, TokenMasks
+from baton.worker.executors.sim.kv import UInt64, mix
 from baton.worker.sampling.output_rules import OutputRules, has_rules
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, Int32, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
-from baton.worker.executors.base import LayerHook, ModelSpec, NewWeights
+from baton.worker.core import BlockId, Int32, ModelSpec, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix

@@ -12,8 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.worker.core import Int64
+
 UInt64 = NDArray[np.uint64]
-Int64 = NDArray[np.int64]
 
 _NUM_PROBES = 4
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from llguidance import LLMatcher
 
 from baton.rpc.errors import InvalidRequest, ServiceError
-from baton.worker.core import Request
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import ModelSpec, Request
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.compilation.cost import MAX_KNOWN_COST, estimated_bytes, is_plain, known_cost
 from baton.worker.sampling.grammar.compilation.refusals import obvious_problem

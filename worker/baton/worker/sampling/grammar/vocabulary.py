@@ -9,8 +9,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from baton.rpc.errors import InvalidRequest, Unsupported
-from baton.worker.core import Int32
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Int32, ModelSpec
 from baton.worker.sampling.grammar.added_tokens import AddedTokens, read_added_tokens
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from baton.rpc.errors import Mismatch, ServiceError, Unavailable
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.bulk import BulkPath, Slots
+from baton.worker.transfer.routes import Route
 from baton.worker.transfer.send.pieces import SEND_SECONDS, InlinePieceSender, PieceSender, SlotPieceSender
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.connection_limit import retry_after_retiring
@@ -20,7 +21,7 @@ from baton.worker.transfer.wire.frames import Open, encode_open
 from baton.worker.transfer.wire.greetings import receive_welcome
 from baton.worker.transfer.wire.sockets import Connection, dial
 from baton.worker.transfer.wire.tls import KvTls
-from baton.worker.transport_kinds import NAMES, Route
+from baton.worker.transport_kinds import NAMES
 
 _log = logging.getLogger(__name__)
 

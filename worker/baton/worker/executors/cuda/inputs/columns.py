@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.worker.core import StepPlan
-
-Int64 = NDArray[np.int64]
+from baton.worker.core import Int64, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

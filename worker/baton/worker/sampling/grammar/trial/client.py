@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from baton.rpc.errors import InternalError, InvalidRequest, NoCapacity, ServiceError
-from baton.worker.core import Constraint
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import Constraint, ModelSpec
 from baton.worker.sampling.grammar.compilation.wording import SIMPLER
 from baton.worker.sampling.grammar.limits import GrammarLimits
 from baton.worker.sampling.grammar.messages import constraint_message

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.worker.executors.base import ModelSpec
+from baton.worker.core import ModelSpec
 from baton.worker.sampling.grammar.limits import GrammarLimits
 from baton.worker.sampling.grammar.trial.attempt import attempt
 from baton.worker.sampling.grammar.trial.framing import receive_sized
