@@ -34,7 +34,6 @@ from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.routes import Route, address_of, routes_to
-from baton.worker.transfer.send import dialling
 from baton.worker.transfer.send.dialer import Dialer
 from baton.worker.transfer.totals import Totals
 from baton.worker.transfer.wire.frames import (
@@ -279,7 +278,7 @@ def test_a_defect_of_the_receivers_library_is_told_to_the_sender(many, caplog):
 
 @pytest.mark.parametrize("answer", ["nothing", "silence", "garbage", "damaged"])
 def test_an_answer_that_is_none_fails_the_push(many, answer, monkeypatch):
-    monkeypatch.setattr(dialling, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr("baton.worker.transfer.send.dialer.SEND_SECONDS", 0.5)
     sender = many.make(filled(HostKv()), "tcp")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
