@@ -14,6 +14,7 @@ from support.fleet.kvstore_node import eventually, split, stored
 from support.processes import ports
 
 from baton.kvstore.index.index import Index
+from baton.kvstore.index.packed_blocks import Home
 from baton.kvstore.index.speakers import Speaker, Speakers
 from baton.kvstore.index.worker_blocks import WorkerBlocks, restore
 from baton.kvstore.metrics import KvstoreMetrics
@@ -35,7 +36,7 @@ async def what_redis_has(url, namespace="baton"):
     found = {}
     async for kept in store.load():
         worker = restore(kept.snapshot, kept.batches)
-        numbers = {int.from_bytes(one, "little") for one in split(worker.tiers().get(1, b""))}
+        numbers = {int.from_bytes(one, "little") for one in split(worker.homes().get(Home(1), b""))}
         found[worker.worker_id] = (worker.epoch, worker.sequence, numbers)
     await store.close()
     return found

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from support.fleet.kvstore_node import block, blocks, removed, split, stored
 
 from baton.kvstore.index.index import Applied, Index, IndexListener
+from baton.kvstore.index.packed_blocks import Home, join_parts
 from baton.kvstore.index.worker_blocks import WorkerBlocks, restore
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
@@ -55,7 +56,7 @@ class Recorder(IndexListener):
 
 def held(index, worker_id="w", tier=DEVICE):
     worker = index.get(worker_id)
-    return None if worker is None else split(worker.tiers().get(tier, b""))
+    return None if worker is None else split(worker.homes().get(Home(tier), b""))
 
 
 def test_batches_in_order_are_applied(index):
@@ -211,7 +212,36 @@ def test_a_fold_takes_batches_that_come_meanwhile():
     assert worker.base.barrier == 1
     assert worker.since(1) == [numbered(2, stored(200))]
     assert worker.since(0) is not None, "readers that are a little behind need no snapshot"
-    assert block(200) in split(worker.tiers()[DEVICE])
+    assert block(200) in split(worker.homes()[Home(DEVICE)])
+
+
+def in_groups(groups, *numbers):
+    change = kv_pb2.BlocksStored(block_hashes=blocks(*numbers), tier=DEVICE, groups=groups)
+    return kv_pb2.KvEvent(stored=change)
+
+
+def test_a_fold_keeps_which_groups_hold_a_block():
+    worker = restore([part(0, 1, 2, epoch=3)], [])
+    events = [
+        in_groups([0], 2, 3, 4),  # of block 2 group 0 is left; 3 and 4 are new
+        in_groups([], 4),
+        in_groups([1], 5),
+        removed(5),
+        stored(6, tier=HOST),
+        kv_pb2.KvEvent(stored=kv_pb2.BlocksStored(block_hashes=blocks(6), tier=HOST, groups=[0])),
+    ]
+    changes = batch(1, *events, epoch=3)
+    worker.apply(changes, changes.SerializeToString())
+    wanted = {
+        Home(DEVICE): {block(1), block(4)},
+        Home(DEVICE, (0,)): {block(2), block(3)},
+        Home(HOST, (0,)): {block(6)},
+    }
+    assert {home: split(packed) for home, packed in worker.homes().items() if packed} == wanted
+    worker.rebase(worker.compaction()())
+    parts = [kv_pb2.KvSnapshot.FromString(encoded) for encoded in worker.base.parts]
+    assert {home: split(packed) for home, packed in join_parts(parts).items()} == wanted
+    assert len(worker) == 5
 
 
 def test_what_was_replaced_meanwhile_takes_no_base(index):

@@ -4,6 +4,7 @@ import pytest
 from support.fleet.kvstore_node import eventually, split
 from support.processes.redis_cluster import RedisCluster
 
+from baton.kvstore.index.packed_blocks import Home
 from baton.kvstore.index.worker_blocks import restore
 from baton.kvstore.store.redis_store import RedisStore
 from baton.kvstore.store.store import StoreError
@@ -25,7 +26,7 @@ async def what_it_has(cluster):
     try:
         async for kept in store.load():
             worker = restore(kept.snapshot, kept.batches)
-            numbers = {int.from_bytes(one, "little") for one in split(worker.tiers().get(1, b""))}
+            numbers = {int.from_bytes(one, "little") for one in split(worker.homes().get(Home(1), b""))}
             found[worker.worker_id] = (worker.epoch, worker.sequence, numbers)
     except StoreError:
         return None

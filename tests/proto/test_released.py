@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
 import sys
@@ -14,43 +13,16 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from support.fleet.released import IMAGES, RELEASES, old, old_messages
 from support.processes import stack
 
 from baton.v1 import control_pb2, index_pb2, inference_pb2, kv_pb2, router_pb2, types_pb2, worker_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 BUF = Path(sys.executable).parent / "buf"
-IMAGES = sorted((ROOT / "proto" / "released").glob("*.binpb"))
 TODAY = (control_pb2, index_pb2, inference_pb2, kv_pb2, router_pb2, types_pb2, worker_pb2)
-RELEASES = pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
-
-
-@functools.cache
-def pool_of(image: Path) -> descriptor_pool.DescriptorPool:
-    """The release's own descriptors, apart from today's."""
-    files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes())
-    pool = descriptor_pool.DescriptorPool()
-    for file in files.file:
-        pool.Add(file)
-    return pool
-
-
-def old_messages(image: Path) -> list[Descriptor]:
-    files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes())
-    pool = pool_of(image)
-    return [
-        pool.FindMessageTypeByName(f"{file.package}.{message.name}")
-        for file in files.file
-        if file.package == "baton.v1"
-        for message in file.message_type
-    ]
-
-
-def old(image: Path, name: str) -> Any:
-    """A message class of the release."""
-    return message_factory.GetMessageClass(pool_of(image).FindMessageTypeByName(f"baton.v1.{name}"))
 
 
 def today(name: str) -> Any:

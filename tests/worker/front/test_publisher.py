@@ -27,13 +27,14 @@ class FakeCache:
     events: list[StoredEvent | RemovedEvent] = field(default_factory=list)
     hashes: bytes = b""
     host_hashes: bytes = b""
+    partly: dict[tuple[int, ...], bytes] = field(default_factory=dict)  # on the device, by the groups that hold it
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         events, self.events = self.events, []
         return events
 
-    def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
-        return self.hashes if tier is Tier.DEVICE else self.host_hashes
+    def cached_by_groups(self, tier: Tier) -> dict[tuple[int, ...], bytes]:
+        return {(): self.hashes} | self.partly if tier is Tier.DEVICE else {(): self.host_hashes}
 
 
 class Harness:
@@ -339,6 +340,25 @@ def test_events_and_snapshots_name_the_tier(harness: Harness) -> None:
     assert (device.snapshot.tier, device.snapshot.block_hashes) == (kv_pb2.KV_TIER_DEVICE, block(2))
     assert (host.snapshot.tier, host.snapshot.block_hashes) == (kv_pb2.KV_TIER_HOST, block(1))
     assert [(part.snapshot.first, part.snapshot.last) for part in (device, host)] == [(True, False), (False, True)]
+
+
+def test_events_and_snapshots_name_the_groups_that_hold_a_block(harness: Harness) -> None:
+    harness.log.open(1)
+    harness.happen(StoredEvent(block(1)), StoredEvent(block(2), groups=(1,)))
+    harness.cache.hashes, harness.cache.partly = block(1), {(0, 2): block(3)}
+    harness.log.snapshot()
+    _, batch, whole, partly = harness.take()
+    assert [list(event.stored.groups) for event in batch.batch.events] == [[], [1]]
+    assert (list(whole.snapshot.groups), whole.snapshot.block_hashes) == ([], block(1))
+    assert (list(partly.snapshot.groups), partly.snapshot.block_hashes) == ([0, 2], block(3))
+
+
+def test_a_block_that_a_group_loses_is_told_at_once(harness: Harness) -> None:
+    harness.log.open(1)
+    harness.take()
+    harness.cache.events.append(StoredEvent(block(1), groups=(0,)))
+    harness.log.collect()
+    assert [message.WhichOneof("message") for message in harness.take()] == ["batch"]
 
 
 def test_a_cache_that_is_all_in_host_memory_has_a_snapshot_of_one_part(harness: Harness) -> None:

@@ -1,9 +1,13 @@
-"""Block hashes by tier as packed bytes, and events folded into them. Knows no stream; numpy does the work."""
+"""Block hashes by home as packed bytes, and events folded into them. Knows no stream; numpy does the work.
+
+A home is a tier, and the groups of the worker's cache that hold the block there. An event says which groups hold a
+block from then on, so of each block in a tier the last event counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +17,27 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
 
 Tier: TypeAlias = kv_pb2.KvTier.ValueType
-Tiers: TypeAlias = Mapping[Tier, bytes]  # 16 bytes a block
+
+
+class Home(NamedTuple):
+    """Where blocks are."""
+
+    tier: Tier
+    groups: tuple[int, ...] = ()  # that hold them; empty: all
+
+
+Homes: TypeAlias = Mapping[Home, bytes]  # 16 bytes a block
 
 _BLOCKS_PER_PART = 8192  # 128 KiB: a reader takes it in milliseconds
 
 
-def encode_parts(worker_id: str, epoch: int, barrier: int, tiers: Tiers) -> tuple[bytes, ...]:
+def encode_parts(worker_id: str, epoch: int, barrier: int, homes: Homes) -> tuple[bytes, ...]:
     """A snapshot as encoded KvSnapshots. There is always one, an empty one if need be."""
-    filled = [(tier, hashes) for tier, hashes in tiers.items() if hashes] or [(kv_pb2.KV_TIER_DEVICE, b"")]
+    filled = [(home, hashes) for home, hashes in homes.items() if hashes] or [(Home(kv_pb2.KV_TIER_DEVICE), b"")]
     stride = _BLOCKS_PER_PART * HASH_BYTES
     pieces = [
-        (tier, hashes[start : start + stride])
-        for tier, hashes in filled
+        (home, hashes[start : start + stride])
+        for home, hashes in filled
         for start in range(0, max(1, len(hashes)), stride)
     ]
     return tuple(
@@ -33,22 +46,23 @@ def encode_parts(worker_id: str, epoch: int, barrier: int, tiers: Tiers) -> tupl
             epoch=epoch,
             barrier=barrier,
             block_hashes=hashes,
-            tier=tier,
+            tier=home.tier,
             first=place == 0,
             last=place == len(pieces) - 1,
+            groups=home.groups,
         ).SerializeToString()
-        for place, (tier, hashes) in enumerate(pieces)
+        for place, (home, hashes) in enumerate(pieces)
     )
 
 
-def join_parts(parts: Iterable[kv_pb2.KvSnapshot]) -> Tiers:
+def join_parts(parts: Iterable[kv_pb2.KvSnapshot]) -> Homes:
     """What a snapshot's parts hold together. InvalidRequest: malformed."""
-    pieces: dict[Tier, list[bytes]] = {}
+    pieces: dict[Home, list[bytes]] = {}
     for part in parts:
         check_change(part)
         if part.block_hashes:
-            pieces.setdefault(part.tier, []).append(part.block_hashes)
-    return {tier: b"".join(hashes) for tier, hashes in pieces.items()}
+            pieces.setdefault(Home(part.tier, tuple(part.groups)), []).append(part.block_hashes)
+    return {home: b"".join(hashes) for home, hashes in pieces.items()}
 
 
 def check_change(change: kv_pb2.BlocksStored | kv_pb2.BlocksRemoved | kv_pb2.KvSnapshot) -> int:
@@ -70,25 +84,31 @@ def changes_of(batch: kv_pb2.KvEventBatch) -> Iterator[tuple[bool, kv_pb2.Blocks
             yield False, event.removed
 
 
-def fold(tiers: Tiers, batches: Iterable[kv_pb2.KvEventBatch]) -> Tiers:
-    """The blocks after the batches: of each block the last event counts."""
-    hashes: dict[Tier, list[bytes]] = {tier: [packed] for tier, packed in tiers.items()}
-    stores: dict[Tier, list[bool]] = {tier: [True] for tier in tiers}
+def fold(homes: Homes, batches: Iterable[kv_pb2.KvEventBatch]) -> Homes:
+    """The blocks after the batches: of each block in a tier the last event counts."""
+    changes: dict[Tier, list[tuple[Home | None, bytes]]] = {}  # the home from then on; None: none
+    for home, packed in homes.items():
+        changes.setdefault(home.tier, []).append((home, packed))
     for batch in batches:
         for is_store, change in changes_of(batch):
-            hashes.setdefault(change.tier, []).append(change.block_hashes)
-            stores.setdefault(change.tier, []).append(is_store)
-    return {tier: _fold_tier(pieces, stores[tier]) for tier, pieces in hashes.items()}
+            groups = tuple(change.groups) if isinstance(change, kv_pb2.BlocksStored) else ()
+            now = Home(change.tier, groups) if is_store else None
+            changes.setdefault(change.tier, []).append((now, change.block_hashes))
+    folded: dict[Home, bytes] = {}
+    for of_tier in changes.values():
+        folded.update(_fold_tier(of_tier))
+    return folded
 
 
-def _fold_tier(pieces: list[bytes], stores: list[bool]) -> bytes:
-    halves = np.frombuffer(b"".join(pieces), np.uint64).reshape(-1, 2)
-    lengths = [len(piece) // HASH_BYTES for piece in pieces]
-    is_store = np.repeat(np.array(stores, np.bool_), lengths)
+def _fold_tier(changes: Sequence[tuple[Home | None, bytes]]) -> Homes:
+    known = list(dict.fromkeys(home for home, _ in changes if home is not None))
+    numbers = {None: -1} | {home: number for number, home in enumerate(known)}
+    halves = np.frombuffer(b"".join(packed for _, packed in changes), np.uint64).reshape(-1, 2)
+    lengths = [len(packed) // HASH_BYTES for _, packed in changes]
+    home_of = np.repeat(np.array([numbers[home] for home, _ in changes], np.int64), lengths)
     last = _last_of_each(halves)
-    kept = last[is_store[last]]
-    kept.sort()
-    return halves[kept].tobytes()
+    last.sort()
+    return {home: halves[last[home_of[last] == number]].tobytes() for number, home in enumerate(known)}
 
 
 def _last_of_each(halves: NDArray[np.uint64]) -> NDArray[np.int64]:

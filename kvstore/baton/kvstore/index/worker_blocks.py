@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.kvstore.index.packed_blocks import Tiers, changes_of, check_change, encode_parts, fold, join_parts
+from baton.kvstore.index.packed_blocks import Homes, changes_of, check_change, encode_parts, fold, join_parts
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
@@ -35,12 +35,12 @@ class Base:
 class WorkerBlocks:
     """The blocks of `worker_id` in `epoch`, up to and including `sequence`."""
 
-    def __init__(self, worker_id: str, epoch: int, barrier: int, tiers: Tiers | None = None) -> None:
+    def __init__(self, worker_id: str, epoch: int, barrier: int, homes: Homes | None = None) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
         self.sequence = barrier
         self.is_silent = False  # unheard of for its lease: readers keep its entries, and do not count them
-        self.base = make_base(worker_id, epoch, barrier, tiers or {})
+        self.base = make_base(worker_id, epoch, barrier, homes or {})
         self.log_bytes = 0  # of the batches after the barrier
         self._log: list[bytes] = []  # encoded batches, up to `sequence`
         self._num_blocks = self.base.num_blocks
@@ -88,8 +88,8 @@ class WorkerBlocks:
             return None
         return self._log[len(self._log) - missing :]
 
-    def tiers(self) -> Tiers:
-        """All blocks, by tier."""
+    def homes(self) -> Homes:
+        """All blocks, by home."""
         return fold_base(self.base, self._log[len(self._log) - (self.sequence - self.base.barrier) :])
 
     def compaction(self) -> Callable[[], Base]:
@@ -116,16 +116,16 @@ class WorkerBlocks:
         self._num_blocks = base.num_blocks + sum(map(_growth, self.since(base.barrier) or ()))
 
 
-def make_base(worker_id: str, epoch: int, barrier: int, tiers: Tiers) -> Base:
+def make_base(worker_id: str, epoch: int, barrier: int, homes: Homes) -> Base:
     """Encodes a snapshot."""
-    num_blocks = sum(map(len, tiers.values())) // HASH_BYTES
-    return Base(barrier, encode_parts(worker_id, epoch, barrier, tiers), num_blocks)
+    num_blocks = sum(map(len, homes.values())) // HASH_BYTES
+    return Base(barrier, encode_parts(worker_id, epoch, barrier, homes), num_blocks)
 
 
-def fold_base(base: Base, log: Iterable[bytes]) -> Tiers:
+def fold_base(base: Base, log: Iterable[bytes]) -> Homes:
     """The blocks of a base and the batches after it."""
-    tiers = join_parts(map(kv_pb2.KvSnapshot.FromString, base.parts))
-    return fold(tiers, map(kv_pb2.KvEventBatch.FromString, log))
+    homes = join_parts(map(kv_pb2.KvSnapshot.FromString, base.parts))
+    return fold(homes, map(kv_pb2.KvEventBatch.FromString, log))
 
 
 def restore(parts: Sequence[kv_pb2.KvSnapshot], batches: Sequence[bytes]) -> WorkerBlocks:

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from baton.rpc.errors import InvalidRequest, NoCapacity, Unsupported
@@ -235,8 +235,12 @@ class Engine:
 
     def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
         """Everything that can be found there now, 16 bytes a block; take_events first for a consistent snapshot."""
+        return b"".join(self.cached_by_groups(tier).values())
+
+    def cached_by_groups(self, tier: Tier) -> Mapping[tuple[int, ...], bytes]:
+        """The same by the groups of the cache that hold it; (): all groups."""
         books = self._scheduler.pool if tier is Tier.DEVICE else self._scheduler.offloads.tier
-        return books.cached_hashes()
+        return books.cached_by_groups()
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached block and pending event; returns the new epoch. Running requests keep their blocks."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, BlockId, Tier
-from baton.worker.kv.cache_events import CacheEvents, RemovedEvent, StoredEvent
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
+from baton.worker.kv.group_keys import is_key
 from baton.worker.kv.host_tier.offloads import Offloads
 
 _POOL_PARTS = 512  # of which at least one is evicted at once
@@ -38,10 +38,11 @@ class PoolAudit:
 class BlockPool:
     """Hands out blocks and remembers what is in them. Every verb is O(1) a block.
 
+    All groups of the cache take their blocks from here; the hashes here are the keys of group_keys.
     `offloads` hears of every cached block that comes or goes.
     """
 
-    def __init__(self, num_blocks: int, offloads: Offloads | None = None) -> None:
+    def __init__(self, num_blocks: int, offloads: Offloads | None = None, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self._empty: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
@@ -50,7 +51,7 @@ class BlockPool:
         self._leased: set[BlockId] = set()
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, BlockId] = {}
-        self._events = CacheEvents(Tier.DEVICE)
+        self._events = events_of(Tier.DEVICE, num_groups)
         self._offloads = offloads
         # Whoever must evict evicts so many, and the index is told once. Copies in host memory are made block by block.
         self._evicted_together = max(1, num_blocks // _POOL_PARTS) if offloads is None else 1
@@ -182,8 +183,12 @@ class BlockPool:
         return self._events.take()
 
     def cached_hashes(self) -> bytes:
-        """Everything findable, 16 bytes a block."""
-        return b"".join(self._block_of)
+        """Everything findable in some group, 16 bytes a block."""
+        return b"".join(self.cached_by_groups().values())
+
+    def cached_by_groups(self) -> Mapping[tuple[int, ...], bytes]:
+        """Everything findable, 16 bytes a block, by the groups that hold it; (): all groups."""
+        return self._events.by_groups(self._block_of.keys())
 
     def count(self) -> PoolAudit:
         """The blocks in each state, as the free lists have it. O(1)."""
@@ -270,7 +275,7 @@ class BlockPool:
 
     def _check_hashes(self) -> None:
         for block_hash, block_id in self._block_of.items():
-            if len(block_hash) != HASH_BYTES or self._hash_of[block_id] != block_hash:
+            if not is_key(block_hash) or self._hash_of[block_id] != block_hash:
                 raise DataLoss(f"block {block_id} is found as {block_hash!r} but holds {self._hash_of[block_id]!r}")
         num_hashed = sum(1 for block_hash in self._hash_of if block_hash is not None)
         if num_hashed != len(self._block_of):

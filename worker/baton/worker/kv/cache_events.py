@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.worker.core import BlockHash, Tier
+from baton.worker.kv.group_keys import split_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class StoredEvent:
 
     block_hashes: bytes  # 16 bytes a block
     tier: Tier = Tier.DEVICE
+    groups: tuple[int, ...] = ()  # that hold them now, others do not; empty: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +27,21 @@ class RemovedEvent:
 
 
 class CacheEvents:
-    """One tier's changes since they were last taken. Neighbours of one kind share an event."""
+    """One tier's changes since they were last taken, of a cache of one group. Neighbours of one kind share an event."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
-        self._changes: list[tuple[bool, bytearray]] = []  # (stored, hashes)
+        self._changes: list[tuple[bool, tuple[int, ...], bytearray]] = []  # (stored, groups, hashes)
         self.removes = False  # some of them are removals
 
-    def stored(self, *block_hashes: BlockHash) -> None:
+    def stored(self, *keys: BlockHash) -> None:
         """The blocks can be found."""
-        self._record(True, block_hashes)
+        self._record(True, (), keys)
 
-    def removed(self, *block_hashes: BlockHash) -> None:
+    def removed(self, *keys: BlockHash) -> None:
         """The blocks cannot be found any more."""
-        self._record(False, block_hashes)
+        self._record(False, (), keys)
+        self.removes |= bool(keys)
 
     def take(self) -> list[StoredEvent | RemovedEvent]:
         """What happened since the last call, in order."""
@@ -46,17 +49,72 @@ class CacheEvents:
             return []
         changes, self._changes = self._changes, []
         self.removes = False
-        return [(StoredEvent if stored else RemovedEvent)(bytes(hashes), self._tier) for stored, hashes in changes]
+        return [
+            StoredEvent(bytes(hashes), self._tier, groups) if stored else RemovedEvent(bytes(hashes), self._tier)
+            for stored, groups, hashes in changes
+        ]
 
     def clear(self) -> None:
         """Forgets what happened."""
         self._changes.clear()
         self.removes = False
 
-    def _record(self, stored: bool, block_hashes: Sequence[BlockHash]) -> None:
+    def by_groups(self, keys: Collection[BlockHash]) -> Mapping[tuple[int, ...], bytes]:
+        """Returns the hashes of what can be found now, by the groups that hold them; (): all groups."""
+        return {(): b"".join(keys)}
+
+    def _record(self, stored: bool, groups: tuple[int, ...], block_hashes: Sequence[BlockHash]) -> None:
         if not block_hashes:
             return
-        if not self._changes or self._changes[-1][0] is not stored:
-            self._changes.append((stored, bytearray()))
-        self._changes[-1][1].extend(b"".join(block_hashes))
-        self.removes |= not stored
+        if not self._changes or self._changes[-1][:2] != (stored, groups):
+            self._changes.append((stored, groups, bytearray()))
+        self._changes[-1][2].extend(b"".join(block_hashes))
+
+
+class GroupEvents(CacheEvents):
+    """The changes of a cache of several groups: an event says which groups hold a hash now."""
+
+    def __init__(self, tier: Tier, num_groups: int) -> None:
+        super().__init__(tier)
+        self._num_groups = num_groups
+        self._groups_of: dict[BlockHash, frozenset[int]] = {}
+
+    def stored(self, *keys: BlockHash) -> None:
+        """The blocks can be found in their groups."""
+        for key in keys:
+            block_hash, group = split_key(key)
+            self._hold(block_hash, self._groups_of.get(block_hash, frozenset()) | {group})
+
+    def removed(self, *keys: BlockHash) -> None:
+        """The blocks cannot be found in their groups any more."""
+        for key in keys:
+            block_hash, group = split_key(key)
+            self._hold(block_hash, self._groups_of[block_hash] - {group})
+        self.removes |= bool(keys)
+
+    def clear(self) -> None:
+        """Forgets what happened, and what can be found."""
+        super().clear()
+        self._groups_of.clear()
+
+    def by_groups(self, keys: Collection[BlockHash]) -> Mapping[tuple[int, ...], bytes]:
+        """Returns the hashes of what can be found now, by the groups that hold them; (): all groups."""
+        found: dict[tuple[int, ...], list[bytes]] = {}
+        for block_hash, groups in self._groups_of.items():
+            found.setdefault(self._named(groups), []).append(block_hash)
+        return {groups: b"".join(hashes) for groups, hashes in found.items()}
+
+    def _hold(self, block_hash: BlockHash, groups: frozenset[int]) -> None:
+        if groups:
+            self._groups_of[block_hash] = groups
+        else:
+            del self._groups_of[block_hash]
+        self._record(bool(groups), self._named(groups), (block_hash,))
+
+    def _named(self, groups: frozenset[int]) -> tuple[int, ...]:
+        return () if len(groups) in (0, self._num_groups) else tuple(sorted(groups))
+
+
+def events_of(tier: Tier, num_groups: int) -> CacheEvents:
+    """Returns the record of a tier's changes."""
+    return CacheEvents(tier) if num_groups == 1 else GroupEvents(tier, num_groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from baton.rpc.block_hash import HASH_BYTES
@@ -28,8 +28,8 @@ class Cache(Protocol):
     def take_events(self) -> Sequence[StoredEvent | RemovedEvent]:
         """What changed since the last call, in order."""
 
-    def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
-        """Everything that can be found in one tier now."""
+    def cached_by_groups(self, tier: Tier) -> Mapping[tuple[int, ...], bytes]:
+        """Everything that can be found in one tier now, by the groups that hold it; (): all groups."""
 
 
 class EventLog:
@@ -81,7 +81,7 @@ class EventLog:
         now = self._clock()
         if self._due is None:
             self._due = now + _BATCH_SECONDS
-        if now >= self._due or any(isinstance(event, RemovedEvent) for event in events):
+        if now >= self._due or any(isinstance(event, RemovedEvent) or event.groups for event in events):
             self._close_batch()
 
     def snapshot(self) -> None:
@@ -92,7 +92,7 @@ class EventLog:
 
     def _send_snapshot(self) -> None:
         parts = self._snapshot_parts()
-        for index, (tier, hashes) in enumerate(parts):
+        for index, (tier, groups, hashes) in enumerate(parts):
             part = kv_pb2.KvSnapshot(
                 worker_id=self._worker_id,
                 epoch=self._epoch,
@@ -101,17 +101,20 @@ class EventLog:
                 tier=_TIERS[tier],
                 first=index == 0,
                 last=index == len(parts) - 1,
+                groups=groups,
             )
             self._publish(index_pb2.PublishRequest(snapshot=part))
 
-    def _snapshot_parts(self) -> list[tuple[Tier, bytes]]:
+    def _snapshot_parts(self) -> list[tuple[Tier, tuple[int, ...], bytes]]:
         """One part at least."""
         stride = _BLOCKS_PER_SNAPSHOT_PART * HASH_BYTES
-        parts: list[tuple[Tier, bytes]] = []
-        for tier in Tier:
-            hashes = self._cache.cached_hashes(tier)
-            parts += [(tier, hashes[start : start + stride]) for start in range(0, len(hashes), stride)]
-        return parts or [(Tier.DEVICE, b"")]
+        parts = [
+            (tier, groups, hashes[start : start + stride])
+            for tier in Tier
+            for groups, hashes in self._cache.cached_by_groups(tier).items()
+            for start in range(0, len(hashes), stride)
+        ]
+        return parts or [(Tier.DEVICE, (), b"")]
 
     def _begin_epoch(self) -> None:
         self._epoch = self._cache.epoch
@@ -141,5 +144,6 @@ class EventLog:
 def _message_of(event: StoredEvent | RemovedEvent) -> kv_pb2.KvEvent:
     tier = _TIERS[event.tier]
     if isinstance(event, StoredEvent):
-        return kv_pb2.KvEvent(stored=kv_pb2.BlocksStored(block_hashes=event.block_hashes, tier=tier))
+        stored = kv_pb2.BlocksStored(block_hashes=event.block_hashes, tier=tier, groups=event.groups)
+        return kv_pb2.KvEvent(stored=stored)
     return kv_pb2.KvEvent(removed=kv_pb2.BlocksRemoved(block_hashes=event.block_hashes, tier=tier))

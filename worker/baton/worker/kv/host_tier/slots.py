@@ -12,12 +12,12 @@ A slot is void while a copy may still write or read it, and nobody wants what is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, HostSlot, Tier
-from baton.worker.kv.cache_events import CacheEvents, RemovedEvent, StoredEvent
+from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
 
 
 class Begun(NamedTuple):
@@ -30,7 +30,7 @@ class Begun(NamedTuple):
 class HostTier:
     """The slots' books. Every verb but audit is O(1) a slot."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, num_groups: int = 1) -> None:
         self.num_slots = num_slots
         self._kept: OrderedDict[BlockHash, HostSlot] = OrderedDict()  # the next to evict first
         self._filling: dict[BlockHash, HostSlot] = {}
@@ -39,7 +39,7 @@ class HostTier:
         self._pins: dict[HostSlot, int] = {}  # restores that read the slot
         self._num_used = 0  # slots from here on were never used
         self._empty: list[HostSlot] = []  # those before that are
-        self._events = CacheEvents(Tier.HOST)
+        self._events = events_of(Tier.HOST, num_groups)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         """Whether the block is here, or on its way."""
@@ -139,8 +139,12 @@ class HostTier:
         return self._events.take()
 
     def cached_hashes(self) -> bytes:
-        """Everything findable, 16 bytes a block."""
-        return b"".join(self._kept)
+        """Everything findable in some group, 16 bytes a block."""
+        return b"".join(self.cached_by_groups().values())
+
+    def cached_by_groups(self) -> Mapping[tuple[int, ...], bytes]:
+        """Everything findable, 16 bytes a block, by the groups that hold it; (): all groups."""
+        return self._events.by_groups(self._kept.keys())
 
     def audit(self, reading: Sequence[Sequence[HostSlot]]) -> None:
         """Raises DataLoss where the books contradict themselves, or the restores that read these slots."""
