@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Identity
 from baton.gateway.access.refusals import Refusals
 from baton.gateway.access.rpc_guard import identity_of
-from baton.gateway.access_log import is_request_id, log_call, rpc_client
-from baton.gateway.core import Delta, Generation, GenerationRequest, Generator, Usage
+from baton.gateway.access_log import is_request_id
+from baton.gateway.core import Generation, GenerationRequest, Generator
 from baton.gateway.fields.validation import check_template
+from baton.gateway.grpc.access_line import AccessLine
 from baton.gateway.grpc.beams import generator_for
 from baton.gateway.grpc.chat import chat_of, encode_chat
 from baton.gateway.grpc.conversations import ConversationMethods
-from baton.gateway.grpc.deltas import responses_of, usage_response
+from baton.gateway.grpc.field_names import public_field
 from baton.gateway.grpc.responses.calls import ResponseCalls, RpcCall
 from baton.gateway.grpc.resume import begin_stream, find_stream
+from baton.gateway.grpc.stream_sink import StreamSink
 from baton.gateway.models.constraints.structured_output import check_constraint
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import Reading
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.responses.conversations.store import ConversationStore
-from baton.gateway.resume.journal import Journal
 from baton.gateway.resume.store import StreamStore
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
@@ -37,31 +35,6 @@ from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
-
-# Responses that are queued for a slow client before deltas are merged.
-_MAX_WAITING = 16
-
-# Maps the generator's field names to those of GenerateRequest.
-_FIELDS: Mapping[str, str] = {
-    **{
-        name: f"sampling.{name}"
-        for name in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-        if not name.startswith("logit_bias")
-    },
-    "chat_template_kwargs": "chat.template_variables",
-    "chat_template": "chat.chat_template",
-    "documents": "chat.documents",
-    "logit_bias": "sampling.logit_bias_token_ids",
-    **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
-}
-
-
-def _dotted(field: str) -> str:
-    """Returns the name in the public messages of the generator's field."""
-    if field.startswith(("messages", "continue_final_message", "tools", "tool_choice")):
-        return f"chat.{field.replace('.function.', '.')}"
-    name, dot, rest = field.partition(".")
-    return _FIELDS.get(name, name) + dot + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +71,8 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        line = _AccessLine("Generate", context)
-        sink = _StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
+        line = AccessLine("Generate", context)
+        sink = StreamSink(request.request_id or f"gen-{uuid.uuid4().hex}")
         sink.traceparent = trace_call(self._tracing, context, "Generate", lambda: sink.outcome)
         identity: Identity | None = None
         try:
@@ -110,7 +83,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
                 model = allowed_model(self._catalog, identity, request.model)
                 generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
-            error.field = _dotted(error.field)
+            error.field = public_field(error.field)
             sink.on_error(error)
             line.write(sink.request_id, sink.outcome, identity)
             sink.end_journal()
@@ -148,7 +121,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
                 model = allowed_model(self._catalog, identity, request.model)
                 token_ids = (await self._encode(model, request)).token_ids
         except ServiceError as error:
-            error.field = _dotted(error.field)
+            error.field = public_field(error.field)
             raise
         self._refusals.count_response(identity, 200, num_bytes, admitted=False)
         max_model_len = model.info.max_model_len if model.info is not None else 0
@@ -169,7 +142,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
     async def CreateResponse(  # noqa: N802
         self, request: inference_pb2.CreateResponseRequest, context: Context
     ) -> AsyncIterator[response_pb2.CreateResponseResponse]:
-        line = _AccessLine("CreateResponse", context)
+        line = AccessLine("CreateResponse", context)
         call = RpcCall(identity_of(self._gate, context), request.request_id or f"resp-{uuid.uuid4().hex}")
         traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
         call.headers = {b"traceparent": traceparent.encode(errors="replace")}
@@ -230,7 +203,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         self,
         model: ServedModel,
         request: inference_pb2.GenerateRequest,
-        sink: _StreamSink,
+        sink: StreamSink,
         context: Context,
         identity: Identity,
     ) -> tuple[Generation, AdmittedGenerator]:
@@ -322,83 +295,6 @@ def _sampling_of(
     return sampling
 
 
-class _StreamSink:
-    """Implements Sink as a queue of responses that a gRPC stream reads at its client's speed."""
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.traceparent = ""  # of the generation's trace
-        self.journal: Journal | None = None
-        self.prompt_token_ids: list[int] = []  # sent with the first response of choice 0
-        self._waiting: deque[inference_pb2.GenerateResponse] = deque()
-        self._news = asyncio.Event()
-        self._done = False
-        self._error: ServiceError | None = None
-
-    @property
-    def writable(self) -> bool:
-        # Deltas that the client already has are not sent, and must not be merged with new ones.
-        return len(self._waiting) < _MAX_WAITING or (self.journal is not None and self.journal.cursor.behind)
-
-    @property
-    def outcome(self) -> str:
-        """Returns the name of the call's final status."""
-        if self._error is not None:
-            return self._error.code.name
-        return "OK" if self._done else "CANCELLED"
-
-    def end_journal(self) -> None:
-        """Ends the journal. Idempotent."""
-        if self.journal is not None:
-            self.journal.end()
-
-    def on_delta(self, delta: Delta) -> None:
-        responses = responses_of(self.request_id, delta)
-        if self.journal is not None:
-            if not self.journal.cursor.advance(delta.index, len(delta.token_ids), delta.finish_reason is not None):
-                return
-            _count_last(responses)
-        if delta.index == 0 and self.prompt_token_ids:
-            responses[0].prompt_token_ids.extend(self.prompt_token_ids)
-            self.prompt_token_ids = []
-        self._waiting.extend(responses)
-        self._news.set()
-
-    def on_done(self, usage: Usage) -> None:
-        self._waiting.append(usage_response(self.request_id, usage))
-        self._done = True
-        self._news.set()
-
-    def on_error(self, error: ServiceError) -> None:
-        self._error = error
-        self._done = True
-        self._news.set()
-
-    async def responses(self, generation: Generation) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Yields all responses in order. Raises the error that ended the generation."""
-        while True:
-            while self._waiting:
-                was_full = not self.writable
-                yield self._waiting.popleft()
-                if was_full and self.writable:
-                    generation.resume()
-            if self._done:
-                break
-            await self._news.wait()
-            self._news.clear()
-        if self._error is not None:
-            raise self._error
-
-
-def _count_last(responses: list[inference_pb2.GenerateResponse]) -> None:
-    """Moves the tokens to the last of a delta's responses, so that a client that has them has all of the delta."""
-    first, last = responses[0], responses[-1]
-    if last is not first:
-        last.token_ids.extend(first.token_ids)
-        last.logprobs.extend(first.logprobs)
-        del first.token_ids[:], first.logprobs[:]
-
-
 def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
     """Returns the model's info under one of its names."""
     info = types_pb2.ModelInfo()
@@ -406,24 +302,3 @@ def _info_of(name: str, model: ServedModel) -> types_pb2.ModelInfo:
         info.CopyFrom(model.info)
     info.name = name
     return info
-
-
-class _AccessLine:
-    """One call's line in the access log. Reads the peer at once, because gRPC crashes if it is read after the call's
-    end.
-    """
-
-    def __init__(self, method: str, context: Context) -> None:
-        self._method = method
-        self._began = time.monotonic()
-        self._client = rpc_client(context.peer())
-
-    def write(self, request_id: str, outcome: str, identity: Identity | None) -> None:
-        log_call(
-            self._method,
-            outcome,
-            request_id=request_id,
-            tenant=identity.tenant.name if identity is not None else "",
-            client=self._client,
-            seconds=time.monotonic() - self._began,
-        )

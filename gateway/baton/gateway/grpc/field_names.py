@@ -1,0 +1,29 @@
+"""Maps the generator's field names to those of the public messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton.v1 import types_pb2
+
+# Maps the generator's field names to those of GenerateRequest.
+_FIELDS: Mapping[str, str] = {
+    **{
+        name: f"sampling.{name}"
+        for name in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+        if not name.startswith("logit_bias")
+    },
+    "chat_template_kwargs": "chat.template_variables",
+    "chat_template": "chat.chat_template",
+    "documents": "chat.documents",
+    "logit_bias": "sampling.logit_bias_token_ids",
+    **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
+}
+
+
+def public_field(field: str) -> str:
+    """Returns the name in the public messages of the generator's field."""
+    if field.startswith(("messages", "continue_final_message", "tools", "tool_choice")):
+        return f"chat.{field.replace('.function.', '.')}"
+    name, dot, rest = field.partition(".")
+    return _FIELDS.get(name, name) + dot + rest
