@@ -22,7 +22,7 @@ import numpy as np
 
 from baton.gateway.access.identity import Tenant
 from baton.gateway.core import GenerationRequest
-from baton.gateway.generation.generator import _make_prompt
+from baton.gateway.generation.hashed_prompt import hash_prompt
 from baton.gateway.serving.tenancy import _as_tenants
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
@@ -171,7 +171,7 @@ def _tokens(draws: random.Random, era: int) -> list[int]:
 
 def _prompt(tokens: list[int], tenant: Tenant, salt: str, hashes: PromptHashes) -> Prompt:
     request = _as_tenants(GenerationRequest("r", "simulated", tokens, cache_salt=salt), tenant, lambda usage: None)
-    made = _make_prompt(request, INFO, hashes)
+    made = hash_prompt(request, INFO, hashes)
     return Prompt(tokens, made.namespace, made.block_hashes)
 
 

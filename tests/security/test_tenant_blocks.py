@@ -12,7 +12,7 @@ from tenant_fuzz import fuzz_fleet, fuzz_worker
 
 from baton.gateway.access.identity import Tenant
 from baton.gateway.core import GenerationRequest
-from baton.gateway.generation.generator import _make_prompt
+from baton.gateway.generation.hashed_prompt import hash_prompt
 from baton.gateway.serving.tenancy import _as_tenants
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.prompt_hashes import PromptHashes
@@ -29,7 +29,7 @@ TOKENS = list(range(64))
 
 def hashes_of(tenant: Tenant, cache_salt: str, adapter: str = "") -> set[bytes]:
     request = GenerationRequest("r", "m", TOKENS, cache_salt=cache_salt, adapter=adapter)
-    packed = _make_prompt(_as_tenants(request, tenant, lambda usage: None), INFO, PromptHashes()).block_hashes
+    packed = hash_prompt(_as_tenants(request, tenant, lambda usage: None), INFO, PromptHashes()).block_hashes
     return {packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)}
 
 

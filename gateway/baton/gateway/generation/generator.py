@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from baton.gateway.core import Generation, GenerationRequest, Sink
+from baton.gateway.generation.hashed_prompt import hash_prompt
 from baton.gateway.generation.output.choice import Choice
 from baton.gateway.generation.output.logprobs import logprob_namer
 from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
 from baton.gateway.generation.output.repetition import detector_of
 from baton.gateway.generation.output.stop_strings import StopStrings
-from baton.gateway.generation.running import GenerationServices, HashedPrompt, RunningGeneration
+from baton.gateway.generation.running import GenerationServices, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
@@ -17,9 +18,7 @@ from baton.gateway.models.tokenization.bad_words import forbid_words
 from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.gateway.routers.client import RouterClient
 from baton.gateway.tracing.request import GatewayTracing
-from baton.rpc.block_hash import cache_namespace
 from baton.rpc.prompt_hashes import PromptHashes
-from baton.v1 import types_pb2
 
 
 class WorkerGenerator:
@@ -45,7 +44,7 @@ class WorkerGenerator:
         resolved = resolve(request, model.defaults, info, self._limits)
         await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
         choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
-        prompt = _hash_prompt(request, info, self._hashes)
+        prompt = hash_prompt(request, info, self._hashes)
         generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._services)
         await generation.begin()
         return generation
@@ -54,26 +53,6 @@ class WorkerGenerator:
         """Ends the running generations with an error for their clients."""
         for generation in tuple(self._services.running):
             generation.shut_down()
-
-
-def _hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> HashedPrompt:
-    salt = _salt_of(request)
-    namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
-    return HashedPrompt(
-        token_ids=request.prompt_token_ids,
-        namespace=namespace,
-        block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),
-    )
-
-
-def _salt_of(request: GenerationRequest) -> str:
-    """Returns a salt that differs between tenants, unless the operator gave them the same one."""
-    owner = request.tenant_salt or request.tenant
-    if not owner and not request.cache_salt:
-        return ""
-    # The marker separates an operator's salt from a tenant's name.
-    kind = "=" if request.tenant_salt else ""
-    return f"{kind}{len(owner)}:{owner}{request.cache_salt}"
 
 
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:

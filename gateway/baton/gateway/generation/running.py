@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from baton.gateway.core import GenerationRequest, Sink, Usage
 from baton.gateway.generation.choice_run import ChoiceRun
+from baton.gateway.generation.hashed_prompt import HashedPrompt
+from baton.gateway.generation.messages import RequestMessages
 from baton.gateway.generation.output.choice import Choice
 from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.generation.placement import PlacementUse
@@ -18,12 +20,12 @@ from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.models.constraints.structured_output import name_field
-from baton.gateway.models.sampling import ResolvedRequest, seed_of_choice
+from baton.gateway.models.sampling import ResolvedRequest
 from baton.gateway.resume.journal import Journal
 from baton.gateway.routers.client import Placed, RouterClient
 from baton.gateway.tracing.request import GatewayTracing, place
 from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity, ServiceError, Unavailable
-from baton.v1 import router_pb2, types_pb2, worker_pb2
+from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -45,15 +47,6 @@ class GenerationServices:
     running: set[RunningGeneration] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class HashedPrompt:
-    """A prompt with its block hashes, as sent to routers and workers."""
-
-    token_ids: Sequence[int]
-    namespace: bytes
-    block_hashes: bytes
-
-
 class RunningGeneration:
     """Implements Generation."""
 
@@ -70,7 +63,7 @@ class RunningGeneration:
         self._request = request
         self._resolved = resolved
         self._prompt = prompt
-        self._model = model
+        self._messages = RequestMessages(request, resolved, prompt, model, len(choices))
         self._choices = choices
         self._services = services
         self._trace = None if services.tracing is None else services.tracing.of(request.traceparent)
@@ -296,26 +289,9 @@ class RunningGeneration:
         self._submit(choices, placed)
 
     async def _ask(self, choices: Sequence[Choice]) -> Placed:
-        num_output_tokens = max(len(choice.output_token_ids) for choice in choices)
-        return await place(
-            self._trace,
-            self._services.router,
-            router_pb2.PlaceRequest(
-                request_id=self._request.request_id,
-                model=self._model,
-                block_hashes=self._prompt.block_hashes,
-                num_prompt_tokens=len(self._prompt.token_ids) + num_output_tokens,
-                max_tokens=self._resolved.stop.max_tokens - num_output_tokens,
-                tenant=self._request.tenant,
-                tenant_weight=self._request.tenant_weight,
-                priority=self._request.priority,
-                adapter=self._request.adapter,
-                timeout_ms=self._remaining_ms(),
-                excluded_worker_ids=self._excluded,
-                num_choices=len(choices),
-            ),
-            self._silent.union(self._services.streams.avoided()),
-        )
+        message = self._messages.place(choices, self._excluded, self._remaining_ms())
+        avoided = self._silent.union(self._services.streams.avoided())
+        return await place(self._trace, self._services.router, message, avoided)
 
     def _submit(self, choices: Sequence[Choice], placed: Placed) -> None:
         use = PlacementUse(self._services.router, placed, len(choices), self._trace and self._trace.generate(placed))
@@ -323,37 +299,8 @@ class RunningGeneration:
         for choice in choices:
             run = ChoiceRun(self, choice, use, stream)
             self._runs[choice.index] = run
-            run.slot = stream.submit(use.signed(self._submit_request(choice, placed.response)), run)
-
-    def _submit_request(self, choice: Choice, placed: router_pb2.PlaceResponse) -> worker_pb2.SubmitRequest:
-        request = self._request
-        submit = worker_pb2.SubmitRequest(
-            request_id=request.request_id,
-            prompt_token_ids=self._prompt.token_ids,
-            sampling=self._resolved.sampling,
-            stop=self._resolved.stop,
-            cache_namespace=self._prompt.namespace,
-            priority=request.priority,
-            timeout_ms=self._remaining_ms(),
-            adapter=request.adapter,
-            tenant=request.tenant,
-            traceparent=request.traceparent,
-        )
-        if len(self._choices) > 1:
-            submit.request_id = f"{request.request_id}-{choice.index}"
-            submit.sampling.seed = seed_of_choice(self._resolved.sampling.seed, choice.index)
-        if choice.prompt_logprobs is None:
-            submit.sampling.ClearField("prompt_logprobs")
-        # Prefill workers do not transfer the prompt's log-probabilities.
-        if placed.HasField("prefill") and choice.prompt_logprobs is None:
-            submit.prefill.CopyFrom(placed.prefill)
-        if request.reading is not None and request.reading.constraint is not None:
-            submit.constraint.CopyFrom(request.reading.constraint)
-        elif request.constraint is not None:
-            submit.constraint.CopyFrom(request.constraint)
-        if choice.output_token_ids:
-            submit.resume.output_token_ids.extend(choice.output_token_ids)
-        return submit
+            message = self._messages.submit(choice, placed.response, self._remaining_ms())
+            run.slot = stream.submit(use.signed(message), run)
 
     def _remaining_ms(self) -> int:
         if self._deadline is None:

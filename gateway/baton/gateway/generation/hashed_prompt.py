@@ -1,0 +1,40 @@
+"""A prompt with its block hashes, and the namespace that separates tenants' blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.gateway.core import GenerationRequest
+from baton.rpc.block_hash import cache_namespace
+from baton.rpc.prompt_hashes import PromptHashes
+from baton.v1 import types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class HashedPrompt:
+    """A prompt with its block hashes, as sent to routers and workers."""
+
+    token_ids: Sequence[int]
+    namespace: bytes
+    block_hashes: bytes
+
+
+def hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> HashedPrompt:
+    salt = _salt_of(request)
+    namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
+    return HashedPrompt(
+        token_ids=request.prompt_token_ids,
+        namespace=namespace,
+        block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),
+    )
+
+
+def _salt_of(request: GenerationRequest) -> str:
+    """Returns a salt that differs between tenants, unless the operator gave them the same one."""
+    owner = request.tenant_salt or request.tenant
+    if not owner and not request.cache_salt:
+        return ""
+    # The marker separates an operator's salt from a tenant's name.
+    kind = "=" if request.tenant_salt else ""
+    return f"{kind}{len(owner)}:{owner}{request.cache_salt}"
