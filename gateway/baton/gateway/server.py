@@ -105,9 +105,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     config.validate()
     switch_access_log(not config.no_access_log)
     catalog = ModelCatalog([served_model(config)])
-    _keep_for_good()
-    return_large_blocks()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    _tune_process()
     counters = GenerationCounters()
     limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     tls = _load_tls(config)
@@ -179,10 +177,13 @@ async def _stream_store(config: GatewayConfig) -> AsyncIterator[StreamStore | No
         yield store
 
 
-def _keep_for_good() -> None:
-    """Excludes the objects made at startup from full garbage collections, each of which would delay all streams by 30
-    ms.
+def _tune_process() -> None:
+    """Sets garbage collection, memory and thread switching for many streams.
+
+    The objects made at startup are excluded from full collections, each of which would delay all streams by 30 ms.
     """
+    return_large_blocks()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

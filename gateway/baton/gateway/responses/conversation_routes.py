@@ -30,6 +30,8 @@ from baton.gateway.rest.routing import INCLUDE, Route
 PATH = "/v1/conversations"
 
 _IDS = "conv_[^/]+"
+_ERRORS = (400, 404, 503)
+_BODY = (400, 404, 408, 413, 503)
 
 
 class Conversations:
@@ -100,8 +102,6 @@ def conversation_routes(store: ConversationStore, bodies: BodyThread, strict: bo
     """Returns the routes of conversations."""
     handlers = Conversations(store, bodies, strict)
     one = f"{PATH}/{{conversation_id}}"
-    item = f"{one}/items/{{item_id}}"
-    errors, body = (400, 404, 503), (400, 404, 408, 413, 503)
     return [
         Route(
             "POST",
@@ -112,7 +112,7 @@ def conversation_routes(store: ConversationStore, bodies: BodyThread, strict: bo
             Conversation,
             errors=(400, 408, 413, 503),
         ),
-        Route("GET", one, handlers.get, "Returns a conversation.", response=Conversation, errors=errors, ids=_IDS),
+        Route("GET", one, handlers.get, "Returns a conversation.", response=Conversation, errors=_ERRORS, ids=_IDS),
         Route(
             "POST",
             one,
@@ -120,7 +120,7 @@ def conversation_routes(store: ConversationStore, bodies: BodyThread, strict: bo
             "Replaces a conversation's metadata.",
             UpdateConversationRequest,
             Conversation,
-            errors=body,
+            errors=_BODY,
             ids=_IDS,
         ),
         Route(
@@ -129,27 +129,35 @@ def conversation_routes(store: ConversationStore, bodies: BodyThread, strict: bo
             handlers.delete,
             "Deletes a conversation.",
             response=DeletedConversation,
-            errors=errors,
+            errors=_ERRORS,
             ids=_IDS,
         ),
+        *_item_routes(handlers),
+    ]
+
+
+def _item_routes(handlers: Conversations) -> list[Route]:
+    path = f"{PATH}/{{conversation_id}}/items"
+    item = f"{path}/{{item_id}}"
+    return [
         Route(
             "GET",
-            f"{one}/items",
+            path,
             handlers.list_items,
             "Lists a conversation's items.",
             response=ItemList,
-            errors=errors,
+            errors=_ERRORS,
             parameters=PAGE,
             ids=_IDS,
         ),
         Route(
             "POST",
-            f"{one}/items",
+            path,
             handlers.add_items,
             "Adds items to a conversation.",
             AddItemsRequest,
             ItemList,
-            errors=body,
+            errors=_BODY,
             parameters=(INCLUDE,),
             ids=_IDS,
         ),
@@ -159,11 +167,13 @@ def conversation_routes(store: ConversationStore, bodies: BodyThread, strict: bo
             handlers.get_item,
             "Returns an item.",
             response=ConversationItem,
-            errors=errors,
+            errors=_ERRORS,
             parameters=(INCLUDE,),
             ids=_IDS,
         ),
-        Route("DELETE", item, handlers.delete_item, "Deletes an item.", response=Conversation, errors=errors, ids=_IDS),
+        Route(
+            "DELETE", item, handlers.delete_item, "Deletes an item.", response=Conversation, errors=_ERRORS, ids=_IDS
+        ),
     ]
 
 
