@@ -92,7 +92,7 @@ def refusal(tenant: Tenant, limits: TenantLimits, cost: RequestCost, status: Lim
 
 
 def retry_headers(retry_ms: int | None) -> dict[str, str]:
-    """Returns when to retry, or the header that tells OpenAI's and Anthropic's SDKs not to."""
+    """Returns when to retry, or the header that keeps OpenAI's and Anthropic's SDKs from retrying."""
     if retry_ms is None:
         return {"x-should-retry": "false"}
     return {"retry-after": str(max(1, math.ceil(retry_ms / 1000))), "retry-after-ms": str(retry_ms)}

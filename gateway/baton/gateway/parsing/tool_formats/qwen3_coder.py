@@ -108,7 +108,7 @@ class Qwen3CoderParser(ToolParser):
 
 
 class SeedOssParser(Qwen3CoderParser):
-    """Seed-OSS: the same within tags of its own, values without line breaks around them."""
+    """Parses the same format with Seed-OSS' tags and without line breaks around values."""
 
     tags = SEED_TAGS
     stops = _VALUE_ENDS
