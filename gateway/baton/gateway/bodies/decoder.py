@@ -54,9 +54,10 @@ class BodyDecoder(Generic[T]):
     def read(self, received: Received) -> T:
         """Returns the request, its unknown keys noted. Raises InvalidRequest."""
         _check_headers(received.headers)
-        reading = None if self._reader is None else self._reader.read(self._kind, self._strict, received.body)
+        body = received.body  # a request that ends meanwhile drops it
+        reading = None if self._reader is None else self._reader.read(self._kind, self._strict, body)
         if reading is None:
-            request, unknown = self.parse(received.body)
+            request, unknown = self.parse(body)
         elif reading.problem:
             raise InvalidRequest(reading.problem, field=reading.field)
         else:

@@ -305,6 +305,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if work is not None:
             self._task = self._loop.create_task(self._finish(exchange, work))
+            self._task.add_done_callback(self._forget)
             self.work_begins()
 
     async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
@@ -315,6 +316,11 @@ class HttpConnection(asyncio.Protocol):
             raise
         except Exception as error:
             self._handler_failed(exchange, error)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        # A cancelled task keeps its frames, and with them the request.
+        if self._task is task:
+            self._task = None
 
     def _handler_failed(self, exchange: Exchange, error: Exception) -> None:
         # The app answers its own errors; what arrives here is a defect.

@@ -264,8 +264,11 @@ class Exchange:
             seconds=self.age,
             num_bytes=self._length,
         )
-        for hook in self.on_end:
+        # A connection and its exchanges refer to each other: what stays here is freed by the next collection only.
+        hooks, self.on_end = self.on_end, []
+        for hook in hooks:
             hook(self)
+        self.body = b""
         self.on_disconnect, self.on_writable = [], []
         self._wire.exchange_ended(self, self._keep_alive)
 

@@ -1,0 +1,74 @@
+"""A request's body and texts are freed when it ends, not by a later garbage collection."""
+
+import asyncio
+import gc
+import os
+
+import pytest
+from attack.usage import resident_bytes
+from support.gateway.rest_harness import FakeGenerator, RawClient, request_bytes, rest_side
+
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.memory import trim_memory
+from baton.rpc.errors import InvalidRequest
+
+WORD = "0" * 4_000_000
+REQUESTS = 8
+ROUNDS = 3  # the heap grows in the first
+PATHS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+}
+
+
+class Refusing(FakeGenerator):
+    """Refuses with an error of its own each time: an error's traceback holds what was asked."""
+
+    async def start(self, request, sink):
+        raise InvalidRequest("refused behind the gate", field="bad_words")
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def held_bytes():
+    trim_memory()  # what the C library keeps is not held by requests
+    return resident_bytes([os.getpid()])
+
+
+def bodies_alive():
+    return [len(one.body) for one in gc.get_objects() if isinstance(one, Exchange) and one.body]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_refused_requests_leave_nothing_large(no_collector, path):
+    async with rest_side(generator=Refusing()) as rest:
+        held = []
+        for _ in range(ROUNDS):
+            for _ in range(REQUESTS):
+                answer = await rest.post(path, {**PATHS[path], "bad_words": [WORD]})
+                assert answer.status == 400, answer.body
+            assert bodies_alive() == []
+            held.append(held_bytes())
+        assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
+
+
+async def test_a_client_that_leaves_has_its_request_freed(no_collector):
+    generator = FakeGenerator()
+    generator.hold = asyncio.Event()
+    async with rest_side(generator=generator) as rest:
+        held = []
+        for _ in range(ROUNDS):
+            for _ in range(REQUESTS):
+                async with RawClient.connect(rest.port) as client:
+                    await client.send(request_bytes("POST", "/v1/completions", {"prompt": "x", "bad_words": [WORD]}))
+                    await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
+            assert bodies_alive() == []
+            held.append(held_bytes())
+        assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
