@@ -1,6 +1,7 @@
 """Text completions over REST: prompts of every form, echo, log-probability columns, both forms of the answer."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
@@ -247,3 +248,22 @@ async def test_a_prompt_beyond_the_context_is_truncated_to_what_fits():
     async with rest_side(say("x")) as rest:
         assert (await rest.complete([5] * 3000, truncate_prompt_tokens=-1)).status == 200
         assert len(rest.generator.started[0].request.prompt_token_ids) == 2047
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fields", "seconds"),
+    [
+        (["12345" * 400] * 250, {"truncate_prompt_tokens": 1}, 1.0),
+        (["12345" * 400] * 250, {}, 1.0),
+        (["12345" * 2400] * 1000, {"truncate_prompt_tokens": 1}, 0.4),  # their bytes say enough
+        ([[5] * 2000] * 250, {}, 0.4),
+    ],
+    ids=["truncated", "texts", "large texts", "ids"],
+)
+async def test_the_tokens_of_all_prompts_are_bounded_before_they_are_truncated(prompts, fields, seconds):
+    async with rest_side(say("x")) as rest:
+        began = time.process_time()
+        answer = await rest.complete(prompts, max_tokens=1, **fields)
+        assert time.process_time() - began < seconds
+        assert answer.status == 400
+        assert "tokens together; at most 327680 are allowed" in answer.json["error"]["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,7 +27,7 @@ from baton.gateway.serving.context import ServingContext, envelope_of
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-_MAX_TOKENS = 512 << 10  # sum over all prompts; half a second of work
+_MAX_TOKENS = 320 << 10  # that are encoded for all prompts: 0.4 s of work. One prompt may fill the context
 _ID_CHARS = 6  # characters per token id in JSON
 
 
@@ -55,17 +56,7 @@ class Completions:
             info = model.require_info()
             n = request.best_of or request.n or 1
             request_id = serving.admit(exchange, request, n * len(sources))
-            prompts: list[EncodedPrompt] = []
-            with_ids = bool(request.return_token_ids)
-            num_tokens = num_echoed = 0
-            for source in sources:
-                await asyncio.sleep(0)  # short prompts are encoded here, so other tasks run in between
-                prompt = await _encode(model, request, source, info)
-                prompts.append(prompt)
-                num_tokens += len(prompt.token_ids)
-                num_echoed += n * (len(prompt.echo) + (_ID_CHARS * len(prompt.token_ids) if with_ids else 0))
-                _check_sum(num_tokens)
-                check_echo(num_echoed)
+            prompts = await _encode_all(model, request, sources, n)
         form = _form_of(request, prompts)
         answer = self._answer(exchange, model, request, form)
         sampling = sampling_of(request, request.logprobs)
@@ -112,10 +103,10 @@ class Completions:
         return kind(exchange, meter, envelope, form)
 
 
-def _check_sum(num_tokens: int) -> None:
-    if num_tokens > _MAX_TOKENS:
+def _check_sum(num_tokens: int, most: int) -> None:
+    if num_tokens > most:
         raise InvalidRequest(
-            f"the prompts have at least {num_tokens} tokens together; at most {_MAX_TOKENS} are allowed",
+            f"the prompts have at least {num_tokens} tokens together; at most {most} are allowed",
             field="prompt",
         )
 
@@ -134,26 +125,59 @@ def _form_of(request: CompletionRequest, prompts: list[EncodedPrompt]) -> Comple
     )
 
 
-async def _encode(
+async def _encode_all(
+    model: ServedModel, request: CompletionRequest, sources: Sequence[Prompt], n: int
+) -> list[EncodedPrompt]:
+    """Encodes the prompts. Raises InvalidRequest for too many tokens, those that truncation drops included."""
+    info = model.require_info()
+    most = max(_MAX_TOKENS, info.max_model_len)
+    if len(sources) > 1:
+        _check_sum(sum(_fewest_tokens(model, source) for source in sources), most)
+    prompts: list[EncodedPrompt] = []
+    num_tokens = num_echoed = 0
+    for source in sources:
+        await asyncio.sleep(0)  # short prompts are encoded here, so other tasks run in between
+        token_ids = await _token_ids_of(model, request, source, info)
+        num_tokens += len(token_ids)
+        _check_sum(num_tokens, most)
+        prompt = await _encoded(model, request, source, token_ids, info)
+        prompts.append(prompt)
+        num_echoed += n * (len(prompt.echo) + (_ID_CHARS * len(prompt.token_ids) if request.return_token_ids else 0))
+        check_echo(num_echoed)
+    return prompts
+
+
+def _fewest_tokens(model: ServedModel, prompt: Prompt) -> int:
+    return model.tokenizer.bound.fewest(prompt) if isinstance(prompt, str) else len(prompt)
+
+
+async def _token_ids_of(
     model: ServedModel, request: CompletionRequest, prompt: Prompt, info: types_pb2.ModelInfo
-) -> EncodedPrompt:
-    text = prompt if isinstance(prompt, str) else None
+) -> list[int]:
     if isinstance(prompt, str):
-        token_ids = await model.encode_text(
+        return await model.encode_text(
             prompt,
             add_special_tokens=request.add_special_tokens is not False,
             whole=request.truncate_prompt_tokens is not None,
         )
-    else:
-        check_context(0 if request.truncate_prompt_tokens else len(prompt), info.max_model_len, "prompt")
-        check_prompt_ids(prompt, info.vocab_size)
-        token_ids = prompt
+    check_context(0 if request.truncate_prompt_tokens else len(prompt), info.max_model_len, "prompt")
+    check_prompt_ids(prompt, info.vocab_size)
+    return prompt
+
+
+async def _encoded(
+    model: ServedModel,
+    request: CompletionRequest,
+    prompt: Prompt,
+    token_ids: list[int],
+    info: types_pb2.ModelInfo,
+) -> EncodedPrompt:
     kept = truncated(token_ids, request, info.max_model_len)
     check_context(len(kept), info.max_model_len, "prompt")
     if not request.echo:
         return EncodedPrompt(kept, "", "")
-    if text is None or len(kept) < len(token_ids):
-        text = await model.tokenizer.decode_async(kept)
+    is_whole = len(kept) == len(token_ids)
+    text = prompt if isinstance(prompt, str) and is_whole else await model.tokenizer.decode_async(kept)
     return EncodedPrompt(kept, text, model.tokenizer.token_text(kept[0]) if kept else "")
 
 

@@ -81,6 +81,18 @@ def test_text_without_a_place_to_cut_has_a_limit(model):
             tokenizer.encode(("a" * (1_500_000 // chunks) + " b" * 10_000) * chunks, add_special_tokens=False)
 
 
+@pytest.mark.parametrize("char", ["\0", "a", "=", "漢"])
+def test_one_long_word_that_cannot_fit_costs_little(model, char):
+    """Its words cannot be counted without encoding it, and its bytes might be few tokens."""
+    limit = EncodingLimit(65_535)
+    for tokenizer in (model.tokenizer, uncut()):
+        began = time.process_time()
+        with pytest.raises((InvalidRequest, TooManyTokens)):
+            limit.check(len(tokenizer.encode(char * 750_000, add_special_tokens=False, limit=limit)))
+        assert time.process_time() - began < 0.3
+        assert tokenizer.encode(char * 60_000, add_special_tokens=False, limit=limit)
+
+
 def uncut():
     """The same, as if its texts could not be cut."""
     other = Tokenizer(SAMPLE / "tokenizer.json")

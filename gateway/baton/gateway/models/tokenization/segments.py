@@ -84,7 +84,7 @@ class SegmentEncoder:
             limit.check(len(token_ids))
             if len(segment) > _LONG_CHARS and bound is not None:
                 num_uncut += len(segment)
-                bound.check_uncut(num_uncut)
+                bound.check_uncut(num_uncut, limit)
                 bound.check_piece(segment, limit, len(token_ids))
             begin += len(segment)
             token_ids.extend(self._ids_of(segment, owner) if begin < len(text) else self._encode(segment))

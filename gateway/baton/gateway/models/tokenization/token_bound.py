@@ -17,6 +17,9 @@ from baton.rpc.errors import InvalidRequest
 ASSUMED_BYTES = 1024
 # Characters of one text in long pieces without a place to cut, such as one word: a documented limit, below a second.
 MAX_UNCUT_CHARS = 1 << 20
+# The same per token of the limit: no text of that many characters fits. Small limits have a floor.
+_UNCUT_CHARS_PER_TOKEN = 6
+_SURE_UNCUT_CHARS = 128 << 10
 # Encoding a piece of this size takes milliseconds.
 _PROBE_CHARS = 16 << 10
 # Composing normal forms turn at most this many bytes into one: a mathematical letter and a mark become an accented one.
@@ -45,12 +48,17 @@ class TokenBound:
             return
         limit.check(-(-self._num_counted(text) // self.bytes_per_token))
 
-    def check_uncut(self, num_chars: int) -> None:
+    def fewest(self, text: str) -> int:
+        """Returns a lower bound for a text's tokens, by its size alone."""
+        return self._num_counted(text) // self.bytes_per_token
+
+    def check_uncut(self, num_chars: int, limit: EncodingLimit) -> None:
         """Raises InvalidRequest for too many characters in long pieces without a place to cut."""
-        if num_chars > MAX_UNCUT_CHARS:
+        most = min(MAX_UNCUT_CHARS, max(_SURE_UNCUT_CHARS, _UNCUT_CHARS_PER_TOKEN * limit.most))
+        if num_chars > most:
             raise InvalidRequest(
                 f"the text has {num_chars} characters in long runs without a space between letters; at most "
-                f"{MAX_UNCUT_CHARS} are encoded",
+                f"{most} are encoded",
                 field="prompt",
             )
 

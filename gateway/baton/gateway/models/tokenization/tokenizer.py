@@ -93,7 +93,7 @@ class Tokenizer:
         self.bound.check_size(text, limit)
         if self._segments is None or len(text) <= _WHOLE_CHARS:
             if len(text) > _WHOLE_CHARS:
-                self.bound.check_uncut(len(text))
+                self.bound.check_uncut(len(text), limit)
                 self.bound.check_piece(text, limit, 0)
             return self._encode_text(text, add_special_tokens)
         before, behind = self._around if add_special_tokens else ([], [])
@@ -113,7 +113,7 @@ class Tokenizer:
         for piece in cut(marked) if self._segments is not None else (marked,):
             limit.check(len(token_ids))
             if len(piece) > _WHOLE_CHARS:
-                self.bound.check_uncut(len(piece))
+                self.bound.check_uncut(len(piece), limit)
                 self.bound.check_piece(piece, limit, len(token_ids))
             token_ids += self._plain.encode(piece)
         before, behind = self._around if add_special_tokens else ([], [])
