@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -10,9 +13,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.attention.decode_cuts import DecodeCuts, cut_sequences, max_pieces
 from baton.kernels.overlap import overlaps
+from baton.kernels.table import HOPPER_DECODE, Case
 
 _LOG2E = 1.4426950408889634
-_FEW_CELLS = 264  # sequences times kv heads up to which the Hopper kernel is the faster one
 # One program a multiprocessor; with more of them, each would begin anew to fill its memory pipeline.
 _FEW_PROGRAMS = 132
 _MANY_PROGRAMS = 528  # of this file's kernel: four on each multiprocessor of an H200
@@ -194,7 +197,8 @@ def cut_for_decode(
     One call serves all layers of a step that have the same `window`.
     """
     num_seqs, num_kv_heads = seq_lens.shape[0], cache.shape[-3]
-    few = num_seqs * num_kv_heads <= _FEW_CELLS and not (window or quantized) and _has_hopper_kernel(cache, dtype)
+    few = num_seqs * num_kv_heads in HOPPER_DECODE.cells
+    few = few and not (window or quantized) and _has_hopper_kernel(cache, dtype)
     programs = _FEW_PROGRAMS if few else _MANY_PROGRAMS
     return cut_sequences(seq_lens, num_kv_heads, 0 if batch_invariant else programs, window=window)
 
@@ -234,10 +238,8 @@ def decode_attention(
             f"it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
         )
     if cuts.programs == _FEW_PROGRAMS and kv_scale is None and _has_hopper_kernel(cache, query.dtype):
-        from baton.kernels.attention.decode_hopper import split_decode
-
         scratch = (workspace.partial, workspace.lse, workspace.arrived)
-        split_decode(out, query, cache, block_table, rows, cuts.pieces, *scratch, scale * _LOG2E)
+        _hopper_kernel()(out, query, cache, block_table, rows, cuts.pieces, *scratch, scale * _LOG2E)
         return out
     group = num_q_heads // num_kv_heads
     if block_n is None:
@@ -287,8 +289,17 @@ def choose_block_n(whole: bool, head_dim: int, itemsize: int) -> int:
 
 
 def _has_hopper_kernel(cache: Tensor, dtype: torch.dtype) -> bool:
-    if not cache.is_cuda or torch.cuda.get_device_capability(cache.device)[0] != 9:
+    if not cache.is_cuda:
         return False
-    from baton.kernels.attention.decode_hopper import supports
+    capability, _ = torch.cuda.get_device_capability(cache.device)
+    return _serves_hopper(capability, dtype, cache.dtype, cache.shape[-1], cache.shape[-2])
 
-    return supports(dtype, cache)
+
+@functools.cache
+def _serves_hopper(capability: int, dtype: torch.dtype, stored: torch.dtype, head_dim: int, block_size: int) -> bool:
+    return HOPPER_DECODE.serves(Case("cuda", capability, dtype, stored, head_dim, block_size))
+
+
+@functools.cache
+def _hopper_kernel() -> Callable[..., None]:
+    return HOPPER_DECODE.load()

@@ -5,7 +5,6 @@ Same contract as decode.py; head_dim 64 or 128, block_size 16, 32 or 64, 2-byte 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -302,17 +301,6 @@ def _decode_kernel(
         [1, 1],
         [24, 24],
     )  # fmt: skip
-
-
-def supports(dtype: torch.dtype, cache: Tensor) -> bool:
-    """Whether this kernel serves such queries over such a pool, on a Hopper card."""
-    head_dim, block_size = cache.shape[-1], cache.shape[-2]
-    return (
-        cache.dtype in (torch.bfloat16, torch.float16)
-        and dtype == cache.dtype
-        and head_dim in (64, 128)
-        and block_size in (16, 32, 64)
-    )
 
 
 def split_decode(

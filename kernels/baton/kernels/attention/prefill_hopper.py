@@ -6,6 +6,8 @@ than a power of two from 16 to 128, elements other than bf16 and fp16, windows.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -20,6 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from baton.kernels.attention.prefill import MAX_PLACES, TILE_ROWS, PrefillTiles, prefill_attention
 from baton.kernels.hopper import thread_barrier
+from baton.kernels.table import HOPPER_PREFILL, Case
 
 _LOG2E = 1.4426950408889634
 _GROUP_ROWS = gl.constexpr(64)  # rows of one warp group
@@ -393,11 +396,9 @@ class PrefillWorkspace:
         self.arrived = torch.zeros(places * 2, dtype=torch.int32, device=device)
 
 
-def supports(query: Tensor, cache: Tensor) -> bool:
-    """Whether this kernel serves the shape."""
-    head_dim, block_size = cache.shape[-1], cache.shape[-2]
-    half = cache.dtype in (torch.bfloat16, torch.float16) and query.dtype == cache.dtype
-    return half and head_dim in (64, 128) and block_size in (16, 32, 64, 128)
+@functools.cache
+def _serves(dtype: torch.dtype, stored: torch.dtype, head_dim: int, block_size: int) -> bool:
+    return HOPPER_PREFILL.fits(Case(dtype=dtype, stored=stored, head_dim=head_dim, block_size=block_size))
 
 
 def prefill_attention_hopper(
@@ -422,7 +423,7 @@ def prefill_attention_hopper(
 
     With a workspace, tiles are cut where `tiles` says so: a part of the keys a program, merged by the last of them.
     """
-    if window or not supports(query, cache):
+    if window or not _serves(query.dtype, cache.dtype, cache.shape[-1], cache.shape[-2]):
         arguments = (query, cache, block_table, rows, seq_lens, query_start_loc, tiles, scale)
         return prefill_attention(*arguments, out=out, kv_scale=kv_scale, window=window)
     num_tokens, num_q_heads, head_dim = query.shape

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.table import SMALL_ADD, SMALL_GATE, SMALL_PROJECT, SUMMING_ADD, Case, Row, find
 from baton.worker.quantization.base import LinearOps, LinearShape, Params, Source
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
-
-# Up to so many tokens every linear of ours, with what is fused into it, beats a matrix product and its neighbours;
-# up to small_linear's MAX_TOKENS those that add to the residual stream do.
-MAX_SMALL_TOKENS = 16
-# From so many tokens on a matrix product that adds its result to the residual stream saves more traffic than it costs.
-MIN_SUMMING_TOKENS = 1024
 
 
 class Unquantized:
@@ -65,12 +62,11 @@ class _CpuOps(LinearOps):
 
 class _CudaOps(LinearOps):
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
-        from baton.kernels.linear import small_linear  # not above: a CPU needs no Triton
+        from baton.kernels.linear.small_linear import Workspace  # not above: a CPU needs no Triton
 
         super().__init__(kernels)
-        self._small_linear = small_linear.small_linear
-        self._max_adding_tokens = small_linear.MAX_TOKENS
-        self._workspace = small_linear.Workspace(device)
+        self._small_linear: Callable[..., Tensor] = SMALL_PROJECT.load()
+        self._workspace = Workspace(device)
 
     def reset(self) -> None:
         self._workspace.arrived.zero_()
@@ -82,12 +78,12 @@ class _CudaOps(LinearOps):
         return torch.addmm(bias, x, params["weight"].t(), out=out)
 
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
-        if self._is_small(params, stream):
+        if self._is_small(SMALL_PROJECT, params, stream):
             return self._small(params, stream, norm, out=out)
         return super().project(params, stream, norm, out)
 
     def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
-        if self._is_small(params, stream):
+        if self._is_small(SMALL_GATE, params, stream):
             return self._small(params, stream, norm, gated=True)
         return super().gate(params, stream, norm)
 
@@ -96,16 +92,16 @@ class _CudaOps(LinearOps):
             super().add(params, x, stream, scale)
             return
         weight, num_tokens = params["weight"], x.shape[0]
-        if num_tokens <= self._max_adding_tokens and scale == 1:
+        if num_tokens in SMALL_ADD.tokens and scale == 1:
             residual = stream.settled()
             self._small_linear(x, weight, self._workspace, residual=residual, out=residual)
-        elif num_tokens >= MIN_SUMMING_TOKENS or scale != 1:
+        elif num_tokens in SUMMING_ADD.tokens or scale != 1:
             stream.settled().addmm_(x, weight.t(), alpha=scale)
         else:
             stream.add(self.multiply(params, x))
 
-    def _is_small(self, params: Params, stream: Stream) -> bool:
-        return stream.fuse_norms and stream.residual.shape[0] <= MAX_SMALL_TOKENS and "bias" not in params
+    def _is_small(self, row: Row, params: Params, stream: Stream) -> bool:
+        return stream.fuse_norms and stream.residual.shape[0] in row.tokens and "bias" not in params
 
     def _small(
         self, params: Params, stream: Stream, norm: Norm | None, *, gated: bool = False, out: Tensor | None = None
@@ -121,10 +117,8 @@ class _InvariantOps(LinearOps):
     """Every linear sums in one order for any number of tokens; norms stand alone, for the same reason."""
 
     def __init__(self, kernels: Kernels) -> None:
-        from baton.kernels.linear.matmul import matmul  # not above: a CPU needs no Triton
-
         super().__init__(kernels)
-        self._matmul = matmul
+        self._matmul: Callable[..., Tensor] = find("multiply", Case(batch_invariant=True)).load()
 
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         product, bias = self._matmul(x, params["weight"], out=out), params.get("bias")

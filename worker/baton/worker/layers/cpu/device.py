@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from baton.kernels.reference.activation.silu_mul import silu_mul
-from baton.kernels.reference.norm.rms_norm import rms_norm
+from baton.kernels.table import Case, find
 from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope_config import RopeConfig
@@ -19,8 +18,8 @@ from baton.worker.quantization.neighbours import Norm
 class CpuKernels:
     """Implements Kernels."""
 
-    rms_norm = staticmethod(rms_norm)
-    silu_mul = staticmethod(silu_mul)
+    rms_norm = staticmethod(find("rms_norm", Case("cpu")).load())
+    silu_mul = staticmethod(find("silu_mul", Case("cpu")).load())
 
 
 class CpuDevice:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
 from baton.kernels.attention.decode_cuts import DecodeCuts
-from baton.kernels.attention.prefill import TILE_ROWS, PrefillTiles, make_tiles, prefill_attention
+from baton.kernels.attention.prefill import TILE_ROWS, PrefillTiles, make_tiles
 from baton.kernels.rope.rope_cache import rope_and_cache
+from baton.kernels.table import HOPPER_PREFILL, Case, Row, find
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
@@ -43,15 +44,31 @@ class PagedAttention:
         self.windows = windows  # of the layers
         self.max_seqs = max_seqs
         self.dtype = dtype  # of queries
+        self._invariant = batch_invariant
         # [2, num_kv_heads] fp32 a layer, of a quantized pool. Each in memory of its own, so that all are aligned alike.
         self.kv_scales = [None if kv_scale is None else kv_scale[layer].clone() for layer in range(len(windows))]
         self.decode_workspace = DecodeWorkspace(
             max_seqs, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, device, batch_invariant=batch_invariant
         )
-        # Of Hopper's kernel, where card and shape allow it.
-        self.prefill_workspace = None if batch_invariant else _prefill_workspace(cache, spec.num_q_heads)
+        # Of Hopper's kernel, where it is chosen.
+        self.prefill_workspace = _prefill_workspace(self.prefill_row(), cache, spec.num_q_heads)
         self._num_q_heads = spec.num_q_heads
-        self._invariant = batch_invariant
+
+    def prefill_row(self, window: int = 0) -> Row:
+        """Returns which kernel attends with chunks in a layer with this window."""
+        capability, _ = torch.cuda.get_device_capability(self.cache.device)
+        *_, block_size, head_dim = self.cache.shape
+        case = Case(
+            "cuda",
+            capability,
+            self.dtype,
+            self.cache.dtype,
+            head_dim,
+            block_size,
+            window=window > 0,
+            batch_invariant=self._invariant,
+        )
+        return find("prefill_attention", case)
 
     def reset(self) -> None:
         """Restores what launches leave behind for one another after a step that failed midway."""
@@ -101,6 +118,12 @@ class CudaAttention:
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 1e-6 if q_norm is None else q_norm.eps
+        row = shared.prefill_row(spec.window)
+        self._prefill = row.load()
+        if row is HOPPER_PREFILL:
+            self._prefill_options: dict[str, Any] = {"workspace": shared.prefill_workspace}
+        else:
+            self._prefill_options = {"kv_scale": shared.kv_scales[index], "window": spec.window}
 
     def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
         """Rotates the queries of qkv in place, writes K and V into the cache, and returns qkv."""
@@ -151,8 +174,8 @@ class CudaAttention:
     def prefill(self, query: Tensor, out: Tensor, step: StepInputs, tiles: PrefillTiles) -> None:
         """Attends with the chunks behind the decodes."""
         # The decodes' rows come first in query_start_loc too, so the chunks' offsets are theirs already.
-        decodes, shared, window = step.num_decodes, self._shared, self.spec.window
-        arguments = (
+        decodes, shared = step.num_decodes, self._shared
+        self._prefill(
             query,
             shared.cache[self._index],
             shared.block_table,
@@ -161,21 +184,14 @@ class CudaAttention:
             step.query_start_loc[decodes:],
             tiles,
             self.spec.scale,
+            out=out,
+            **self._prefill_options,
         )
-        if shared.prefill_workspace is not None and not window:
-            from baton.kernels.attention.prefill_hopper import prefill_attention_hopper
-
-            prefill_attention_hopper(*arguments, workspace=shared.prefill_workspace, out=out)
-        else:
-            prefill_attention(*arguments, out=out, kv_scale=shared.kv_scales[self._index], window=window)
 
 
-def _prefill_workspace(cache: Tensor, num_q_heads: int) -> PrefillWorkspace | None:
-    head_dim, block_size = cache.shape[-1], cache.shape[-2]
-    hopper = torch.cuda.get_device_capability(cache.device)[0] == 9
-    half = cache.dtype in (torch.bfloat16, torch.float16)
-    if hopper and half and head_dim in (64, 128) and block_size in (16, 32, 64, 128):
-        from baton.kernels.attention.prefill_hopper import PrefillWorkspace
+def _prefill_workspace(row: Row, cache: Tensor, num_q_heads: int) -> PrefillWorkspace | None:
+    if row is not HOPPER_PREFILL:
+        return None
+    from baton.kernels.attention.prefill_hopper import PrefillWorkspace
 
-        return PrefillWorkspace(num_q_heads, head_dim, cache.device)
-    return None
+    return PrefillWorkspace(num_q_heads, cache.shape[-1], cache.device)

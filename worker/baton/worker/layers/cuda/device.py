@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.activation.silu_mul import silu_mul
-from baton.kernels.norm.rms_norm import rms_norm
+from baton.kernels.table import Case, find
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope_config import RopeConfig
@@ -21,8 +20,8 @@ from baton.worker.quantization.neighbours import Norm
 class CudaKernels:
     """Implements Kernels."""
 
-    rms_norm = staticmethod(rms_norm)
-    silu_mul = staticmethod(silu_mul)
+    rms_norm = staticmethod(find("rms_norm", Case("cuda")).load())
+    silu_mul = staticmethod(find("silu_mul", Case("cuda")).load())
 
 
 class CudaDevice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.kernels.table import MIN_CAPABILITY
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
@@ -23,12 +24,11 @@ def open_device(ordinal: int = 0) -> torch.device:
             field="executor",
         )
     device = torch.device("cuda", ordinal)
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        found, needed = (".".join(map(str, numbers)) for numbers in (capability, MIN_CAPABILITY))
         name = torch.cuda.get_device_name(device)
-        raise Mismatch(
-            f"{name} has compute capability {major}.{minor}; the kernels need 8.0 or newer", field="executor"
-        )
+        raise Mismatch(f"{name} has compute capability {found}; the kernels need {needed} or newer", field="executor")
     try:
         torch.cuda.set_device(device)
     except RuntimeError as error:

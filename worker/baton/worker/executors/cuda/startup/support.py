@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from baton.kernels.table import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, WIDTH_STEP
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.models.config import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_BLOCK_SIZES = (16, 32, 64, 128)
-_MIN_HEAD_DIM, _MAX_HEAD_DIM = 16, 256
-_WIDTH_STEP = 16  # the matrix unit's
-_FP8_CAPABILITY = (8, 9)
 
 
 def compute_dtype(config: WorkerConfig, model: ModelConfig) -> torch.dtype:
@@ -33,15 +30,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dtype, device: torch.device) -> None:
     """Raises InvalidRequest that names what the kernels cannot do."""
-    if config.block_size not in _BLOCK_SIZES:
-        allowed = ", ".join(map(str, _BLOCK_SIZES))
+    if config.block_size not in BLOCK_SIZES:
+        allowed = ", ".join(map(str, BLOCK_SIZES))
         raise InvalidRequest(
             f"block_size={config.block_size}: under executor=cuda it must be one of {allowed}", field="block_size"
         )
-    if not _MIN_HEAD_DIM <= model.head_dim <= _MAX_HEAD_DIM or model.head_dim % 8:
+    if model.head_dim not in HEAD_DIMS:
         raise InvalidRequest(
-            f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of 8 from {_MIN_HEAD_DIM} to "
-            f"{_MAX_HEAD_DIM}",
+            f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "
+            f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
             field="model",
         )
     widths = {
@@ -50,9 +47,9 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         "num_attention_heads * head_dim": model.num_q_heads * model.head_dim,
     }
     for name, width in widths.items():
-        if width % _WIDTH_STEP:
+        if width % WIDTH_STEP:
             raise InvalidRequest(
-                f"the model's {name} is {width}: the CUDA kernels take multiples of {_WIDTH_STEP}", field="model"
+                f"the model's {name} is {width}: the CUDA kernels take multiples of {WIDTH_STEP}", field="model"
             )
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
@@ -64,7 +61,7 @@ def _check_fp8(compute: torch.dtype, device: torch.device) -> None:
             "kv_cache_dtype=fp8_e4m3 goes with dtype bfloat16 or float16, not float32", field="kv_cache_dtype"
         )
     capability = torch.cuda.get_device_capability(device)
-    if capability < _FP8_CAPABILITY:
+    if capability < FP8_CAPABILITY:
         raise InvalidRequest(
             f"kv_cache_dtype=fp8_e4m3 needs compute capability 8.9; {torch.cuda.get_device_name(device)} has "
             f"{capability[0]}.{capability[1]}",

@@ -1,0 +1,173 @@
+"""Which implementation computes an operation: of its rows the first that serves the card, the dtypes and the shape.
+
+Data only. An implementation is named here and imported where it is chosen, so that a CPU needs no Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+MIN_CAPABILITY = (8, 0)  # of a CUDA card
+FP8_CAPABILITY = (8, 9)  # of one that converts to and from 8 bits
+WIDTH_STEP = 16  # the matrix unit's: a linear's features are multiples of it
+
+_HOPPER = frozenset({9})
+_HALF = frozenset({torch.bfloat16, torch.float16})
+_FLOATS = _HALF | {torch.float32}
+_ANY = range(1 << 62)
+HEAD_DIMS = range(16, 257, 8)
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What an operation is asked for. What does not matter to the operation is left out."""
+
+    device: str = "cuda"  # cuda | cpu
+    capability: int = MIN_CAPABILITY[0]  # of a card, its first number
+    dtype: torch.dtype = torch.bfloat16  # of activations
+    stored: torch.dtype | None = None  # of the KV cache; None: as activations
+    head_dim: int = 64
+    block_size: int = 16
+    num_tokens: int = 1
+    num_cells: int = 1  # sequences times KV heads, of decodes
+    bias: bool = False
+    window: bool = False
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An implementation, and what it serves."""
+
+    op: str
+    path: str  # module:name
+    device: str = "cuda"
+    capabilities: Container[int] = _ANY  # first numbers
+    dtypes: Container[torch.dtype] = _FLOATS
+    head_dims: Container[int] = _ANY
+    block_sizes: Container[int] = _ANY
+    tokens: range = _ANY
+    cells: range = _ANY
+    quantized: bool = True  # a KV cache of another dtype than the activations'
+    biases: bool = True
+    windows: bool = True
+    batch_varies: bool = True  # results may depend on what shares the batch
+    batch_invariant: bool = True
+
+    def serves(self, case: Case) -> bool:
+        """Whether it computes this case on this device."""
+        return case.device == self.device and case.capability in self.capabilities and self.fits(case)
+
+    def fits(self, case: Case) -> bool:
+        """Whether it computes this case on a card that it was made for."""
+        return (
+            case.dtype in self.dtypes
+            and case.head_dim in self.head_dims
+            and case.block_size in self.block_sizes
+            and case.num_tokens in self.tokens
+            and case.num_cells in self.cells
+            and (self.quantized or case.stored in (None, case.dtype))
+            and (self.biases or not case.bias)
+            and (self.windows or not case.window)
+            and (self.batch_invariant if case.batch_invariant else self.batch_varies)
+        )
+
+    def load(self) -> Callable[..., Any]:
+        """Imports the implementation."""
+        module, _, name = self.path.partition(":")
+        loaded: Callable[..., Any] = getattr(import_module(module), name)
+        return loaded
+
+
+_ATTENTION = "baton.kernels.attention"
+_REFERENCE = "baton.kernels.reference"
+
+# Attention. `cells`: with more of them, the generic kernel is the faster one.
+HOPPER_DECODE = Row(
+    "decode_attention",
+    f"{_ATTENTION}.decode_hopper:split_decode",
+    capabilities=_HOPPER,
+    dtypes=_HALF,
+    head_dims=(64, 128),
+    block_sizes=(16, 32, 64),
+    cells=range(265),
+    quantized=False,
+    windows=False,
+)
+DECODE = Row(
+    "decode_attention",
+    f"{_ATTENTION}.decode:decode_attention",
+    head_dims=HEAD_DIMS,
+    block_sizes=BLOCK_SIZES,
+)
+HOPPER_PREFILL = Row(
+    "prefill_attention",
+    f"{_ATTENTION}.prefill_hopper:prefill_attention_hopper",
+    capabilities=_HOPPER,
+    dtypes=_HALF,
+    head_dims=(64, 128),
+    block_sizes=BLOCK_SIZES,
+    quantized=False,
+    windows=False,
+    batch_invariant=False,
+)
+PREFILL = Row(
+    "prefill_attention",
+    f"{_ATTENTION}.prefill:prefill_attention",
+    head_dims=HEAD_DIMS,
+    block_sizes=BLOCK_SIZES,
+)
+
+# Linears: `project` and `gate` have the norm before them, `add` the residual stream behind. Up to so many tokens ours,
+# with what is fused into it, beats a matrix product and its neighbours; from so many on a product that adds its result
+# to the residual stream saves more traffic than it costs.
+_SMALL_LINEAR = "baton.kernels.linear.small_linear:small_linear"
+_MATMUL = "baton.kernels.linear.matmul:matmul"
+SMALL_PROJECT = Row("project", _SMALL_LINEAR, tokens=range(17), biases=False, batch_invariant=False)
+SMALL_GATE = Row("gate", _SMALL_LINEAR, tokens=range(17), biases=False, batch_invariant=False)
+SMALL_ADD = Row("add", _SMALL_LINEAR, tokens=range(65), biases=False, batch_invariant=False)
+SUMMING_ADD = Row("add", "torch:addmm", tokens=range(1024, 1 << 62), biases=False, batch_invariant=False)
+
+TABLE = (
+    HOPPER_DECODE,
+    DECODE,
+    Row("decode_attention", f"{_REFERENCE}.attention.paged_attention:attend_decode", device="cpu"),
+    HOPPER_PREFILL,
+    PREFILL,
+    Row("prefill_attention", f"{_REFERENCE}.attention.paged_attention:attend_prefill", device="cpu"),
+    SMALL_PROJECT,
+    SMALL_GATE,
+    SMALL_ADD,
+    SUMMING_ADD,
+    *(Row(op, "torch:addmm", batch_invariant=False) for op in ("multiply", "project", "gate", "add")),
+    *(Row(op, _MATMUL, batch_varies=False) for op in ("multiply", "project", "gate", "add")),
+    *(Row(op, "torch.nn.functional:linear", device="cpu") for op in ("multiply", "project", "gate", "add")),
+    Row("rms_norm", "baton.kernels.norm.rms_norm:rms_norm"),
+    Row("rms_norm", f"{_REFERENCE}.norm.rms_norm:rms_norm", device="cpu"),
+    Row("silu_mul", "baton.kernels.activation.silu_mul:silu_mul"),
+    Row("silu_mul", f"{_REFERENCE}.activation.silu_mul:silu_mul", device="cpu"),
+    Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),
+    Row("rope_and_cache", f"{_REFERENCE}.rope.rope_cache:rope_and_cache", device="cpu"),
+    Row("sample", "baton.kernels.sampling:sample_tokens"),
+    Row("sample", f"{_REFERENCE}.sampling.draw:sample", device="cpu"),
+    Row("gather_blocks", "baton.kernels.kv.blocks:gather_blocks"),
+    Row("gather_blocks", f"{_REFERENCE}.kv.blocks:gather_blocks", device="cpu"),
+    Row("scatter_blocks", "baton.kernels.kv.blocks:scatter_blocks"),
+    Row("scatter_blocks", f"{_REFERENCE}.kv.blocks:scatter_blocks", device="cpu"),
+)
+
+
+@cache
+def find(op: str, case: Case) -> Row:
+    """Returns the row that computes the case. Raises LookupError where none does."""
+    for row in TABLE:
+        if row.op == op and row.serves(case):
+            return row
+    raise LookupError(f"no implementation of {op} serves {case}")
