@@ -84,6 +84,21 @@ def test_workers_whose_layouts_cannot_be_converted_are_never_paired(other):
     assert [option.prefill for option in options] == [None]
 
 
+def test_workers_are_paired_only_where_their_groups_are_equal():
+    def told(worker_id, role, window):
+        full = kv_pb2.KvGroup(kind=kv_pb2.KV_GROUP_KIND_FULL, layers=[1], num_kv_heads=8, head_dim=128)
+        last = kv_pb2.KvGroup(
+            kind=kv_pb2.KV_GROUP_KIND_WINDOW, layers=[0, 2], num_kv_heads=8, head_dim=128, window=window
+        )
+        message = state(worker_id, role, num_running=60)
+        message.layout.CopyFrom(kv_pb2.KvLayout(model_digest=b"m", block_size=16, groups=[full, last]))
+        return standing_of(view_of(message, "host", False, 0.0, None), PendingLoad(), RATES, 4000)
+
+    decode, alike, other = told("d", DECODE, 512), told("p", PREFILL, 512), told("q", PREFILL, 256)
+    assert {option.prefill for option in rank([decode], [alike, other], demand())} == {None, alike}
+    assert decode.view.num_layers == 3
+
+
 @pytest.mark.parametrize("other", [{"dtype": kv_pb2.KV_DTYPE_FLOAT8_E4M3}, {"block_size": 32}, {"tp_size": 0}])
 def test_workers_whose_layouts_can_be_converted_are_paired(other):
     told = state("p", PREFILL)

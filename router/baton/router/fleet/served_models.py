@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from baton.router.fleet.worker_view import WorkerView
+from baton.router.fleet.worker_view import GroupKey, WorkerView
 from baton.v1 import types_pb2
 
 Models = Mapping[str, types_pb2.ModelInfo]  # by name
@@ -64,5 +64,11 @@ def _digest(digest: bytes) -> str:
 
 
 def _words(view: WorkerView) -> str:
-    _, simulated, layers, heads, head_dim, tp_size = view.layout
-    return f"{layers} {'simulated ' if simulated else ''}layers, {heads} heads of {head_dim}, tp {tp_size}"
+    groups = " and ".join(map(_group_words, view.layout.groups))
+    return f"{groups}, tp {view.layout.tp_size}"
+
+
+def _group_words(group: GroupKey) -> str:
+    simulated = "simulated " if group.simulated else ""
+    window = f" with a window of {group.window}" if group.window else ""
+    return f"{len(group.layers)} {simulated}layers{window}, {group.num_kv_heads} heads of {group.head_dim}"

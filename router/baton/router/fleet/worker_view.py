@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +13,29 @@ from baton.v1 import kv_pb2, types_pb2, worker_pb2
 _PREFILLS = (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
 _DECODES = (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
 
-# What must be equal for KV to pass from one worker to another. Senders convert block sizes and dtypes.
-LayoutKey = tuple[bytes, bool, int, int, int, int]
+
+class GroupKey(NamedTuple):
+    """A group of the KV cache, without what senders convert."""
+
+    kind: kv_pb2.KvGroupKind.ValueType
+    layers: Sequence[int]
+    simulated: bool
+    num_kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+class LayoutKey(NamedTuple):
+    """What must be equal for KV to pass from one worker to another. Senders convert block sizes and dtypes."""
+
+    model_digest: bytes
+    tp_size: int
+    groups: tuple[GroupKey, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Of all groups."""
+        return sum(len(group.layers) for group in self.groups)
 
 
 class Speeds(NamedTuple):
@@ -36,7 +58,7 @@ class WorkerView:
     model_name: str
     model_digest: bytes
     layout: LayoutKey
-    num_layers: int
+    num_layers: int  # of the layout; every placement reads it
     block_size: int
     draining: bool
     cordoned: bool
@@ -71,7 +93,7 @@ def view_of(
     terminating: bool = False,
 ) -> WorkerView:
     """Returns the view that a state stands for. `speeds` None: those of the state. `terminating`: it drains or will."""
-    load = state.load
+    load, layout = state.load, layout_key(state.layout)
     if speeds is None:
         told = load.prefill_tokens_per_second, load.transfer_bytes_per_second, load.restore_bytes_per_second
         speeds = Speeds(*told, step=None)
@@ -82,8 +104,8 @@ def view_of(
         role=state.role,
         model_name=state.model.name,
         model_digest=state.model.digest,
-        layout=layout_key(state.layout),
-        num_layers=state.layout.num_layers,
+        layout=layout,
+        num_layers=layout.num_layers,
         block_size=state.model.block_size,
         draining=state.draining or terminating,
         cordoned=cordoned,
@@ -112,11 +134,16 @@ def view_of(
 
 def layout_key(layout: kv_pb2.KvLayout) -> LayoutKey:
     """Equal keys: KV can pass between the two."""
-    return (
-        layout.model_digest,
-        layout.dtype == kv_pb2.KV_DTYPE_SIMULATED,
-        layout.num_layers,
-        layout.num_kv_heads,
-        layout.head_dim,
-        layout.tp_size or 1,
-    )
+    groups = tuple(_group_key(group) for group in layout.groups) or (_full_group_key(layout),)
+    return LayoutKey(layout.model_digest, layout.tp_size or 1, groups)
+
+
+def _group_key(group: kv_pb2.KvGroup) -> GroupKey:
+    simulated = group.dtype == kv_pb2.KV_DTYPE_SIMULATED
+    return GroupKey(group.kind, tuple(group.layers), simulated, group.num_kv_heads, group.head_dim, group.window)
+
+
+def _full_group_key(layout: kv_pb2.KvLayout) -> GroupKey:
+    simulated = layout.dtype == kv_pb2.KV_DTYPE_SIMULATED
+    layers = range(layout.num_layers)
+    return GroupKey(kv_pb2.KV_GROUP_KIND_FULL, layers, simulated, layout.num_kv_heads, layout.head_dim)
