@@ -109,3 +109,9 @@ async def test_a_large_request_that_cannot_be_decoded_says_so(channel):
         await channel.unary_unary(METHOD)(b"\x0a\xff" + b"\xff" * 100_000, timeout=5)
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "cannot be decoded" in raised.value.details()
+
+
+def test_clients_send_no_streams_of_requests():
+    """Their messages would be parsed uncounted."""
+    service = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+    assert [method.name for method in service.methods if method.client_streaming] == []

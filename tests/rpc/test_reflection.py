@@ -11,9 +11,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from support.network.tls_rig import dial_as, make_certs, tls_of
+from support.processes.loop_stalls import loop_stalls
 
 from baton.rpc.identity import OPERATOR, ROUTER, WORKER
-from baton.rpc.reflection import METHOD, V1, V1ALPHA
+from baton.rpc.reflection import MAX_REQUEST_BYTES, METHOD, V1, V1ALPHA
 from baton.rpc.server import RpcServer, Service
 from baton.v1 import router_pb2, router_pb2_grpc
 
@@ -101,3 +102,23 @@ async def test_buf_curl_calls_a_method_by_reflection(protocol):
         out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
     assert json.loads(out) == {}
+
+
+EMPTY_EXTENSION = b"\x2a\x00"  # field 5 of the request: each is a message to parse
+
+
+@pytest.mark.parametrize(
+    "data",
+    [EMPTY_EXTENSION * 8_000_000, b"\x1a\x80\x80\x80\x06" + b"a" * (12 << 20), EMPTY_EXTENSION * MAX_REQUEST_BYTES],
+    ids=["fields", "name", "just too large"],
+)
+async def test_a_large_request_is_not_read(data):
+    async with server() as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+        async with loop_stalls() as stalls:
+            call = channel.stream_stream(f"/{V1}/{METHOD}")(timeout=10)
+            await call.write(data)
+            await call.done_writing()
+            answer = reflection_pb2.ServerReflectionResponse.FromString(await call.read())
+        assert answer.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert answer.ByteSize() < 1000
+        assert stalls.longest < 0.05

@@ -17,6 +17,9 @@ V1 = "grpc.reflection.v1.ServerReflection"
 V1ALPHA = reflection.SERVICE_NAME
 METHOD = "ServerReflectionInfo"
 
+# A larger request is answered as one that asks for nothing: names are short, and any client may send many.
+MAX_REQUEST_BYTES = 4096
+
 _FILE = "grpc/reflection/v1/reflection.proto"
 _PACKAGE, _ALPHA_PACKAGE = "grpc.reflection.v1", "grpc.reflection.v1alpha"
 
@@ -26,12 +29,16 @@ def add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
     servicer = reflection.aio.ReflectionServicer([*services, V1, V1ALPHA], pool=_Pools())
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        request_deserializer=_parse,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers(
         tuple(grpc.method_handlers_generic_handler(name, {METHOD: handler}) for name in (V1, V1ALPHA))
     )
+
+
+def _parse(data: bytes) -> Any:
+    return reflection_pb2.ServerReflectionRequest.FromString(data if len(data) <= MAX_REQUEST_BYTES else b"")
 
 
 class _Pools:
