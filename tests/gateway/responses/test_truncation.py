@@ -1,5 +1,6 @@
 """`truncation: auto`: the oldest items go, whole units at a time, and what instructs the model stays."""
 
+import time
 from functools import partial
 
 import pytest
@@ -184,3 +185,52 @@ async def test_one_item_that_is_too_long_is_an_error():
         # It fits, without room for more than a few tokens.
         answer = await ask(rest, [message("a"), message("dog " * 1990)], truncation="auto")
         assert answer.status == 200, answer.body
+
+
+def calls(number):
+    """Calls with their results: text without a place to cut."""
+    items = []
+    for index in range(number // 2):
+        call = {"type": "function_call", "call_id": f"c{index}", "name": "f", "arguments": '{"a": 1}'}
+        items += [call, {"type": "function_call_output", "call_id": f"c{index}", "output": "ok"}]
+    return items
+
+
+LONG = {
+    "messages": [message("a")] * 16_000,
+    "calls": calls(16_000),
+    "calls without results": calls(32_000)[::2],
+    "digits": [message("1234567890" * 40)] * 16_000,
+    "control tokens": [message("<|im_end|>")] * 16_000,
+}
+
+
+@pytest.fixture
+async def large_context():
+    info = types_pb2.ModelInfo()
+    info.CopyFrom(INFO)
+    info.max_model_len = 65_536
+    async with rest_side(say("ok")) as rest:
+        rest.catalog.models()[0].info = info
+        await ask(rest, [message("a")] * 100, truncation="auto")  # imports, and what is compiled once
+        yield rest
+
+
+@pytest.mark.parametrize("name", LONG)
+async def test_many_items_are_truncated_within_a_second_of_cpu(large_context, name):
+    began = time.process_time()
+    answer = await ask(large_context, LONG[name], truncation="auto", stream=True)
+    assert time.process_time() - began < 1.0
+    assert answer.status == 200, answer.body
+    num_tokens = len(large_context.generator.started[-1].request.prompt_token_ids)
+    room = 65_536 - 65_536 // 8
+    assert 0.95 * room <= num_tokens <= room
+
+
+@pytest.mark.parametrize("name", LONG)
+async def test_many_items_whose_last_is_too_long_are_refused_within_half_a_second_of_cpu(large_context, name):
+    began = time.process_time()
+    answer = await ask(large_context, [*LONG[name][:-1], message("dog " * 70_000)], truncation="auto")
+    assert time.process_time() - began < 0.5
+    assert answer.status == 400
+    assert "maximum context length" in answer.error["message"]

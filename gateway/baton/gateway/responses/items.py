@@ -63,6 +63,7 @@ _KINDS: Mapping[str, type[Struct]] = {
     "custom_tool_call_output": FunctionOutputItem,
     "reasoning": ReasoningItem,
 }
+_ID_BYTES = 16
 _PREFIXES: Mapping[str, str] = {
     "message": "msg",
     "function_call": "fc",
@@ -84,7 +85,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 def new_item_id(kind: str) -> str:
     """Returns a new id for an item of this type."""
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(_ID_BYTES)}"
 
 
 def input_items(given: str | Sequence[Item], field: str = "input") -> list[Item]:
@@ -94,7 +95,12 @@ def input_items(given: str | Sequence[Item], field: str = "input") -> list[Item]
         return [{"type": "message", "id": new_item_id("message"), "role": "user", "content": content}]
     if not given:
         raise InvalidRequest(f"{field} is empty; give at least one item", field=field)
-    items = [_checked(item, f"{field}.{index}") for index, item in enumerate(given) if not _is_skipped(item)]
+    ids = secrets.token_hex(_ID_BYTES * len(given))  # at once: the system is asked for randomness 16,000 times else
+    items = [
+        _checked(item, f"{field}.{index}", ids[2 * _ID_BYTES * index : 2 * _ID_BYTES * (index + 1)])
+        for index, item in enumerate(given)
+        if not _is_skipped(item)
+    ]
     if not items:
         raise InvalidRequest(f"{field} has no supported item", field=field)
     return items
@@ -129,7 +135,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
     return chat
 
 
-def _checked(item: Item, where: str) -> Item:
+def _checked(item: Item, where: str, new_id: str) -> Item:
     kind = item.get("type", "message")
     struct = _KINDS.get(kind) if isinstance(kind, str) else None
     if struct is None:
@@ -144,7 +150,7 @@ def _checked(item: Item, where: str) -> Item:
         if isinstance(parts, list):
             _check_parts(parts, f"{where}.{name}", kind)
     item_id = item.get("id")
-    return {**item, "type": kind, "id": item_id if isinstance(item_id, str) else new_item_id(kind)}
+    return {**item, "type": kind, "id": item_id if isinstance(item_id, str) else f"{_PREFIXES[kind]}_{new_id}"}
 
 
 def _check_parts(parts: Sequence[Item], where: str, kind: str) -> None:

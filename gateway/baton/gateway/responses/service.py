@@ -220,7 +220,8 @@ class ResponseService:
             found = await self._truncated(model, request, turn, items, 0)
             if found is not None:
                 return found
-            truncates = False
+            # The last unit alone is too long, and says so: rendering all of them would cost much.
+            truncates, turn = False, await self._last_unit(model, request, turn, items)
         try:
             return _Fitting(turn, await self._encode(model, turn))
         except ContextTooLong:
@@ -228,6 +229,16 @@ class ResponseService:
             if found is None:
                 raise
             return found
+
+    async def _last_unit(
+        self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item]
+    ) -> ChatTurn:
+        def last() -> ChatTurn:
+            conversation = parted(items)
+            kept = conversation.kept(len(conversation.starts) - 1)
+            return replace(turn, messages=chat_messages(request.instructions, kept))
+
+        return await self._run_on_thread(model.owner, last, items)
 
     async def _truncated(
         self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item], fewest: int

@@ -20,6 +20,8 @@ MAX_UNCUT_CHARS = 1 << 20
 # The same per token of the limit: no text of that many characters fits. Small limits have a floor.
 _UNCUT_CHARS_PER_TOKEN = 6
 _SURE_UNCUT_CHARS = 128 << 10
+# Pieces with at most as many for each token that is left are encoded at once: looking costs as much as encoding.
+_UNPROBED_CHARS = 4
 # Encoding a piece of this size takes milliseconds.
 _PROBE_CHARS = 16 << 10
 # Composing normal forms turn at most this many bytes into one: a mathematical letter and a mark become an accented one.
@@ -64,7 +66,7 @@ class TokenBound:
 
     def check_piece(self, text: str, limit: EncodingLimit, num_before: int) -> None:
         """Raises TooManyTokens for a long piece that follows `num_before` tokens, or EncodingStopped."""
-        if limit.most - num_before > _MAX_CHAR_BYTES * len(text):
+        if _UNPROBED_CHARS * (limit.most - num_before) >= len(text):
             limit.check(num_before)
             return
         count = num_before
