@@ -6,14 +6,24 @@ left to PyTorch, whose roundings the tokens have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from baton.worker.core import Int64
-from baton.worker.sampling.noise import Float32, UInt64, gumbel_noise, noise_bounds, noise_words, vocabulary_noise_words
+from baton.worker.sampling.noise import (
+    Float32,
+    UInt32,
+    UInt64,
+    gumbel_noise,
+    noise_bounds,
+    noise_words,
+    vocabulary_noise_words,
+)
 
 _FIRST_WIDTH = 64
 _WIDEN = 16
@@ -48,57 +58,86 @@ def draw_tokens(logits: Float32, draws: Draws, positions: Int64) -> Int64:
         np.setbufsize(before)
 
 
+class _Candidates(NamedTuple):
+    """Tokens that rows may draw, row by row."""
+
+    rows: Int64
+    token_ids: Int64
+    scaled: Float32  # their logits over the temperature
+    words: UInt32  # of their noise
+
+
 def _draw(logits: Float32, draws: Draws, positions: Int64) -> Int64:
     warm = draws.temperature > 0
+    if not warm.any():
+        return _best_logits(logits)
     filtered = warm & ((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0))
-    token_ids = np.zeros(len(logits), np.int64) if warm.all() else logits.argmax(1)
-    for rows, draw in ((filtered, _draw_filtered), (warm & ~filtered, _draw_free)):
-        if rows.all():
-            return draw(logits, draws, positions)
-        if rows.any():
-            token_ids[rows] = draw(logits[rows], draws.of(rows), positions[rows])
+    found = []
+    for chosen, candidates_of in ((filtered, _filtered), (warm & ~filtered, _free)):
+        if chosen.all():
+            found.append(candidates_of(logits, draws, positions))
+        elif chosen.any():
+            rows = np.flatnonzero(chosen)
+            some = candidates_of(logits[rows], draws.of(rows), positions[rows])
+            found.append(some._replace(rows=rows[some.rows]))
+    drawn = _best(_joined(found), len(logits))
+    return drawn if warm.all() else np.where(warm, drawn, _best_logits(logits))
+
+
+def _best_logits(logits: Float32) -> Int64:
+    token_ids: Int64 = logits.argmax(1)
     return token_ids
 
 
-def _draw_free(logits: Float32, draws: Draws, positions: Int64) -> Int64:
-    """Draws from the whole vocabulary, some rows at a time."""
+def _free(logits: Float32, draws: Draws, positions: Int64) -> _Candidates:
+    """Of rows drawn from the whole vocabulary, some rows at a time."""
     step = max(1, _MAX_SCORES // logits.shape[1])
-    parts = [np.arange(begin, min(begin + step, len(logits))) for begin in range(0, len(logits), step)]
-    return np.concatenate([_draw_any(logits[part], draws.of(part), positions[part]) for part in parts])
+    if step >= len(logits):
+        return _likely(logits, draws, positions)
+    found = []
+    for begin in range(0, len(logits), step):
+        part = np.arange(begin, min(begin + step, len(logits)))
+        some = _likely(logits[part], draws.of(part), positions[part])
+        found.append(some._replace(rows=part[some.rows]))
+    return _joined(found)
 
 
-def _draw_any(logits: Float32, draws: Draws, positions: Int64) -> Int64:
-    """Takes the logarithms of noise only for tokens that may win by its bounds."""
-    num_rows, vocab_size = logits.shape
+def _likely(logits: Float32, draws: Draws, positions: Int64) -> _Candidates:
+    """Tokens that may win by the bounds of their noise, whose logarithms are taken only for these."""
+    vocab_size = logits.shape[1]
     words = vocabulary_noise_words(draws.seeds, positions, vocab_size)[:, :vocab_size]
     scaled = logits / draws.temperature[:, None]
     bounds = noise_bounds(words)
     bounds += scaled
-    every = np.arange(num_rows)
+    every = np.arange(len(logits))
     likely = bounds.argmax(1)
     reached = scaled[every, likely] + gumbel_noise(words[every, likely])
     # NaN is not less than anything, and so is among the candidates, as are sums that were rounded down.
     rows, token_ids = _places(~(bounds < (reached - 4 * np.spacing(np.abs(reached)))[:, None]))
-    noisy = scaled[rows, token_ids] + gumbel_noise(words[rows, token_ids])
-    return _best(noisy, rows, token_ids, num_rows)
+    return _Candidates(rows, token_ids, scaled[rows, token_ids], words[rows, token_ids])
 
 
-def _draw_filtered(logits: Float32, draws: Draws, positions: Int64, width: int = _FIRST_WIDTH) -> Int64:
-    """Draws among each row's `width` most likely tokens, and anew where its filters look beyond these."""
+def _filtered(logits: Float32, draws: Draws, positions: Int64, width: int = _FIRST_WIDTH) -> _Candidates:
+    """Among each row's `width` most likely tokens, and anew where its filters look beyond these."""
     vocab_size = logits.shape[1]
     width = min(max(width, int(draws.top_k.max()) + 1), vocab_size)
     token_ids = _most_likely(logits, width)
     values = np.take_along_axis(logits, token_ids, 1)
     values /= draws.temperature[:, None]
     threshold, lowest = _threshold(logits, values, draws)
-    rows, columns = _places(values >= threshold[:, None])
-    token_ids = token_ids[rows, columns]
-    noisy = values[rows, columns] + gumbel_noise(noise_words(draws.seeds[rows], positions[rows], token_ids))
-    drawn = _best(noisy, rows, token_ids, len(logits))
+    passes = values >= threshold[:, None]
     wider = ~(values.min(1) < lowest)
-    if width < vocab_size and wider.any():
-        drawn[wider] = _draw_filtered(logits[wider], draws.of(wider), positions[wider], width * _WIDEN)
-    return drawn
+    again = np.flatnonzero(wider) if width < vocab_size else wider[:0]
+    if len(again):
+        passes[again] = False
+    rows, columns = _places(passes)
+    token_ids = token_ids[rows, columns]
+    words = noise_words(draws.seeds[rows], positions[rows], token_ids)
+    found = _Candidates(rows, token_ids, values[rows, columns], words)
+    if not len(again):
+        return found
+    more = _filtered(logits[again], draws.of(again), positions[again], width * _WIDEN)
+    return _joined([found, more._replace(rows=again[more.rows])])
 
 
 def _most_likely(logits: Float32, width: int) -> Int64:
@@ -147,11 +186,17 @@ def _places(chosen: NDArray[np.bool_]) -> tuple[Int64, Int64]:
     return np.divmod(np.flatnonzero(chosen), chosen.shape[1])
 
 
-def _best(noisy: Float32, rows: Int64, token_ids: Int64, num_rows: int) -> Int64:
-    """Of candidates in the order of their rows, each row's best; the lowest of equals, and 0 of none."""
-    order = np.lexsort((token_ids, -noisy, rows))
-    best = np.zeros(num_rows, np.int64)
+def _joined(parts: Sequence[_Candidates]) -> _Candidates:
+    return parts[0] if len(parts) == 1 else _Candidates(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _best(candidates: _Candidates, num_rows: int) -> Int64:
+    """Each row's best; the lowest of equals, and 0 of none."""
+    rows, token_ids, scaled, words = candidates
+    order = np.lexsort((token_ids, -(scaled + gumbel_noise(words)), rows))
+    rows = rows[order]
     first = np.flatnonzero(np.diff(rows, prepend=-1))
+    best = np.zeros(num_rows, np.int64)
     best[rows[first]] = token_ids[order[first]]
     return best
 

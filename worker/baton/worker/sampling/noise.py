@@ -32,9 +32,8 @@ def noise_words(seeds: UInt64, positions: Int64, token_ids: Int64) -> UInt32:
     multiplied[0] = counters
     added = np.zeros_like(multiplied)
     added[0] = positions
-    multiplied, added = _philox(multiplied, added, _keys(seeds))
-    words = np.stack((multiplied, added), 1).reshape(LANES, -1)
-    taken: UInt32 = words[lanes, np.arange(len(lanes))].astype(np.uint32)
+    words = np.concatenate(_philox(multiplied, added, _keys(seeds)))
+    taken: UInt32 = words[(lanes >> 1) + 2 * (lanes & 1), np.arange(len(lanes))].astype(np.uint32)
     return taken
 
 

@@ -78,7 +78,7 @@ class Sampler:
         num_logprobs = self._num_logprobs[rows]
         asking = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
         # Taken before the edits: logprobs are the model's own.
-        raw = logits[torch.from_numpy(asking)] if asking.size else None
+        raw = logits.index_select(0, torch.from_numpy(asking)) if asking.size else None
         edited = logits.float().numpy()
         edits = self._edits_of(rows)
         if edits:
