@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from baton.rpc.errors import InternalError, ServiceError
 from baton.worker.config import WorkerConfig
-from baton.worker.core import StepPlan, StepResult
+from baton.worker.core import Int32, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import DeviceLost
 from baton.worker.executors.cpu.executor import CpuExecutor
 
@@ -43,6 +43,9 @@ class RankProcess:
 
     def launch(self, plan: StepPlan) -> None:
         self._connection.send(plan)
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        self._connection.send((masks, undrawn))
 
     def check(self) -> None:
         try:
@@ -78,7 +81,10 @@ def _compute(connection: Connection, config: WorkerConfig) -> None:
     connection.send("")
     try:
         while True:
-            executor.launch(connection.recv())
+            plan = connection.recv()
+            executor.launch(plan)
+            if plan.masks_follow:
+                executor.draw(*connection.recv())
             connection.send(digest_of(executor.collect()))
     except (EOFError, ConnectionError):
         pass  # the leader closed its end

@@ -186,6 +186,10 @@ class TokenMasks:
     indices: Int32  # into the plan's rows with `samples`; each of them gets one token
     bits: Int32  # [len(indices), ceil(vocab_size / 32)]: token t may come where bit t % 32 of word t // 32 is set
 
+    def among(self, drawn: NDArray[np.bool_]) -> TokenMasks:
+        """The same, with indices into those of the rows with `samples` that are drawn."""
+        return TokenMasks((np.cumsum(drawn, dtype=np.int32) - 1)[self.indices], self.bits)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -232,6 +236,7 @@ class StepPlan:
     )  # the row's chunk reaches its last token
     num_decodes: int = 0  # how many of the rows, from the front, decode
     masks: TokenMasks | None = None  # of rows that may not draw every token
+    masks_follow: bool = False  # with the executor's `draw`: some depend on tokens of the step before
 
     @property
     def num_tokens(self) -> int:
@@ -249,7 +254,7 @@ class StepResult:
     """What a step sampled: `counts[i]` tokens of the plan's row i, row behind row, in the plan's order.
 
     A decode gets one token at least and num_scheduled_tokens at most, a prefill chunk with `samples` exactly one, and
-    other chunks none.
+    other chunks none. Rows that `draw` left out get none.
     """
 
     step: int

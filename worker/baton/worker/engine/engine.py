@@ -144,6 +144,7 @@ class Engine:
         self._copier.land()
         if self._grammars is not None and self._grammars.pending:
             self._settle_grammars(self._grammars)
+        self._in_flight.draw()
         scheduled = None if self.frozen or self._in_flight.full else self._scheduler.schedule()
         self._copier.start()
         if scheduled is not None:

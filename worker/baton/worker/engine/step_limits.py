@@ -51,7 +51,8 @@ class _Known:
 def shape_of(plan: StepPlan) -> Shape:
     """The shape of a step."""
     context = int(plan.num_computed_tokens.sum())
-    return Shape(_size(plan.num_decodes), _size(plan.num_prefill_tokens), _size(context), plan.masks is not None)
+    masked = plan.masks is not None or plan.masks_follow
+    return Shape(_size(plan.num_decodes), _size(plan.num_prefill_tokens), _size(context), masked)
 
 
 def _size(number: int) -> int:

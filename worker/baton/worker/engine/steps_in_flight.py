@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from baton.rpc.errors import InternalError, NoCapacity, ServiceError
 from baton.worker.core import StepResult, TokenLogprobs
 from baton.worker.engine.live_requests import LiveRequests
@@ -34,6 +36,7 @@ class _Launched:
     launched: float
     shape: Shape
     limit: float  # seconds that it may take; 0: any time
+    undrawn: bool  # its masks follow
     error: Exception | None = None
 
 
@@ -81,7 +84,7 @@ class StepsInFlight:
     @property
     def full(self) -> bool:
         """Whether one must be collected before the next is launched."""
-        return len(self._launched) >= self._executor.depth
+        return len(self._launched) >= self._executor.depth or (bool(self._launched) and self._launched[-1].undrawn)
 
     @property
     def ended(self) -> bool:
@@ -91,7 +94,8 @@ class StepsInFlight:
     def launch(self, scheduled: ScheduledStep) -> float:
         """Starts a step: when that began. What a device can raise shows when it is collected, except DeviceLost."""
         shape = shape_of(scheduled.plan)
-        in_flight = _Launched(scheduled, self._clock(), shape, self._limits.limit(scheduled.plan, shape))
+        limit = self._limits.limit(scheduled.plan, shape)
+        in_flight = _Launched(scheduled, self._clock(), shape, limit, scheduled.plan.masks_follow)
         if not self._launched:
             self._step_status.begin(in_flight.limit)
         self._launched.append(in_flight)
@@ -102,6 +106,22 @@ class StepsInFlight:
         except Exception as error:  # whatever a device can raise must not end the others' requests
             in_flight.error = error
         return in_flight.launched
+
+    def draw(self) -> None:
+        """Gives the newest step the masks that follow it, once all before it are collected. Raises DeviceLost."""
+        if len(self._launched) != 1 or not self._launched[0].undrawn:
+            return
+        in_flight = self._launched[0]
+        in_flight.undrawn = False
+        masks, undrawn = self._scheduler.draw(in_flight.scheduled)
+        if in_flight.error is not None:
+            return
+        try:
+            self._executor.draw(masks, undrawn)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            in_flight.error = error
 
     def collect(self) -> None:
         """Waits for the oldest step, and gives its requests what they got. Raises DeviceLost."""
@@ -137,8 +157,11 @@ class StepsInFlight:
         self._scheduler.collected(plan.step)
         self._scheduler.commit(scheduled)
         if self._executor.max_step_tokens > 1:
-            unused = plan.num_scheduled_tokens - result.counts
+            # Of rows without a token it was taken back when they were left out.
+            unused = np.where(result.counts > 0, plan.num_scheduled_tokens - result.counts, 0)
             self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
+        if self._scheduler.batch.num_constrained:
+            self._scheduler.batch.follow(plan.rows[result.counts > 0], False)
         self._update(scheduled, result, now)
 
     def unwatch(self) -> None:
@@ -188,12 +211,14 @@ class StepsInFlight:
     ) -> int:
         """Gives the requests that decode their tokens. Returns how many these were."""
         num_tokens = sum(counts)
-        if num_tokens == len(counts):
+        if counts.count(1) == len(counts):
             for index in range(num_tokens):
                 self._append_sampled(scheduled.states[index], token_ids[index], logprobs.get(index))
             return num_tokens
         place = 0
         for index, count in enumerate(counts):
+            if not count:
+                continue
             state = scheduled.states[index]
             self._append_sampled(state, token_ids[place], logprobs.get(place))
             stop = place + count

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
-from baton.worker.core import BlockId, HostSlot, ModelSpec, StepPlan, StepResult
+from baton.worker.core import BlockId, HostSlot, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
@@ -107,6 +107,13 @@ class Executor(Protocol):
 
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and starts the step."""
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """Ends the launch of a plan whose masks_follow, before the next launch: takes its masks, and draws its tokens.
+
+        `undrawn`: indices into the plan's rows with `samples`, as in masks. They get no token; what is computed of such
+        a row stays, and a later plan computes its last token again.
+        """
 
     def collect(self) -> StepResult:
         """Waits for the oldest launched step. Call once for each launch."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import Unsupported
-from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import DeviceLost, HostCopies, LayerHook, NewWeights, ServingExecutor
 from baton.worker.kv_spec import KvSpec
 
@@ -33,6 +33,9 @@ class Follower(Protocol):
 
     def launch(self, plan: StepPlan) -> None:
         """Sends the plan. Does not wait for the rank."""
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """Sends what follows the last plan, as Executor.draw. Does not wait for the rank."""
 
     def check(self) -> None:
         """Raises DeviceLost where the rank's process has ended or a step of it failed. Does not wait."""
@@ -85,6 +88,16 @@ class RankGroup:
             follower.launch(plan)
         try:
             self._leader.launch(plan)
+        except Exception as error:
+            self._raise_if_parted(error)
+            raise
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """Draws the tokens of the last step on every rank. Raises DeviceLost where a rank is lost."""
+        for follower in self._followers:
+            follower.draw(masks, undrawn)
+        try:
+            self._leader.draw(masks, undrawn)
         except Exception as error:
             self._raise_if_parted(error)
             raise

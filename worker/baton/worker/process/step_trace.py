@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import BlockId, StepPlan, StepResult
+from baton.worker.core import BlockId, Int32, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import Executor, LayerHook
 
 _log = logging.getLogger(__name__)
@@ -135,6 +135,9 @@ class TracedExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         self._trace.launch(self._executor.launch, plan)
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        self._executor.draw(masks, undrawn)
 
     def collect(self) -> StepResult:
         return self._trace.collect(self._executor.collect)

@@ -28,6 +28,7 @@ class Batch:
         self.num_constrained = 0
         self._held = np.zeros(num_rows, np.bool_)
         self._num_held = 0
+        self._followed = np.zeros(num_rows, np.bool_)  # of the held
         self._prefilling: list[RequestState] = []  # by rank
         self._free = list(range(num_rows))  # a heap: low rows first
         self._decode_rows: Int32 | None = None  # None: stale
@@ -83,11 +84,20 @@ class Batch:
         self._held[rows] = True
         self._num_held = int(np.count_nonzero(self._held))
 
+    def follow(self, rows: Int32, followed: bool) -> None:
+        """Whether a step may compute these held rows: their last tokens are in flight, and its masks come later."""
+        self._followed[rows] = followed
+
+    def follows(self, rows: Int32) -> bool:
+        """Whether a step with these rows has to be launched without its masks."""
+        return bool(self._followed[rows].any())
+
     def release(self, row: int) -> None:
         """Ends a row's hold. Idempotent."""
         if self._held[row]:
             self._held[row] = False
             self._num_held -= 1
+        self._followed[row] = False
 
     def remove(self, state: RequestState) -> Row:
         """Frees the request's row, and leaves last_step with the request."""
@@ -113,11 +123,11 @@ class Batch:
         return prefilling + int(self.num_computed[self._all_decode_rows()].sum())
 
     def decode_rows(self) -> Int32:
-        """Rows that can compute one more token: neither held, nor would their next sample pass their limit."""
+        """Rows that can compute one more token: held ones if followed, and none whose next sample passes its limit."""
         rows = self._all_decode_rows()
         more = self.num_computed[rows] + 1 < self.limit[rows]
         if self._num_held:
-            more &= ~self._held[rows]
+            more &= ~self._held[rows] | self._followed[rows]
         return rows if np.count_nonzero(more) == len(more) else rows[more]
 
     def short_rows(self, rows: Int32) -> Int32:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from baton.worker.core import BlockId, Row, RowInit
+from baton.worker.core import BlockId, Int32, Row, RowInit, TokenMasks
 from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
@@ -207,6 +207,23 @@ class Scheduler:
             if state.row == plan.rows.item(index):
                 # Of what a decode computed, only the token that was known before is counted here.
                 self.store(state, min(int(computed[index]), len(state.token_ids)))
+
+    def draw(self, scheduled: ScheduledStep) -> tuple[TokenMasks | None, Int32]:
+        """The masks of a launched step whose masks_follow, and the indices of the constrained rows that have none.
+
+        These get no token: their grammars are not ready, or their requests have ended.
+        """
+        plan, batch = scheduled.plan, self.batch
+        constrained = np.array([state.grammar is not None for state in scheduled.states]) & plan.samples
+        ready = np.array([state.row != NO_ROW and not state.mask_pending for state in scheduled.states])
+        for index in np.flatnonzero(constrained & ~ready).tolist():
+            if scheduled.states[index].row != NO_ROW:
+                batch.num_computed[plan.rows[index]] -= 1
+        drawn = constrained & ready
+        batch.hold(plan.rows[drawn])
+        batch.follow(plan.rows[drawn], True)
+        masks = token_masks(scheduled, drawn) if drawn.any() else None
+        return masks, np.flatnonzero((constrained & ~ready)[plan.samples]).astype(np.int32)
 
     def collected(self, step: int) -> None:
         """The device writes nothing of this step or earlier ones any more."""
@@ -470,9 +487,14 @@ class Scheduler:
             return
         plan = scheduled.plan
         constrained = self.batch.constrained[plan.rows] & plan.samples
-        if constrained.any():
+        if not constrained.any():
+            return
+        rows = plan.rows[constrained]
+        plan.masks_follow = self.batch.follows(rows)
+        if not plan.masks_follow:
             plan.masks = token_masks(scheduled, constrained)
-            self.batch.hold(plan.rows[constrained])
+        self.batch.hold(rows)
+        self.batch.follow(rows, not plan.masks_follow)
 
 
 def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.virtual.timeline import Clock
-from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import HostCopies, LayerHook
 from baton.worker.kv_spec import full_spec
 
@@ -69,6 +69,10 @@ class VirtualExecutor:
             self._tokens[init.row] = init.sampling.seed
         starts = self._clock.now
         self._launched.append(_Launched(plan, starts, starts + self._device.step_seconds(plan)))
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """One step is in flight at a time: no mask follows its step."""
+        raise NotImplementedError("the virtual executor takes no masks")
 
     def collect(self) -> StepResult:
         """Lets what is left of the step's time pass, telling the layer hook of each layer in its time."""

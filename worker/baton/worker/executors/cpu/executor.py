@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.cpu.prompt_logprobs import PromptLogprobs
 from baton.worker.executors.cpu.rows import Rows
@@ -40,6 +42,16 @@ _DTYPES = {
 }
 _MOST_DEFAULT_KV_BYTES = 4 << 30
 _KV_SHARE_OF_MEMORY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Undrawn:
+    """A step whose tokens are not drawn yet."""
+
+    plan: StepPlan
+    result: StepResult
+    logits: Tensor | None  # of the rows that sample
+    started: float
 
 
 class CpuExecutor:
@@ -76,6 +88,7 @@ class CpuExecutor:
         self._device = CpuDevice(self._memory.tensors, cos_sin)
         self._decoder: Decoder[StepInputs] | None = Decoder(loaded.config, loaded.weights, self._device)
         self._results: list[StepResult] = []
+        self._undrawn: _Undrawn | None = None
         self._ended: float | None = None  # when the last step was computed
 
     def launch(self, plan: StepPlan) -> None:
@@ -84,13 +97,25 @@ class CpuExecutor:
         result = StepResult(plan.step, np.empty(0, np.int32), plan.samples.astype(np.int32))
         result.idle_seconds = None if self._ended is None else started - self._ended
         self._apply(plan)
+        logits = None
         if len(plan.rows):
             self._rows.check(plan)
             with torch.inference_mode():
-                self._compute(plan, result)
+                logits = self._compute(plan, result)
+        self._undrawn = _Undrawn(plan, result, logits, started)
+        if not plan.masks_follow:
+            self.draw(plan.masks, np.empty(0, np.int32))
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """Draws the launched step's tokens, but those of some rows."""
+        step, self._undrawn = self._undrawn, None
+        assert step is not None, "a step was launched, and not drawn"
+        if step.logits is not None:
+            with torch.inference_mode():
+                self._draw(step, step.logits, masks, undrawn)
         self._ended = time.perf_counter()
-        result.seconds = self._ended - started
-        self._results.append(result)
+        step.result.seconds = self._ended - step.started
+        self._results.append(step.result)
 
     def collect(self) -> StepResult:
         """The oldest launched step's tokens."""
@@ -163,7 +188,8 @@ class CpuExecutor:
         for row, block_ids in plan.new_blocks:
             self._rows.add_blocks(row, block_ids)
 
-    def _compute(self, plan: StepPlan, result: StepResult) -> None:
+    def _compute(self, plan: StepPlan, result: StepResult) -> Tensor | None:
+        """The logits of the rows that sample; None: there are none."""
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensors[0], self._scratch)
@@ -172,14 +198,26 @@ class CpuExecutor:
         hidden = decoder.forward(inputs)
         result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, decoder.logits)
         if not plan.samples.any():
-            return
+            return None
         if not plan.samples.all() or len(hidden) != len(plan.rows):
             last = np.cumsum(plan.num_scheduled_tokens, dtype=np.int64) - 1
             hidden = hidden.index_select(0, torch.from_numpy(last[plan.samples]))
+        return decoder.logits(hidden)
+
+    def _draw(self, step: _Undrawn, logits: Tensor, masks: TokenMasks | None, undrawn: Int32) -> None:
+        plan, result = step.plan, step.result
         rows = plan.rows[plan.samples].astype(np.int64)
+        if len(undrawn):
+            drawn = np.ones(len(rows), np.bool_)
+            drawn[undrawn] = False
+            result.counts[np.flatnonzero(plan.samples)[undrawn]] = 0
+            rows, logits = rows[drawn], logits[torch.from_numpy(drawn)]
+            if masks is not None:
+                masks = masks.among(drawn)
+        if not len(rows):
+            return
         num_outputs = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        logits = decoder.logits(hidden)
-        token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, plan.masks)
+        token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, masks)
         self._rows.append(rows, token_ids)
         result.token_ids = token_ids.astype(np.int32)
 

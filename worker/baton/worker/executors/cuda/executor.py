@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, ModelSpec, StepPlan, StepResult
+from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.completions import DeviceWatch
@@ -45,6 +46,7 @@ from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_st
 from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, Progress, graph_sizes
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Computed, Stepper
+from baton.worker.executors.cuda.steps.undrawn import Undrawn, leave_out
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
@@ -56,6 +58,7 @@ from baton.worker.models.weights import ModelWeights
 from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
 
 _log = logging.getLogger(__name__)
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class CudaExecutor:
         self._device = device
         self._graphs: DecodeGraphs | None = None
         self._launched: deque[_Launched] = deque()
+        self._undrawn: tuple[StepPlan, torch.cuda.Event, Undrawn] | None = None  # its masks follow
         self._last_done: torch.cuda.Event | None = None
         self._turn = 0
         self._watch = DeviceWatch()
@@ -130,8 +134,25 @@ class CudaExecutor:
 
         Raises DeviceLost where nothing can run any more; after any other error the next launch works.
         """
+        with self._guarded(plan):
+            undrawn = self._launch(plan)
+            if plan.masks_follow:
+                self._undrawn = undrawn
+            else:
+                self._draw(*undrawn, plan.masks, _NONE)
+
+    @torch.inference_mode()
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """Queues what the last launch left out. Raises as launch."""
+        step, self._undrawn = self._undrawn, None
+        assert step is not None, "a step was launched whose masks follow"
+        with self._guarded(step[0]):
+            self._draw(*step, masks, undrawn)
+
+    @contextmanager
+    def _guarded(self, plan: StepPlan) -> Iterator[None]:
         try:
-            self._launch(plan)
+            yield
         except Exception as error:
             self._batch.distrust(plan)
             raise_if_lost(error, self._wait)
@@ -155,6 +176,7 @@ class CudaExecutor:
             prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
             seconds=launched.started.elapsed_time(launched.done) / 1000,
         )
+        leave_out(result, launched.plan, launched.computed.left_out)
         if self._config.trace_steps:
             if self._last_done is not None:
                 result.idle_seconds = self._last_done.elapsed_time(launched.started) / 1000
@@ -206,9 +228,9 @@ class CudaExecutor:
     def close(self) -> None:
         """Waits for what runs; the process's end frees the rest."""
         launched, self._launched = self._launched, deque()
-        if launched:
+        if launched or self._undrawn is not None:
             try:
-                launched[-1].done.synchronize()
+                torch.cuda.current_stream(self._device).synchronize()
             except Exception as error:  # said when it was found; closing must go on
                 _log.debug("the device failed before it was closed: %s", error)
         self._watch.close()
@@ -254,7 +276,7 @@ class CudaExecutor:
 
     # Steps.
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan) -> tuple[StepPlan, torch.cuda.Event, Undrawn]:
         started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         started.record()
         self._batch.apply(plan)
@@ -263,9 +285,14 @@ class CudaExecutor:
         if self._layer_hook is not None and plan.num_decodes < len(plan.rows):
             self._decoder.on_written = partial(self._tell_of_layer, self._layer_hook, plan)
         try:
-            computed = self._compute(plan)
+            return plan, started, self._compute(plan)
         finally:
             self._decoder.on_written = None
+
+    def _draw(
+        self, plan: StepPlan, started: torch.cuda.Event, undrawn: Undrawn, masks: TokenMasks | None, left_out: Int32
+    ) -> None:
+        computed = self._stepper.finish(plan, undrawn, masks, left_out)
         self._turn = (self._turn + 1) % len(self._pinned)
         token_ids = self._pinned[self._turn][: len(computed.token_ids)]
         token_ids.copy_(computed.token_ids, non_blocking=True)
@@ -280,17 +307,11 @@ class CudaExecutor:
         written.record()
         self._watch.add(written, partial(hook, plan, layer))
 
-    def _compute(self, plan: StepPlan) -> Computed:
-        wishes = self._sampler.wishes_of(plan)
+    def _compute(self, plan: StepPlan) -> Undrawn:
         graphs = self._graphs
         if graphs is None or plan.num_decodes < len(plan.rows):
-            return self._stepper.run(plan, wishes)
-        if wishes.special:
-            self._sampler.take_masks(plan.masks)
-        tokens = graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens, wishes)
-        if not wishes.scored:
-            return Computed(tokens)
-        return Computed(tokens, self._sampler.logprobs(plan, self._stepper.logits[: len(tokens)], tokens))
+            return self._stepper.run(plan)
+        return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
 
     # Start.
 
@@ -356,7 +377,7 @@ class CudaExecutor:
         """Decode attention in all its forms, and these steps, one after the other."""
         self._ops.warm_up()
         for plan in plans:
-            self._launch(plan)
+            self._draw(*self._launch(plan), plan.masks, _NONE)
             self.collect()
 
     def _allocate(self) -> Tensor:

@@ -102,6 +102,8 @@ class _Launched:
     starts: float
     ends: float
     idle: float | None  # seconds before it
+    masks: TokenMasks | None
+    undrawn: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 class SimExecutor:
@@ -160,9 +162,15 @@ class SimExecutor:
             starts = max(starts, self._launched[-1].ends)
         idle = None if self._ended is None else max(0.0, starts - self._ended)
         self._ended = starts + self._settings.speed.step_seconds(plan)
-        self._launched.append(_Launched(plan, starts, self._ended, idle))
+        self._launched.append(_Launched(plan, starts, self._ended, idle, plan.masks))
         if self.host is not None:
             self.host.num_launched += 1
+
+    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
+        """Notes what the step launched last will draw."""
+        step = self._launched[-1]
+        assert step.plan.masks_follow, f"step {step.plan.step} has its masks"
+        step.masks, step.undrawn = masks, undrawn
 
     def collect(self) -> StepResult:
         """Computes the oldest launched step and lets its time pass, telling the layer hook of each layer in its time.
@@ -173,7 +181,7 @@ class SimExecutor:
         if self.host is not None:
             self.host.before_step()
         self._apply(step.plan)
-        result = self._compute(step.plan)
+        result = self._compute(step)
         result.seconds = step.ends - step.starts
         result.idle_seconds = step.idle
         self._tell_layers(step)
@@ -288,22 +296,32 @@ class SimExecutor:
         self._num_known[row] = len(init.token_ids)
         self._draws.admit(row, init)
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, step: _Launched) -> StepResult:
+        plan, masks = step.plan, step.masks
         self._read_admitted(plan)
         self._prefill(plan)
         counts = plan.samples.astype(np.int32)
-        rows = plan.rows[plan.samples]
-        decodes = np.arange(plan.num_decodes)
-        self._decode(plan.rows[decodes])
-        tokens, logprobs, bits = self._draw(rows, plan.masks)
+        left_out = np.flatnonzero(plan.samples)[step.undrawn]
+        digests = self._digests[plan.rows[left_out]]
+        self._decode(plan.rows[: plan.num_decodes])
+        if len(left_out):
+            # Their last tokens will be computed again, but what was written stays.
+            counts[left_out] = 0
+            self._digests[plan.rows[left_out]] = digests
+            self._num_computed[plan.rows[left_out]] -= left_out < plan.num_decodes
+            if masks is not None:
+                masks = masks.among(counts[plan.samples] > 0)
+        indices = np.flatnonzero(counts)
+        tokens, logprobs, bits = self._draw(plan.rows[indices], masks)
+        decodes = indices[indices < plan.num_decodes]
         most = plan.num_scheduled_tokens[decodes]
-        counts[decodes] += (bits[decodes] % most.astype(np.uint64)).astype(np.int32)
-        places = (np.cumsum(counts) - counts)[plan.samples]  # of each row's first token
+        counts[decodes] += (bits[: len(decodes)] % most.astype(np.uint64)).astype(np.int32)
+        places = np.cumsum(counts) - counts  # of each row's first token
         result = StepResult(plan.step, np.empty(counts.sum(), np.int32), counts)
-        result.token_ids[places] = tokens
-        result.logprobs = {int(places[index]): entry for index, entry in logprobs.items()}
+        result.token_ids[places[indices]] = tokens
+        result.logprobs = {int(places[indices[index]]): entry for index, entry in logprobs.items()}
         for turn in range(1, counts.max(initial=0)):
-            several = np.flatnonzero(counts[decodes] > turn)
+            several = np.flatnonzero(counts[: plan.num_decodes] > turn)
             self._decode(plan.rows[several])
             tokens, logprobs, _ = self._draw(plan.rows[several])
             result.token_ids[places[several] + turn] = tokens

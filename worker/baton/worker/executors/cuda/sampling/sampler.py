@@ -103,10 +103,10 @@ class DeviceSampler:
         rows, lengths = counted
         self._state.counts.restart(rows, lengths, longest, columns.words, columns.stride, tokens)
 
-    def wishes_of(self, plan: StepPlan) -> StepWishes:
+    def wishes_of(self, plan: StepPlan, masks: TokenMasks | None) -> StepWishes:
         """What `draw_special` and `score` are needed for."""
         rows = plan.rows[plan.samples]
-        special = plan.masks is not None or bool(self._special[rows].any())
+        special = masks is not None or bool(self._special[rows].any())
         return StepWishes(special, bool(self._asking[rows].any()))
 
     def take_masks(self, masks: TokenMasks | None) -> None:

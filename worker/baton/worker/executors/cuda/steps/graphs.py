@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.core import Int32
-from baton.worker.executors.cuda.sampling.sampler import StepWishes
+from baton.worker.executors.cuda.steps.undrawn import Undrawn
 
 T = TypeVar("T")
 
@@ -27,6 +27,8 @@ _NUM_STAGINGS = 4  # more than the steps that can be in flight
 
 class Recorded(Protocol):
     """Launches kernels of one step for `numbers` [2 * size]."""
+
+    logits: Tensor  # [largest size, vocab_size], of the last step
 
     def decode(self, numbers: Tensor, size: int) -> Tensor:
         """The step. Returns the tokens that it samples, [size]."""
@@ -61,6 +63,7 @@ class DecodeGraphs:
     def __init__(self, sizes: list[int], device: torch.device, recorded: Recorded, progress: Progress) -> None:
         self._sizes = sorted(sizes)
         self._device = device
+        self._recorded = recorded
         largest = self._sizes[-1]
         self.numbers = torch.zeros(2 * largest, dtype=torch.int32, device=device)
         self._stagings = [torch.empty(2 * largest, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGINGS)]
@@ -73,8 +76,8 @@ class DecodeGraphs:
         """The smallest captured size for this many rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
-    def replay(self, rows: Int32, num_computed_tokens: Int32, wishes: StepWishes) -> Tensor:
-        """Queues one step. The tokens are those of the rows, valid until the next replay."""
+    def replay(self, rows: Int32, num_computed_tokens: Int32) -> Undrawn:
+        """Queues one step, up to its draws of what only some rows ask for. Valid until the next replay."""
         count = len(rows)
         size = self.size_for(count)
         staging = self._next_staging(2 * size)
@@ -87,11 +90,8 @@ class DecodeGraphs:
         self._copied[self._turn].record()
         graphs = self._graphs[size]
         graphs.step.replay()
-        if wishes.special:
-            graphs.special.replay()
-        if wishes.scored:
-            graphs.score.replay()
-        return graphs.tokens[:count]
+        logits = self._recorded.logits[:count]
+        return Undrawn(self.numbers[:count], graphs.tokens[:count], logits, graphs.special.replay, graphs.score.replay)
 
     def _next_staging(self, length: int) -> Tensor:
         self._turn = (self._turn + 1) % _NUM_STAGINGS

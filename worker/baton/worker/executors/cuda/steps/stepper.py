@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,13 +11,14 @@ from torch import Tensor
 
 from baton.kernels.attention.prefill import PrefillTiles
 from baton.kernels.step_inputs import step_inputs
-from baton.worker.core import StepPlan
+from baton.worker.core import Int32, StepPlan, TokenMasks
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
 from baton.worker.executors.cuda.sampling.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
 from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprobs
-from baton.worker.executors.cuda.sampling.sampler import DeviceSampler, StepWishes
+from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
 from baton.worker.executors.cuda.steps.piecewise import Pieces
+from baton.worker.executors.cuda.steps.undrawn import Undrawn
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.decoder import Decoder
@@ -26,8 +28,13 @@ class Computed(NamedTuple):
     """What a step leaves behind, on the device or on its way from there."""
 
     token_ids: Tensor  # of the rows that sample, int32
+    left_out: Int32  # of these, those that get none
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: PendingPromptLogprobs | None = None
+
+
+def _nothing() -> None:
+    """Where no row samples."""
 
 
 class Stepper:
@@ -82,8 +89,8 @@ class Stepper:
         """Behind all draws, for rows that ask for log-probabilities."""
         self._sampler.score(self.logits[:size], numbers[:size], self._tokens[:size])
 
-    def run(self, plan: StepPlan, wishes: StepWishes) -> Computed:
-        """Any step, launched kernel by kernel: a token for each row that samples."""
+    def run(self, plan: StepPlan) -> Undrawn:
+        """Any step, launched kernel by kernel, up to its draws of what only some rows ask for."""
         columns = step_columns(plan, self._batch.rows_of(plan))
         if self._invariant:
             columns = unroll_outputs(columns, self._batch.num_prompt_tokens[plan.rows])
@@ -104,19 +111,31 @@ class Stepper:
         hidden = self._decoder.forward(inputs, pieces if graphed else None)
         scored = self._prompt_logprobs.of(plan, columns, hidden, self._decoder.logits)
         if not len(chosen):
-            return Computed(torch.empty(0, dtype=torch.int32, device=self._device), None, scored)
+            none = torch.empty(0, dtype=torch.int32, device=self._device)
+            return Undrawn(none, none, hidden[:0], _nothing, _nothing, scored)
         picked, last = up[-2 * len(chosen) :].view(2, -1)
         logits = self._decoder.logits(hidden[last])
         tokens = torch.empty(len(chosen), dtype=torch.int32, device=self._device)
         seq_lens = inputs.seq_lens[picked]
         self._sampler.draw(logits, chosen_rows, seq_lens, tokens)
+        draw_special = partial(self._sampler.draw_special, logits, chosen_rows, seq_lens, tokens)
+        score = partial(self._sampler.score, logits, chosen_rows, tokens)
+        return Undrawn(chosen_rows, tokens, logits, draw_special, score, scored)
+
+    def finish(self, plan: StepPlan, step: Undrawn, masks: TokenMasks | None, left_out: Int32) -> Computed:
+        """Behind `run` or a graph's step: a token for each row that samples, but those left out."""
+        wishes = self._sampler.wishes_of(plan, masks)
+        if len(left_out) and (wishes.special or wishes.scored):
+            step.rows.index_fill_(0, self._batch.upload(left_out.astype(np.int64)), -1)
         if wishes.special:
-            self._sampler.take_masks(plan.masks)
-            self._sampler.draw_special(logits, chosen_rows, seq_lens, tokens)
+            self._sampler.take_masks(masks)
+            step.draw_special()
         if not wishes.scored:
-            return Computed(tokens, None, scored)
-        self._sampler.score(logits, chosen_rows, tokens)
-        return Computed(tokens, self._sampler.logprobs(plan, logits, tokens), scored)
+            return Computed(step.tokens, left_out, None, step.prompt_logprobs)
+        step.score()
+        return Computed(
+            step.tokens, left_out, self._sampler.logprobs(plan, step.logits, step.tokens), step.prompt_logprobs
+        )
 
     def _tiles(self, columns: StepColumns) -> PrefillTiles | None:
         decodes = columns.num_decodes

@@ -1,0 +1,35 @@
+"""A step between its forward pass and its tokens. Masks may come in between, and leave out some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from baton.worker.core import Int32, StepPlan, StepResult
+from baton.worker.executors.cuda.sampling.prompt_logprobs import PendingPromptLogprobs
+
+
+class Undrawn(NamedTuple):
+    """What the forward pass leaves behind. Rows that ask for nothing special have their tokens."""
+
+    rows: Tensor  # [num_rows] int32, of the batch; -1 is neither drawn nor scored
+    tokens: Tensor  # [num_rows] int32
+    logits: Tensor  # [num_rows, vocab_size]
+    draw_special: Callable[[], None]
+    score: Callable[[], None]
+    prompt_logprobs: PendingPromptLogprobs | None = None
+
+
+def leave_out(result: StepResult, plan: StepPlan, left_out: Int32) -> None:
+    """Takes the tokens of these rows, of those that sample, out of a result that has one for each."""
+    if not len(left_out):
+        return
+    drawn = np.ones(len(result.token_ids), np.bool_)
+    drawn[left_out] = False
+    places = np.cumsum(drawn) - 1
+    result.counts[np.flatnonzero(plan.samples)[left_out]] = 0
+    result.token_ids = result.token_ids[drawn]
+    result.logprobs = {int(places[index]): entry for index, entry in result.logprobs.items() if drawn[index]}
