@@ -1,7 +1,7 @@
-"""What moves KV bytes between workers: the verbs that every transport has. Decides nothing about leases.
+"""The interface of every transport, which moves KV bytes between workers. Knows nothing of leases.
 
-All verbs return at once; what comes of them is told by `poll`. Verbs and poll belong to the engine thread, `push` and
-`finish` to any. Bytes move on threads of the transport's own.
+All methods return at once; `poll` returns their results. The engine thread calls them all; any thread may call `push`
+and `finish`. Bytes move on threads of the transport.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """What the receiver lets a peer write: these blocks, for whoever shows the generation."""
+    """The blocks that a peer may write, if it presents the generation."""
 
     transfer_id: int
     receiver_epoch: int
     generation: int
     block_ids: tuple[BlockId, ...]  # of the first group
-    checksum: bool  # every piece must carry one
+    checksum: bool  # every piece must have a checksum
     more_block_ids: tuple[tuple[BlockId, ...], ...] = ()  # of the other groups
 
     @property
@@ -36,23 +36,22 @@ class Inbound:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some neighbouring KV layers of some neighbouring blocks of one of the receiver's groups, and where the sender
-    has them.
+    """Neighbouring layers of neighbouring blocks of one of the receiver's groups, and the sender's blocks of them.
 
-    Its bytes are [num_blocks, num_layers, bytes of a block's layer]: what the gather kernel makes in one launch. A
-    layer that is pushed as it finishes is a piece of its own; what is ready at once goes in pieces of several layers.
+    Its bytes are [num_blocks, num_layers, bytes of a block's layer], as one launch of the gather kernel writes them. A
+    layer that is pushed as it finishes is one piece; layers that are ready together share pieces.
     """
 
-    layer: int  # the first, a KV layer
-    first_index: int  # into the receiver's block list of the group
-    num_blocks: int  # of the receiver's size
-    block_ids: Sequence[BlockId]  # of the sender
-    skip_tokens: int = 0  # of the sender's first block, before the piece begins; under conversion only
+    layer: int  # the first KV layer
+    first_index: int  # index in the receiver's block list of the group
+    num_blocks: int  # in blocks of the receiver's size
+    block_ids: Sequence[BlockId]  # the sender's blocks
+    skip_tokens: int = 0  # tokens of the sender's first block before the piece begins; 0 without conversion
     num_layers: int = 1
 
 
 class KvConversion(Protocol):
-    """From the sender's layout to one receiver rank's. Pure."""
+    """Converts KV from the sender's layout to the layout of one receiver rank. Pure."""
 
     def heads(self, layer: int) -> tuple[int, int] | None:
         """Returns the first and the number of the receiver rank's heads that a KV layer's pieces have; None: all."""
@@ -61,18 +60,18 @@ class KvConversion(Protocol):
         """Returns the bytes of one of the receiver's blocks in a KV layer, of these heads."""
 
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
-        """The piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
+        """Converts a piece, given as len(piece.block_ids) whole blocks of the sender."""
 
     def on_device(self, values: Tensor, piece: Piece) -> Tensor:
-        """The same of [len(piece.block_ids), num_layers, 2, kv heads of the rank, block_size, head_dim]; contiguous."""
+        """Converts [len(piece.block_ids), num_layers, 2, KV heads of the rank, block_size, head_dim]. Contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """Where the sender writes. `push_id` is the sender's own: transfer ids of two receivers may be equal."""
+    """Where the sender writes. `push_id` is unique at the sender; transfer ids of two receivers may be equal."""
 
     push_id: int
-    addresses: Sequence[kv_pb2.TransportAddress]  # all that the receiver takes; the transport chooses
+    addresses: Sequence[kv_pb2.TransportAddress]  # all addresses of the receiver; the transport chooses one
     transfer_id: int
     receiver_epoch: int
     generation: int
@@ -82,7 +81,7 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Every block of every layer was received once and verified. No byte is written any more."""
+    """Every block of every layer was received once and verified. No more bytes are written."""
 
     transfer_id: int
     num_pieces: int
@@ -91,7 +90,7 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class InboundFailed:
-    """What arrived was wrong, or the connection ended. Nothing more is written than what was begun; fence next."""
+    """A piece was invalid, or the connection ended. Only writes that have begun go on; fence next."""
 
     transfer_id: int
     reason: str
@@ -100,14 +99,14 @@ class InboundFailed:
 
 @dataclass(frozen=True, slots=True)
 class InboundFenced:
-    """No byte of the transfer will be written any more."""
+    """No more bytes of the transfer will be written."""
 
     transfer_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Every piece was handed to the wire, and the sender's blocks are not read any more."""
+    """Every piece was sent, and the sender's blocks are no longer read."""
 
     push_id: int
     num_pieces: int
@@ -124,7 +123,7 @@ class PushFailed:
 
 @dataclass(frozen=True, slots=True)
 class PushFenced:
-    """No byte of the push will be sent any more, and the sender's blocks are not read any more."""
+    """No more bytes of the push will be sent, and the sender's blocks are no longer read."""
 
     push_id: int
 
@@ -134,76 +133,76 @@ TransportEvent = Landed | InboundFailed | InboundFenced | Pushed | PushFailed | 
 
 @dataclass(slots=True)
 class TransportTotals:
-    """Since the start."""
+    """Totals since the start."""
 
     num_received_pieces: int = 0
     num_received_bytes: int = 0
-    receive_seconds: float = 0.0  # while bytes of pieces came in
-    num_stray_pieces: int = 0  # of no open transfer: drained and discarded
+    receive_seconds: float = 0.0  # while bytes of pieces were received
+    num_stray_pieces: int = 0  # of no open transfer; drained and discarded
     num_corrupt_pieces: int = 0
-    num_bad_connections: int = 0  # spoke something else
+    num_bad_connections: int = 0  # that did not speak this protocol
     num_sent_pieces: int = 0
     num_sent_bytes: int = 0
-    send_seconds: float = 0.0  # while bytes of pieces went out
-    num_refused: int = 0  # connections of senders that were told no
-    num_strangers: int = 0  # those among them that did not show this receiver's key
+    send_seconds: float = 0.0  # while bytes of pieces were sent
+    num_refused: int = 0  # connections of senders that were refused
+    num_strangers: int = 0  # refused connections that did not present this receiver's key
     num_fallbacks: int = 0  # connections that another kind had to serve
 
 
 class Transport(Protocol):
-    """Moves pieces of KV from a sender's blocks to a receiver's."""
+    """Moves KV pieces from a sender's blocks to a receiver's."""
 
-    fences_locally: bool  # the receiver can stop a peer's writes alone, without hearing of the peer
+    fences_locally: bool  # the receiver can stop a peer's writes without an answer of the peer
 
     @property
     def addresses(self) -> list[kv_pb2.TransportAddress]:
-        """Where this worker takes KV: one for each kind, best first."""
+        """The addresses where this worker receives KV: one for each kind, best first."""
 
     def poll(self) -> list[TransportEvent]:
-        """What happened since the last call, in order."""
+        """Returns the events since the last call, in order."""
 
     def totals(self) -> TransportTotals:
-        """As of now, all kinds together."""
+        """Returns current totals of all kinds together."""
 
     def totals_by_kind(self) -> dict[str, TransportTotals]:
-        """As of now, of each kind that this worker has: tcp, ipc, rdma, nccl."""
+        """Returns current totals of each kind that this worker has: tcp, ipc, rdma, nccl."""
 
     def close(self) -> None:
         """Ends every transfer and thread. Idempotent."""
 
-    # The receiver's verbs.
+    # For the receiver.
 
     def open(self, inbound: Inbound) -> None:
-        """Pieces of this transfer are written from now on, until it landed, failed or is fenced."""
+        """Accepts pieces of this transfer from now on, until it has landed, failed or been fenced."""
 
     def num_landed_bytes(self, transfer_id: int) -> int:
-        """How much of an open transfer has arrived."""
+        """Returns how many bytes of an open transfer have arrived."""
 
     def fence_inbound(self, transfer_id: int) -> None:
         """Stops writes. InboundFenced follows, for unknown transfers too."""
 
     def cut_inbound(self, transfer_id: int) -> None:
-        """Stops writes at the cost of whatever else uses the way to this peer. InboundFenced follows soon."""
+        """Stops writes at once, even if other transfers of this peer fail. InboundFenced follows soon."""
 
-    # The sender's verbs.
+    # For the sender.
 
     def connect(self, outbound: Outbound) -> None:
-        """Begins a push; dials where needed.
+        """Begins a push, and dials if needed.
 
-        Raises InvalidRequest for an address that is none, Mismatch where the two ends have no transport in common.
+        Raises InvalidRequest for an invalid address, Mismatch if the two ends have no transport in common.
         """
 
     def push(self, push_id: int, piece: Piece) -> None:
-        """Queues one piece, or starts it. Ignored for an unknown push."""
+        """Queues or starts one piece. Ignores unknown pushes."""
 
     def finish(self, push_id: int) -> None:
-        """That was the last piece. Pushed follows when all are sent."""
+        """Marks the last piece as pushed. Pushed follows when all are sent."""
 
     def fence_outbound(self, push_id: int) -> None:
-        """Drops pieces that wait; one that is being sent is finished. PushFenced follows, for unknown pushes too."""
+        """Drops queued pieces; one that is being sent is finished. PushFenced follows, for unknown pushes too."""
 
     def cut_outbound(self, push_id: int) -> None:
-        """Cuts the connection, at the cost of whatever else uses it. PushFenced follows soon."""
+        """Cuts the connection, even if other pushes on it fail. PushFenced follows soon."""
 
     def forget(self, push_id: int) -> None:
-        """The push is fenced or complete, and is not named any more. Idempotent."""
+        """Drops a push that is fenced or complete. Idempotent."""

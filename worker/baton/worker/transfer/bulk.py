@@ -1,9 +1,9 @@
-"""What carries the bytes of pieces beside the connection that announces them: slots of memory at the receiver.
+"""Bulk paths: slots of memory at the receiver that hold the bytes of pieces which the connection announces.
 
 A connection between two workers carries headers, credits and, under tcp, the bytes. Every other transport gives the
-connection a bulk path: the receiver sets a few slots of staging memory aside for this one sender, the sender fills a
-slot and announces it, the receiver copies the slot into its pool and gives it back. The pool itself is written by the
-receiver alone, so a peer that cannot be stopped can spoil no more than its own slots.
+connection a bulk path: the receiver reserves a few slots of staging memory for this one sender, the sender fills a slot
+and announces it, and the receiver copies the slot into its pool and returns it. Only the receiver writes the pool, so a
+peer that cannot be stopped corrupts no more than its own slots.
 """
 
 from __future__ import annotations
@@ -18,40 +18,38 @@ from baton.worker.transfer.base import KvConversion, Piece
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A receiver's staging for one sender."""
+    """A receiver's staging memory for one sender."""
 
     num_slots: int
     slot_bytes: int
-    blob: bytes  # how the sender reaches it; the transport's own words, never pickled
+    blob: bytes  # how the sender reaches the slots, in the transport's own encoding; never pickled
 
 
 class SlotCopy(Protocol):
-    """One copy that was started."""
+    """A copy into or out of a slot that was started."""
 
     def done(self) -> bool:
-        """Whether it has ended. Raises what the copy raised."""
+        """Whether the copy has ended. Raises the copy's error."""
 
     def wait(self, seconds: float) -> bool:
-        """`done`, after at most so long. Holds no lock of the interpreter's while it waits."""
+        """Waits at most `seconds`, without the GIL, and returns `done`."""
 
 
 def has_ended(pending: SlotCopy) -> bool:
-    """Whether `wait` returns, or raises, at once."""
+    """Whether `wait` returns or raises at once."""
     try:
         return pending.done()
-    except Exception:  # told where it is waited for
+    except Exception:  # raised again by `wait`
         return True
 
 
 class EndedCopy:
-    """What has ended already."""
+    """A copy that ended before it was returned."""
 
     def done(self) -> bool:
-        """It has."""
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Not at all."""
         return True
 
 
@@ -59,72 +57,79 @@ Announce = Callable[[], None]
 
 
 def no_announcement() -> None:
-    """An Announce for a piece that somebody else announces, or nobody."""
+    """Does nothing: the piece is announced elsewhere, or not at all."""
 
 
 class BulkSender(Protocol):
-    """The sender's end of one connection. Called by one thread at a time, but for `abort`."""
+    """The sender's end of one connection. One thread at a time calls it; `abort` may come from any."""
 
-    announces_first: bool  # pieces are announced by `put`, which only queues them; else when their copy has ended
+    announces_first: bool  # `put` announces a piece and queues it; else it is announced when its copy has ended
 
     def put(self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce) -> SlotCopy:
         """Starts to gather the piece's blocks, in the receiver's layout, and to move them into its slot.
 
-        Calls `announce`, where `announces_first`, as soon as the receiver may hear of the piece; it raises nothing.
+        If `announces_first`, calls `announce` as soon as the receiver may learn of the piece. `announce` does not
+        raise.
 
-        The slot holds the piece: no connection stands whose slots are smaller than the sender's largest piece.
+        The piece fits: a connection whose slots are smaller than the sender's largest piece is never opened.
         """
 
     def abort(self) -> None:
-        """Makes every copy that was started end soon, well or badly. From any thread. Idempotent."""
+        """Makes every started copy end soon, successfully or not. For any thread. Idempotent."""
 
     def close(self) -> None:
-        """After the last copy ended: gives everything back. Idempotent."""
+        """Frees everything. Call after the last copy has ended. Idempotent."""
 
 
 class BulkReceiver(Protocol):
-    """The receiver's end of one connection. Belongs to the connection's thread, but for `abort`."""
+    """The receiver's end of one connection. The connection's thread calls it; `abort` may come from any."""
 
     slots: Slots
-    writes_ahead: bool  # `write` may come before the bytes: the device does one after the other
+    writes_ahead: bool  # `write` may be called before the bytes arrive: the device orders the two
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """So many bytes come into this slot, in the order of these calls. Does not wait for them.
+        """Expects `num_bytes` in this slot, in the order of these calls. Does not wait for them.
 
-        Raises DataLoss where they cannot come. One-sided transports have nothing to do.
+        Raises DataLoss if they cannot arrive. One-sided transports do nothing.
         """
 
     def take(self, slot: int, num_bytes: int) -> None:
-        """The slot's bytes, which were announced, are there when this returns.
+        """Waits until the announced bytes are in the slot.
 
-        Raises DataLoss when they do not come. One-sided transports have nothing to do.
+        Raises DataLoss if they do not arrive. One-sided transports do nothing.
         """
 
     def checksum(self, slot: int, num_bytes: int) -> int:
-        """Of the slot's bytes, as frames have it. May copy them to the host."""
+        """Returns the checksum of the slot's bytes, as in piece headers. May copy them to the host."""
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
-        """Begins to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
+        """Starts to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
 
     def abort(self) -> None:
-        """Makes `take` end soon. From any thread. Idempotent."""
+        """Makes `take` end soon. For any thread. Idempotent."""
 
     def close(self, sender_gone: bool) -> None:
-        """The slots may serve another sender: at once where the sender's end of the connection is closed, which says
-        that its copies have ended; never before that where it is not (`sender_gone` false). Idempotent."""
+        """Releases the slots. Idempotent.
+
+        `sender_gone`: the sender has closed its end, so its copies have ended, and the slots may serve another sender
+        at once. Else they must not be reused while this sender may still write.
+        """
 
 
 class BulkPath(Protocol):
     """One bulk transport of one worker. Thread-safe."""
 
     def offer(self) -> bytes:
-        """What a sender says of itself when it connects: few bytes, as a host's identity, or none."""
+        """Returns what the sender sends when it connects: a few bytes, such as a host's identity, or none."""
 
     def accept(self, offer: bytes) -> BulkReceiver:
-        """The receiver's end for a sender that offered this. Raises a ServiceError where it cannot be served."""
+        """Returns the receiver's end for a sender with this offer. Raises a ServiceError if it cannot be served."""
 
     def connect(self, slots: Slots) -> BulkSender:
-        """The sender's end, to the slots that the receiver answered. Raises a ServiceError where they are of no use."""
+        """Returns the sender's end, for the slots in the receiver's welcome.
+
+        Raises a ServiceError if it cannot use them.
+        """
 
     def close(self) -> None:
         """Frees all slots. Idempotent."""

@@ -1,4 +1,4 @@
-"""What a transport's threads tell the engine thread."""
+"""Events from a transport's threads to the engine thread."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from baton.worker.transfer.base import TransportEvent
 
 
 class EventQueue:
-    """Events from any thread, in order, for one reader that is woken."""
+    """Events from any thread, in order, for one reader, which `wake` wakes."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._events: deque[TransportEvent] = deque()
         self._wake = wake
 
     def post(self, event: TransportEvent) -> None:
-        """Thread-safe."""
+        """Appends an event. Thread-safe."""
         self._events.append(event)
         self._wake()
 
     def take(self) -> list[TransportEvent]:
-        """All that is there."""
+        """Removes and returns all events."""
         taken: list[TransportEvent] = []
         while self._events:
             taken.append(self._events.popleft())

@@ -1,4 +1,4 @@
-"""Which host and which namespaces a process lives in, as far as sharing memory goes."""
+"""Identities of the host and namespaces of a process, which decide who can share memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def host_identity() -> str:
-    """Equal for two processes of one boot of one machine in one IPC namespace. Empty where that cannot be told."""
+    """Returns a string that is equal for two processes of one boot and one IPC namespace. Empty if it is unknown."""
     return _identity("ipc")
 
 
 def process_identity() -> str:
-    """Equal for two processes of one boot of one machine that can name each other by process id."""
+    """Returns a string that is equal for two processes of one boot and one PID namespace. Empty if it is unknown."""
     return _identity("pid")
 
 

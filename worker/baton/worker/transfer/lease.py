@@ -1,4 +1,4 @@
-"""A transfer's lease, at both of its ends: events and the time go in, actions come out. Does nothing itself.
+"""A transfer's lease at both ends: a state machine of events and time, which returns actions and has no effects.
 
                     receiver (its blocks may be written by a peer)
 
@@ -19,8 +19,8 @@
       ▼                      ▼
      FENCING ──── fenced ────▶ FREED   SEND_ABORTED, FREE
 
-Blocks leave a lease by COMMIT or FREE only, exactly once. With a transport that keeps FORCE_FENCE's promise every
-lease ends at most GRACE_SECONDS + FORCE_SECONDS after whatever broke it, and that is noticed within the lease's time.
+Blocks leave a lease by COMMIT or FREE, exactly once. If the transport cuts within FORCE_SECONDS of FORCE_FENCE, a lease
+ends at most GRACE_SECONDS + FORCE_SECONDS after the event that broke it; silence breaks it within the lease's time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from __future__ import annotations
 import enum
 import math
 
-GRACE_SECONDS = 0.5  # how long a peer may take to stop
-FORCE_SECONDS = 0.25  # how long a transport may take to fence before it is cut
-SETTLE_SECONDS = 1.0  # how long the last pieces may take after the peer said that it sent them
+GRACE_SECONDS = 0.5  # for a peer to stop
+FORCE_SECONDS = 0.25  # for a transport to fence, before it is cut
+SETTLE_SECONDS = 1.0  # for the last pieces to arrive after TransferSent
 
 
 class State(enum.Enum):
-    """Where a lease stands."""
+    """The states of a lease, of either end."""
 
     OPEN = "open"
     SENT = "sent"
@@ -45,7 +45,7 @@ class State(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What the owner of a lease has to do, in the order given."""
+    """Actions for the owner of a lease, in the order given."""
 
     SEND_SENT = "send TransferSent"
     SEND_COMPLETE = "send TransferComplete"
@@ -54,19 +54,19 @@ class Action(enum.Enum):
     FENCE = "fence the transport"
     FORCE_FENCE = "cut the transport"
     COMMIT = "the blocks are valid"
-    FREE = "nobody touches the blocks any more"
+    FREE = "the blocks are no longer read or written"
 
 
 Actions = tuple[Action, ...]
 
 
 class Lease:
-    """What both ends have in common: time, and the way out."""
+    """The part that both ends share: time, and how a lease ends early."""
 
     def __init__(self, now: float, lease_seconds: float, stall_seconds: float) -> None:
         self.state = State.OPEN
-        self.reason = ""  # why it was broken
-        self.expired = False  # broken by silence
+        self.reason = ""  # the cause of an early end
+        self.expired = False  # the cause was silence
         self._broken_at = math.inf
         self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
@@ -78,12 +78,12 @@ class Lease:
 
     @property
     def live(self) -> bool:
-        """Whether it may still complete."""
+        """Whether the lease may still complete."""
         return self.state in (State.OPEN, State.SENT)
 
     @property
     def ended(self) -> bool:
-        """Whether the blocks have left it."""
+        """Whether the blocks have left the lease."""
         return self.state in (State.COMPLETE, State.FREED)
 
     @property
@@ -94,58 +94,58 @@ class Lease:
         return math.inf if self.ended else self._due
 
     def late(self, now: float, seconds: float) -> bool:
-        """Whether it was broken longer ago than that and the blocks are still not free."""
+        """Whether the lease was broken more than `seconds` ago and still holds its blocks."""
         return not self.ended and now - self._broken_at > seconds
 
     def heard(self, now: float) -> None:
-        """The peer gave a sign of life."""
+        """Renews the lease: a message of the peer was received."""
         self._expires_at = max(self._expires_at, now + self._lease_seconds)
 
     def progressed(self, now: float) -> None:
-        """Bytes moved, or the prefill did."""
+        """Postpones the stall deadline: bytes moved, or the prefill computed more."""
         self._stalls_at = max(self._stalls_at, now + self._stall_seconds)
 
     def excuse(self, now: float, seconds: float) -> None:
-        """We did not listen ourselves for the last seconds: that is nobody's silence."""
+        """Ignores silence and stalls during the last `seconds`, when this process read nothing."""
         self._expires_at = max(self._expires_at, min(self._expires_at + seconds, now + self._lease_seconds))
         self._stalls_at = max(self._stalls_at, min(self._stalls_at + seconds, now + self._stall_seconds))
 
     def tick(self, now: float) -> Actions:
-        """Time passed."""
+        """Applies the passage of time."""
         if now < self.deadline:
             return ()
         if self.live:
             self.expired = now >= self._expires_at
-            return self._break(now, "the peer fell silent" if self.expired else "the transfer makes no progress")
+            return self._break(now, "the peer is silent" if self.expired else "the transfer makes no progress")
         return self._overdue(now)
 
     def cancel(self, now: float, reason: str) -> Actions:
-        """We do not want it any more, or cannot go on."""
+        """Ends a live lease: this end no longer needs the transfer, or cannot continue it."""
         return self._break(now, reason) if self.live else ()
 
     def peer_aborts(self, now: float, reason: str) -> Actions:
-        """TransferAbort came."""
+        """Handles TransferAbort."""
         if self.ended:
             return (Action.SEND_ABORTED,)
         self._answer = True
-        return self._break(now, f"the peer aborts: {reason}", tell=False) if self.live else ()
+        return self._break(now, f"the peer aborted: {reason}", notify=False) if self.live else ()
 
     def peer_lost(self, now: float) -> Actions:
-        """The stream to the peer ended: no message passes any more, in either direction."""
+        """Handles the end of the stream to the peer: no more messages pass in either direction."""
         self._reachable = False
-        return self._break(now, "the stream to the peer ended", tell=False) if self.live else ()
+        return self._break(now, "the stream to the peer ended", notify=False) if self.live else ()
 
     def fenced(self) -> Actions:
-        """The transport says that no byte moves any more."""
+        """Handles the transport's report that no more bytes move."""
         if self.state is not State.FENCING:
             return ()
         self.state = State.FREED
         return (Action.FREE, Action.SEND_ABORTED) if self._answers() else (Action.FREE,)
 
-    def _break(self, now: float, reason: str, tell: bool = True) -> Actions:
+    def _break(self, now: float, reason: str, notify: bool = True) -> Actions:
         self.reason = reason
         self._broken_at = now
-        return (Action.SEND_ABORT,) if tell and self._reachable else ()
+        return (Action.SEND_ABORT,) if notify and self._reachable else ()
 
     def _answers(self) -> bool:
         return self._reachable and self._answer
@@ -161,7 +161,7 @@ class Lease:
 
 
 class ReceiverLease(Lease):
-    """The end whose blocks are written."""
+    """The receiver's end, whose blocks are written."""
 
     def __init__(self, now: float, lease_seconds: float, stall_seconds: float, fences_locally: bool) -> None:
         super().__init__(now, lease_seconds, stall_seconds)
@@ -170,25 +170,25 @@ class ReceiverLease(Lease):
         self._sent: tuple[int, int] | None = None
 
     def landed(self, now: float, num_pieces: int, num_bytes: int) -> Actions:
-        """The transport has every block, verified."""
+        """Records that the transport has received and verified every block."""
         self._landed = num_pieces, num_bytes
         return self._complete(now)
 
     def sent(self, now: float, num_pieces: int, num_bytes: int) -> Actions:
-        """TransferSent came."""
+        """Handles TransferSent."""
         self._sent = num_pieces, num_bytes
         self._stall_seconds = SETTLE_SECONDS
         self._stalls_at = now + SETTLE_SECONDS
         return self._complete(now)
 
     def aborted(self, now: float) -> Actions:
-        """TransferAborted came: the sender has stopped."""
+        """Handles TransferAborted: the sender has stopped."""
         if self.live:
-            return self._break(now, "the peer has stopped", tell=False)
+            return self._break(now, "the peer has stopped", notify=False)
         return self._fence(now) if self.state is State.ABORTING else ()
 
     def peer_lost(self, now: float) -> Actions:
-        """The stream to the peer ended: it will not say that it stopped."""
+        """Handles the end of the stream to the peer, so that no TransferAborted will be received."""
         if self.state is State.ABORTING:
             self._reachable = False
             return self._fence(now)
@@ -198,27 +198,27 @@ class ReceiverLease(Lease):
         if not self.live or self._landed is None or self._sent is None:
             return ()
         if self._landed != self._sent:
-            return self._break(now, f"landed are (pieces, bytes) {self._landed}, sent were {self._sent}")
+            return self._break(now, f"{self._landed} (pieces, bytes) landed, expected {self._sent} as sent")
         self.state = State.COMPLETE
         return (Action.COMMIT, Action.SEND_COMPLETE)
 
-    def _break(self, now: float, reason: str, tell: bool = True) -> Actions:
-        told = super()._break(now, reason, tell)
+    def _break(self, now: float, reason: str, notify: bool = True) -> Actions:
+        actions = super()._break(now, reason, notify)
         if self._fences_locally or not self._reachable:
-            return told + self._fence(now)
+            return actions + self._fence(now)
         self.state = State.ABORTING
         self._due = now + GRACE_SECONDS
-        return told
+        return actions
 
     def _overdue(self, now: float) -> Actions:
         return self._fence(now) if self.state is State.ABORTING else super()._overdue(now)
 
 
 class SenderLease(Lease):
-    """The end whose blocks are read."""
+    """The sender's end, whose blocks are read."""
 
     def pushed(self, now: float) -> Actions:
-        """The transport has handed everything to the wire."""
+        """Records that the transport has sent everything."""
         if self.state is not State.OPEN:
             return ()
         self.state = State.SENT
@@ -226,16 +226,16 @@ class SenderLease(Lease):
         return (Action.SEND_SENT,)
 
     def completed(self) -> Actions:
-        """TransferComplete came."""
+        """Handles TransferComplete."""
         if self.state is not State.SENT:
             return ()
         self.state = State.COMPLETE
         return (Action.FREE,)
 
-    def _break(self, now: float, reason: str, tell: bool = True) -> Actions:
-        told = super()._break(now, reason, tell)
-        return told + self._fence(now)
+    def _break(self, now: float, reason: str, notify: bool = True) -> Actions:
+        actions = super()._break(now, reason, notify)
+        return actions + self._fence(now)
 
     def _answers(self) -> bool:
-        # A receiver that cannot fence alone waits for this, whoever broke the lease.
+        # A receiver that cannot fence alone waits for the answer, whichever end broke the lease.
         return self._reachable

@@ -1,4 +1,4 @@
-"""A piece's bytes, out of an executor's blocks and into them: [blocks, layers, bytes]."""
+"""Copies pieces out of an executor's blocks and into them: [blocks, layers, bytes]."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
 
-_SMALL_BYTES = 4096  # of a block's layer: two copies by numpy are faster than one in a loop
+_SMALL_BYTES = 4096  # of one layer of a block; below that, two copies by numpy are faster than one in a loop
 
 
 def block_views(kv_bytes: Sequence[NDArray[np.uint8]], layers: range, block_ids: Sequence[BlockId]) -> list[memoryview]:
-    """The blocks as they lie in host memory: one buffer for each block and layer, in a piece's order."""
+    """Returns views of blocks in host memory: one buffer for each block and layer, in a piece's order."""
     rows = [kv_bytes[layer] for layer in layers]
     return [row[block_id].data for block_id in block_ids for row in rows]
 
 
 def read_piece(executor: Executor, piece: Piece, conversion: KvConversion | None) -> list[memoryview]:
-    """The piece's bytes, in the receiver's layout: where they lie, or in a copy."""
+    """Returns the piece's bytes in the receiver's layout: views of the blocks, or a copy."""
     layers = range(piece.layer, piece.layer + piece.num_layers)
     if conversion is None and executor.kv_bytes is not None:
         return block_views(executor.kv_bytes, layers, piece.block_ids)
@@ -32,7 +32,7 @@ def read_piece(executor: Executor, piece: Piece, conversion: KvConversion | None
 
 
 def gather_piece(executor: Executor, piece: Piece, conversion: KvConversion | None, out: NDArray[np.uint8]) -> None:
-    """The piece's bytes, in the receiver's layout, to the start of `out`. Raises InvalidRequest where it is short."""
+    """Copies the piece in the receiver's layout to the start of `out`. Raises InvalidRequest if `out` is too short."""
     num_blocks, num_layers = len(piece.block_ids), piece.num_layers
     block_bytes = executor.kv_spec.layer_bytes(piece.layer)
     num_bytes = num_blocks * num_layers * block_bytes
@@ -44,7 +44,7 @@ def gather_piece(executor: Executor, piece: Piece, conversion: KvConversion | No
     start = 0
     for part in read_piece(executor, piece, conversion):
         if start + part.nbytes > out.nbytes:
-            raise InvalidRequest(f"a piece has more than the {out.nbytes} bytes of a slot")
+            raise InvalidRequest(f"a piece is larger than its slot of {out.nbytes} bytes")
         out[start : start + part.nbytes] = np.frombuffer(part, np.uint8)
         start += part.nbytes
 
@@ -71,7 +71,7 @@ def write_piece(
 
 
 def _gather(rows: NDArray[np.uint8], block_ids: Sequence[BlockId], out: NDArray[np.uint8]) -> None:
-    """Rows [blocks, bytes] of one layer into `out` [len(block_ids), bytes], which may have gaps: copied once."""
+    """Copies rows [blocks, bytes] of one layer once into `out` [len(block_ids), bytes], which may be strided."""
     if out.flags.c_contiguous:
         np.take(rows, np.asarray(block_ids, np.int64), axis=0, out=out, mode="clip")
     elif rows.shape[1] < _SMALL_BYTES:

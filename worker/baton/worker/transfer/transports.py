@@ -1,6 +1,6 @@
-"""All transports of a worker as one: one listener, and for each receiver the best kind that both ends have.
+"""All transports of a worker: one listener, and for each receiver the best kind that both ends have.
 
-Knows nothing of leases. The pool is written by threads of our own, whatever moves the bytes.
+Knows nothing of leases. This worker's own threads write the pool, whichever transport moves the bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from baton.worker.transfer.wire.tls import KvTls
 
 
 class Transports:
-    """A Transport. `paths`: the kinds that this worker has, best first; None is tcp's, whose bytes need no path.
+    """A Transport. `paths`: this worker's kinds, best first; None for tcp, which needs no bulk path. Owns the paths.
 
-    `wake` is called from any thread when `poll` has something; `advertised_host` is what peers dial. Owns the paths.
-    `tls`: of every connection, which carries tcp's bytes, and of other kinds what is said about them.
-    Raises Unavailable where it cannot listen.
+    `wake` is called from any thread when `poll` has events. Peers dial `advertised_host`. `tls` secures every
+    connection: the bytes under tcp, the headers and credits under other kinds. Raises Unavailable if it cannot listen.
     """
 
     fences_locally = True
@@ -63,29 +62,24 @@ class Transports:
 
     @property
     def addresses(self) -> list[kv_pb2.TransportAddress]:
-        """Where this worker takes KV."""
         host, port = self._advertised_host, self._receiver.port
         return [address_of(name, self._tp_rank, host, port, self._identity, self._key) for name in self._paths]
 
     @property
     def num_connections(self) -> int:
-        """Of senders, those included whose slots wait for their end."""
+        """Connections of senders, including those whose slots wait for their sender's end."""
         return self._receiver.num_connections
 
     def poll(self) -> list[TransportEvent]:
-        """What happened since the last call."""
         return self._events.take()
 
     def totals(self) -> TransportTotals:
-        """As of now, all kinds together."""
         return self._totals.all()
 
     def totals_by_kind(self) -> dict[str, TransportTotals]:
-        """As of now."""
         return self._totals.by_kind()
 
     def close(self) -> None:
-        """Ends every connection and thread. Idempotent."""
         links = list(self._links.values())
         for link in links:
             link.close()
@@ -97,22 +91,19 @@ class Transports:
                 path.close()
 
     def open(self, inbound: Inbound) -> None:
-        """Writes this transfer's pieces from now on."""
         self._transfers.open(inbound)
 
     def num_landed_bytes(self, transfer_id: int) -> int:
-        """How much of an open transfer has arrived."""
         return self._transfers.num_landed_bytes(transfer_id)
 
     def fence_inbound(self, transfer_id: int) -> None:
-        """Stops writes; waits for none."""
+        """Stops writes. Does not wait for writers."""
         self._transfers.fence(transfer_id)
 
     def cut_inbound(self, transfer_id: int) -> None:
-        """Nothing to do: a write that was begun is a copy between memories of ours, and ends by itself."""
+        """Does nothing: a write that has begun is a copy within this host, and ends by itself."""
 
     def connect(self, outbound: Outbound) -> None:
-        """Begins a push."""
         routes = routes_to(outbound.addresses, self._paths, self._identity)
         push = Push(outbound)
         link = self._links.get(routes)
@@ -123,19 +114,16 @@ class Transports:
         self._pushes[outbound.push_id] = push, link
 
     def push(self, push_id: int, piece: Piece) -> None:
-        """Queues one piece."""
         if entry := self._pushes.get(push_id):
             push, link = entry
             link.send(push, piece)
 
     def finish(self, push_id: int) -> None:
-        """That was the last piece."""
         if entry := self._pushes.get(push_id):
             push, link = entry
             link.end(push)
 
     def fence_outbound(self, push_id: int) -> None:
-        """Drops what waits, and lets pieces that were started go out."""
         if entry := self._pushes.get(push_id):
             push, link = entry
             link.fence(push)
@@ -143,16 +131,15 @@ class Transports:
             self._events.post(PushFenced(push_id))
 
     def cut_outbound(self, push_id: int) -> None:
-        """Cuts the connection that the push uses."""
+        """Cuts the connection of the push."""
         if entry := self._pushes.get(push_id):
             entry[1].cut()
 
     def forget(self, push_id: int) -> None:
-        """The owner is done with this push."""
         self._pushes.pop(push_id, None)
 
     def _make_room(self, kind: str) -> bool:
-        """On the thread of a link."""
+        """Retires the longest idle connection of a kind. Runs on a connection's thread."""
         return retire_longest_idle(kind, list(self._links.values()))
 
     def _new_link(self, routes: tuple[Route, ...]) -> OutboundConnection:
