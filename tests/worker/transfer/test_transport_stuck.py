@@ -101,7 +101,7 @@ def test_a_piece_that_nobody_takes_is_not_waited_for_for_ever(ends, monkeypatch)
     assert path.moving.wait(WAIT_SECONDS)
     failed = sender.wait_for(PushFailed)
     assert failed.push_id == 1
-    assert "its copy stood still" in failed.reason
+    assert "its copy made no progress" in failed.reason
     hand_over(sender, receiver, 2)
     assert receiver.wait_for(Landed).transfer_id == 2
 

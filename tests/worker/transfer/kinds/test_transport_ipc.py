@@ -142,7 +142,7 @@ def test_a_slot_that_was_not_given_back_is_not_the_senders(many):
     with connected(receiver, "ipc", path.offer()) as sock:
         sock.sendall(one * 3)
         go_on.set()
-        assert "slot 0 came, which was not given back" in receiver.wait_for(InboundFailed).reason
+        assert "announced in slot 0, which was not returned yet" in receiver.wait_for(InboundFailed).reason
         while not ended(sock):
             pass
     wait_until(lambda: path.num_senders == 0)
@@ -192,7 +192,7 @@ def test_a_receiver_that_gives_no_slot_back_fails_the_push(many, monkeypatch):
     executor, go_on = slow(HostKv())
     sender, (receiver, _) = many.make(filled(HostKv()), "ipc"), receiving_end(many, executor, num_slots=1)
     hand_over(sender, receiver)
-    assert "gave none of 1 slots back in 0.2 s" in sender.wait_for(PushFailed).reason
+    assert "returned none of 1 slots in 0.2 s" in sender.wait_for(PushFailed).reason
     sender.transport.fence_outbound(1)
     sender.wait_for(PushFenced)
     receiver.transport.fence_inbound(1)
@@ -206,7 +206,7 @@ def test_a_piece_larger_than_a_slot_fails_the_push(many):
     receiver.transport.open(inbound(range(40)))
     sender.transport.connect(outbound(receiver))
     sender.transport.push(1, piece_of(0, 0, many_blocks))
-    assert f"the receiver's slots {SLOT_BYTES}" in sender.wait_for(PushFailed).reason
+    assert f"the receiver's slots have {SLOT_BYTES}" in sender.wait_for(PushFailed).reason
 
 
 def test_one_sender_too_many_is_told(many):

@@ -81,7 +81,7 @@ def test_a_push_with_a_wrong_key_fails_and_writes_nothing(many, kind):
     sender.transport.connect(forged)
     push_all(sender)
     failed = sender.wait_for(PushFailed)
-    assert "does not show the key" in failed.reason
+    assert "does not present this receiver's key" in failed.reason
     assert receiver.read(TARGET) == before
     assert receiver.transport.totals().num_received_pieces == 0
     wait_until(lambda: receiver.transport.totals().num_strangers >= 1)

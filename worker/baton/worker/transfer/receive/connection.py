@@ -1,4 +1,4 @@
-"""One sender's connection at the receiver: greets it, takes what comes, and sees to its end."""
+"""Step 2 of receiving: one sender's connection. Authenticates it, runs its piece receiver, and closes it safely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCRATCH_BYTES = 1 << 20
 
 
 class InboundConnection:
-    """A sender's connection. `run` belongs to its thread, the rest to any."""
+    """One sender's connection. `run` runs on the connection's own thread; other methods are for any thread."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class InboundConnection:
         self._executor = executor
         self._transfers = transfers
         self._paths = paths
-        self._make_room = make_room  # by asking another connection of this kind to go
+        self._make_room = make_room  # asks another connection of a kind to close
         self._all_totals = totals
-        self._totals = totals.of("tcp")  # until the sender said what it is
+        self._totals = totals.of("tcp")  # until the sender has named its kind
         self._kind = ""
-        self._incoming: PieceReceiver | None = None  # once the sender was greeted
+        self._incoming: PieceReceiver | None = None  # None until the sender was welcomed
         self._retired = False
         self._cut = False
 
     def idle_since(self, kind: str) -> float | None:
-        """When a piece last came. None: more are to come, it was asked to go, or it is of another kind."""
+        """Returns when a piece was last received. None: more pieces are expected, it is retired, or of another kind."""
         incoming = self._incoming
         if incoming is None or kind != self._kind or self._retired:
             return None
@@ -69,18 +69,18 @@ class InboundConnection:
     def retire(self) -> None:
         """Asks the sender to close its end."""
         self._retired = True
-        _log.info("the KV connection of %s was not used for longest, and makes room for another", self._peer)
+        _log.info("the KV connection of %s was idle longest; closing it to free slots for another", self._peer)
         shut_down(self._sock, socket.SHUT_WR)
 
     def cut(self) -> None:
-        """Wakes its thread, for the last time."""
+        """Wakes the connection's thread and ends it."""
         self._cut = True
         if self._incoming is not None:
             self._incoming.cut()
         shut_down(self._sock)
 
     def run(self) -> None:
-        """Until the sender's end is closed, or it is cut."""
+        """Runs until the sender closes its end, or `cut` is called."""
         reason = "the connection ended"
         try:
             tune(self._sock)
@@ -95,7 +95,7 @@ class InboundConnection:
             _log.warning("KV connection of %s dropped: %s", self._peer, reason)
         except OSError as error:
             reason = f"the connection broke: {error}"
-        except Exception as error:  # of the executor: the thread must not die in silence
+        except Exception as error:  # of the executor: a thread must not end without a report
             reason = f"pieces could not be written: {error}"
             _log.exception("KV connection of %s failed", self._peer)
         finally:
@@ -104,26 +104,26 @@ class InboundConnection:
                 self._end(self._incoming)
             self._sock.close()
 
-    # The greeting.
+    # The handshake.
 
     def _secure(self) -> None:
-        """Goes on over TLS where this worker does. Raises DataLoss for a peer that does not, or shows nothing good."""
+        """Starts TLS if this worker uses it. Raises DataLoss if the handshake with the peer fails."""
         if self._tls is None:
             return
-        assert isinstance(self._sock, socket.socket), "it is not secured yet"
+        assert isinstance(self._sock, socket.socket), "the socket is not secured twice"
         try:
             self._sock = self._tls.accept(self._sock, _GREETING_SECONDS)
         except OSError as error:
             raise DataLoss(f"the TLS handshake failed: {error}") from error
 
     def _greet(self) -> PieceReceiver | None:
-        """None: the sender is not served. Raises DataLoss for one that speaks something else."""
+        """Welcomes the sender. Returns None if it is refused. Raises DataLoss if it does not speak this protocol."""
         opened = receive_open(self._sock)
         name = name_of(opened.kind)
         try:
             self._check_key(opened)
             if name not in self._paths:
-                raise Unsupported(f"this worker takes no KV over {name}; it takes {', '.join(self._paths)}")
+                raise Unsupported(f"KV over {name} is not received here, only over {', '.join(self._paths)}")
             self._totals = self._all_totals.of(name)
             bulk = self._accept(name, opened)
         except ServiceError as error:
@@ -137,13 +137,13 @@ class InboundConnection:
         return self._incoming
 
     def _check_key(self, opened: Open) -> None:
-        """Before anything that the sender offers is looked at. Raises PermissionDenied."""
+        """Authenticates the sender, before its offer is parsed. Raises PermissionDenied."""
         if self._tls is not None and (problem := self._tls.refusal(self._sock)):
             self._totals.stranger()
-            raise PermissionDenied(f"no KV is taken of this peer: {problem}")
+            raise PermissionDenied(f"this peer may not send KV: {problem}")
         if not hmac.compare_digest(opened.key, self._key):
             self._totals.stranger()
-            raise PermissionDenied("the connection does not show the key that this receiver tells over control streams")
+            raise PermissionDenied("the connection does not present this receiver's key, which control streams carry")
 
     def _accept(self, name: str, opened: Open) -> BulkReceiver | None:
         path = self._paths[name]
@@ -153,7 +153,7 @@ class InboundConnection:
             return retry_after_retiring(lambda: path.accept(opened.offer), lambda: self._make_room(name))
         except ServiceError:
             raise
-        except Exception as error:  # of a library: the sender must hear of it
+        except Exception as error:  # of a library: the sender receives it as an error
             _log.exception("slots for %s could not be made", self._peer)
             raise InternalError(f"slots for {name} could not be made: {error}") from error
 
@@ -166,12 +166,12 @@ class InboundConnection:
     # The end.
 
     def _end(self, incoming: PieceReceiver) -> None:
-        """Slots go to nobody else while their sender may still write them, and only its closed end says that."""
+        """Releases the slots. They may be reused once the sender has closed its end, so that it cannot write them."""
         gone = not incoming.sender_writes or self._wait_for_sender()
         incoming.close(sender_gone=gone and not self._cut)
 
     def _wait_for_sender(self) -> bool:
-        """Tells the sender that it is over, and waits until it has closed its end, if it takes for ever."""
+        """Ends our direction, and waits without a limit for the sender to close its end. Whether it did."""
         shut_down(self._sock, socket.SHUT_WR)
         scratch = bytearray(_SCRATCH_BYTES)
         while not self._cut:
@@ -182,7 +182,7 @@ class InboundConnection:
                 continue
             except ConnectionResetError:
                 return True
-            except OSError as error:  # its host is gone, and what it does cannot be known
-                _log.warning("slots of %s are not used again: %s", self._peer, error)
+            except OSError as error:  # its host is unreachable, and may still write
+                _log.warning("slots of %s are not reused: %s", self._peer, error)
                 return False
         return False

@@ -1,4 +1,4 @@
-"""Which heads of which blocks of which layers have arrived: every one exactly once, or it is an error."""
+"""The parts of one transfer that have arrived. Every head of every block of every layer must arrive exactly once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.rpc.errors import DataLoss
 
 
 class Grid(NamedTuple):
-    """What a transfer brings of one group."""
+    """The part of a transfer that belongs to one group."""
 
     layers: range  # KV layers
     num_blocks: int
@@ -19,11 +19,11 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one piece covers."""
+    """The part of a transfer that one piece covers."""
 
     layers: range  # KV layers, all of one group
-    blocks: range  # indices into the group's block list
-    heads: range  # of this rank's
+    blocks: range  # indices in the group's block list
+    heads: range  # of this rank
     group: int = 0
 
     def __str__(self) -> str:
@@ -32,23 +32,25 @@ class Part:
 
 
 class Coverage:
-    """A grid of layers, blocks and heads for each group. A piece is claimed before its bytes are written, and lands
-    after. The grids' layers follow one another."""
+    """A grid of layers, blocks and heads for each group, whose layers follow one another.
+
+    A piece is claimed before its bytes are written, and landed afterwards.
+    """
 
     def __init__(self, grids: Sequence[Grid]) -> None:
         self._grids = grids
-        # Of each layer, a bit for each head of each block: arrays would cost more, of a few rows.
+        # One bit for each head of each block, by layer. For few rows that is faster than arrays.
         self._claimed = [0] * grids[-1].layers.stop
         self._num_missing = sum(len(grid.layers) * grid.num_blocks * grid.num_heads for grid in grids)
         self.num_pieces = 0
 
     @property
     def complete(self) -> bool:
-        """Everything has landed."""
+        """Whether everything has landed."""
         return self._num_missing == 0
 
     def part(self, layer: int, num_layers: int, first: int, num_blocks: int, heads: tuple[int, int] | None) -> Part:
-        """Returns what a piece covers; heads: first and number, None: all."""
+        """Returns the part that a piece covers. `heads`: first and number; None: all."""
         group = self._group_of(layer)
         first_head, num_heads = heads or (0, self._grids[group].num_heads)
         return Part(
@@ -59,36 +61,36 @@ class Coverage:
         )
 
     def claim(self, part: Part) -> None:
-        """A piece is about to be written. Raises DataLoss where it lies outside, or over another."""
+        """Claims a part before it is written. Raises DataLoss if it is out of range or overlaps another."""
         layers, num_blocks, num_heads = self._grids[part.group]
         inside = part.layers.stop <= layers.stop and part.blocks.stop <= num_blocks and part.heads.stop <= num_heads
         if not (part.layers and part.blocks and part.heads and inside):
             raise DataLoss(
-                f"a piece of {part} came; the transfer has {layers.stop} layers of {num_blocks} blocks "
-                f"of {num_heads} heads"
+                f"a piece covers {part}, outside the transfer of {layers.stop} layers, {num_blocks} blocks "
+                f"and {num_heads} heads"
             )
         bits = self._bits(part)
         claimed = self._claimed
         for layer in part.layers:
             if claimed[layer] & bits:
-                raise DataLoss(f"a piece of {part} came twice")
+                raise DataLoss(f"a piece covers {part}, which was received before")
         for layer in part.layers:
             claimed[layer] |= bits
 
     def land(self, part: Part) -> None:
-        """A claimed piece is written."""
+        """Counts a claimed part as written."""
         self._num_missing -= len(part.layers) * len(part.blocks) * len(part.heads)
         self.num_pieces += 1
 
     def _group_of(self, layer: int) -> int:
-        """The last group's for layers that there are not: `claim` refuses them."""
+        """Returns a layer's group; the last one for layers out of range, which `claim` rejects."""
         for group, grid in enumerate(self._grids):
             if layer < grid.layers.stop:
                 return group
         return len(self._grids) - 1
 
     def _bits(self, part: Part) -> int:
-        """Of one layer."""
+        """Returns the bits of one layer that a part covers."""
         num_heads = self._grids[part.group].num_heads
         if len(part.heads) == num_heads:
             return (1 << len(part.blocks) * num_heads) - 1 << part.blocks.start * num_heads

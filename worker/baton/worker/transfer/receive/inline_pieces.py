@@ -1,4 +1,7 @@
-"""Pieces whose bytes follow their headers: from the socket into the blocks, or through memory of our own."""
+"""Step 3 of receiving, under tcp: pieces whose bytes follow their headers.
+
+Reads from the socket straight into the blocks, or through a buffer if a piece has to be checked or converted first.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from baton.worker.transfer.wire.frames import PieceHeader
 from baton.worker.transfer.wire.sockets import MAX_BUFFERS, Connection, readable, skip
 
 _SCRATCH_BYTES = 1 << 20
-_WAKE_BYTES = 512 << 10  # that are there before the thread is woken,
-_WAKE_SECONDS = 0.05  # or so much later, whatever is there
+_WAKE_BYTES = 512 << 10  # the thread is woken when so many bytes are readable,
+_WAKE_SECONDS = 0.05  # or after this time
 
 
 class InlinePieceReceiver:
-    """An PieceReceiver."""
+    """A PieceReceiver."""
 
     sender_writes = False
 
@@ -43,26 +46,26 @@ class InlinePieceReceiver:
         self._staging = bytearray()
 
     def receive(self) -> None:
-        """A piece at a time."""
+        """Receives one piece at a time."""
         while (header := receive_header(self._sock)) is not None:
             self._receive_piece(header)
 
     def idle_since(self) -> float | None:
-        """Nobody asks for room: there may be any number."""
+        """Returns None: these connections are never retired, as their number is not limited."""
         return None
 
     def cut(self) -> None:
-        """The socket's end is enough."""
+        """Does nothing: the shutdown of the socket ends `receive`."""
 
     def fail(self, reason: str) -> None:
         self._admission.fail(reason)
 
     def close(self, sender_gone: bool) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no slots."""
 
     def _receive_piece(self, header: PieceHeader) -> None:
         if header.slot is not None:
-            raise DataLoss(f"a piece in slot {header.slot} came; a connection without slots has none")
+            raise DataLoss(f"a piece names slot {header.slot}; this connection has no slots")
         transfer = self._transfers.find(header)
         direct = header.checksum is None and header.heads is None and self._executor.kv_bytes is not None
         if transfer is not None and direct:
@@ -71,7 +74,7 @@ class InlinePieceReceiver:
             self._receive_staged(header)
 
     def _receive_direct(self, transfer: OpenTransfer, header: PieceHeader) -> None:
-        """From the socket into the blocks."""
+        """Receives from the socket into the blocks."""
         part = self._admission.claim(transfer, header)
         began = time.monotonic()
         left = header.num_bytes
@@ -94,7 +97,7 @@ class InlinePieceReceiver:
                 self._totals.stray()
 
     def _receive_staged(self, header: PieceHeader) -> None:
-        """From the socket into memory of our own, to be looked at first."""
+        """Receives from the socket into a buffer, and copies from there once the piece is admitted."""
         began = time.monotonic()
         if len(self._staging) < header.num_bytes:
             self._staging = bytearray(header.num_bytes)
@@ -116,7 +119,7 @@ class InlinePieceReceiver:
         while view:
             count = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
             if count == 0:
-                raise ConnectionError("it ended within a piece")
+                raise ConnectionError("the connection ended within a piece")
             view = view[count:]
 
     def _drain(self, num_bytes: int) -> None:
@@ -136,10 +139,11 @@ def _receive_into(
     landing: Callable[[], None],
     seconds: float,
 ) -> int:
-    """Fills the views from the socket, and lands the piece. Returns how many bytes were taken: all, or it was fenced.
+    """Fills the views from the socket and lands the piece. Returns the number of bytes: all, or fewer if it was fenced.
 
-    `landing` is called when all are there, before anybody hears of it.
-    Raises ConnectionError where the peer ends the connection, or sends nothing for so many seconds.
+    Reads only what is readable while it holds the transfer, so a fence never waits for the peer. Calls `landing` when
+    all bytes are there, before the transfer is reported as landed. Raises ConnectionError if the peer ends the
+    connection, or sends nothing for `seconds`.
     """
     left = sum(view.nbytes for view in views)
     taken, first, wake = 0, 0, 1
@@ -163,7 +167,7 @@ def _receive_into(
             if count:
                 moved_at = time.monotonic()
             elif time.monotonic() >= moved_at + seconds:
-                raise ConnectionError(f"nothing of a piece came for {seconds:g} s")
+                raise ConnectionError(f"no byte of a piece was received for {seconds:g} s")
             taken += count
             first = skip(views, first, count)
     finally:
@@ -172,11 +176,11 @@ def _receive_into(
 
 
 def _receive_present(sock: Connection, views: list[memoryview]) -> int:
-    """What is there; 0: nothing yet after all. Raises ConnectionError at the end."""
+    """Reads the bytes that are readable now; returns their number. Raises ConnectionError at the end of the stream."""
     try:
         count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
     except BlockingIOError:
         return 0
     if not count:
-        raise ConnectionError("it ended within a piece")
+        raise ConnectionError("the connection ended within a piece")
     return count

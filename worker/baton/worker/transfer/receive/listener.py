@@ -1,4 +1,4 @@
-"""The receiving end of KV connections: one listener for all kinds of transports, and a thread for each connection."""
+"""Step 1 of receiving: accepts KV connections, one listener for all transports, one thread for each connection."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _JOIN_SECONDS = 2.0
 
 
 class KvListener:
-    """Takes pieces for open transfers, of senders that show `key`.
+    """Receives pieces of open transfers from senders that present `key`.
 
-    `paths`: by name, None for tcp; senders of other kinds are refused. `tls`: of every connection; None: in the clear.
+    `paths`: by kind, None for tcp; senders of other kinds are refused. `tls` secures every connection; None: no TLS.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class KvListener:
         self._paths = paths
         self._totals = totals
         self._connections: dict[InboundConnection, threading.Thread] = {}
-        self._lock = threading.Lock()  # of the above
+        self._lock = threading.Lock()  # guards _connections and _closing
         self._closing = False
         self._listener = listen(host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -57,7 +57,7 @@ class KvListener:
 
     @property
     def num_connections(self) -> int:
-        """Those that stand, and those whose senders have not closed their end yet."""
+        """Open connections, including those whose senders have not closed their end yet."""
         return len(self._connections)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class KvListener:
                 if self._closing:
                     return
                 _log.warning("a KV connection could not be accepted: %s", error)
-                time.sleep(0.1)  # out of descriptors, most likely
+                time.sleep(0.1)  # most likely out of file descriptors
                 continue
             self._start(sock, f"{peer[0]}:{peer[1]}")
 

@@ -1,6 +1,7 @@
-"""Transfers that peers may write, and who is writing now. Every kind of transport asks here before it touches a block.
+"""The open transfers of this receiver, and the writers in them. Every transport asks here before it writes a block.
 
-Whoever writes enters first and leaves after; a fence closes a transfer, and is done when the last writer has left.
+A writer enters a transfer before it writes and leaves it afterwards. A fence closes the transfer, and is complete when
+the last writer has left.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from baton.worker.transfer.wire.frames import PieceHeader
 
 
 class OpenTransfer:
-    """One inbound transfer, shared by the engine thread and whoever writes; guarded by `lock`."""
+    """One inbound transfer, shared by the engine thread and its writers. `lock` guards it."""
 
     def __init__(self, inbound: Inbound, coverage: Coverage) -> None:
         self.inbound = inbound
@@ -24,12 +25,12 @@ class OpenTransfer:
         self.num_bytes = 0
         self.num_writers = 0
         self.closed = False
-        self.fencing = False  # someone waits for the last writer
+        self.fencing = False  # a fence waits for the last writer
         self.lock = threading.Lock()
 
 
 class OpenTransfers:
-    """All that are open."""
+    """All open transfers of this receiver."""
 
     def __init__(self, spec: KvSpec, events: EventQueue) -> None:
         self._spec = spec
@@ -39,7 +40,7 @@ class OpenTransfers:
         self._open: dict[int, OpenTransfer] = {}
 
     def open(self, inbound: Inbound) -> None:
-        """Pieces of this transfer may be written from now on."""
+        """Accepts pieces of this transfer from now on."""
         grids = [
             Grid(layers, len(block_ids), num_heads)
             for layers, block_ids, num_heads in zip(self._spec.spans, inbound.tables, self._num_heads, strict=True)
@@ -47,16 +48,16 @@ class OpenTransfers:
         self._open[inbound.transfer_id] = OpenTransfer(inbound, Coverage(grids))
 
     def is_open(self, transfer_id: int) -> bool:
-        """It has neither landed nor been fenced."""
+        """Whether the transfer has neither landed nor been fenced."""
         return transfer_id in self._open
 
     def num_landed_bytes(self, transfer_id: int) -> int:
-        """0 for a transfer that is not open."""
+        """Returns the bytes of a transfer that have landed; 0 if it is not open."""
         transfer = self._open.get(transfer_id)
         return transfer.num_bytes if transfer is not None else 0
 
     def fence(self, transfer_id: int) -> None:
-        """InboundFenced follows: at once, or when the last writer has left."""
+        """Closes a transfer. InboundFenced follows at once, or when the last writer has left."""
         transfer = self._open.pop(transfer_id, None)
         if transfer is None:
             self._events.post(InboundFenced(transfer_id))
@@ -68,7 +69,10 @@ class OpenTransfers:
             self._events.post(InboundFenced(transfer_id))
 
     def fail(self, transfer_id: int, reason: str, corrupt: bool = False) -> None:
-        """Tells of an open transfer's end, once. Writes stop; whoever writes now is waited for by the fence."""
+        """Closes an open transfer to new writers and reports its failure once.
+
+        A fence still waits for current writers.
+        """
         transfer = self._open.get(transfer_id)
         if transfer is None:
             return
@@ -78,10 +82,10 @@ class OpenTransfers:
             transfer.closed = True
         self._events.post(InboundFailed(transfer_id, reason, corrupt))
 
-    # Writers.
+    # For writers.
 
     def find(self, header: PieceHeader) -> OpenTransfer | None:
-        """The transfer that a piece shows the stamp of."""
+        """Returns the open transfer whose generation and epoch a piece carries."""
         transfer = self._open.get(header.transfer_id)
         if transfer is None:
             return None
@@ -90,7 +94,7 @@ class OpenTransfers:
         return transfer if known else None
 
     def problem(self, transfer: OpenTransfer, header: PieceHeader) -> str:
-        """What is wrong with a header, whatever its bytes are. Empty: nothing."""
+        """Returns what is wrong with a header, regardless of its bytes. Empty: nothing."""
         group = self._spec.group_of(header.layer)
         block_bytes, rank_heads = self._block_bytes[group], self._num_heads[group]
         num_heads = rank_heads if header.heads is None else header.heads[1]
@@ -98,11 +102,11 @@ class OpenTransfers:
         if header.num_bytes != expected:
             return f"a piece of {header.num_blocks} blocks has {header.num_bytes} bytes, expected {expected}"
         if transfer.inbound.checksum and header.checksum is None:
-            return "checksums were asked for, a piece came without"
+            return "a piece has no checksum; this transfer requires checksums"
         return ""
 
     def claim(self, transfer: OpenTransfer, header: PieceHeader) -> Part:
-        """What of the transfer the piece covers. Raises DataLoss where it lies outside, or over another."""
+        """Claims the part that a piece covers. Raises DataLoss if it is out of range or overlaps another."""
         coverage = transfer.coverage
         part = coverage.part(
             header.layer, header.num_layers, header.first_index, header.num_blocks, self._heads_of(header)
@@ -113,7 +117,7 @@ class OpenTransfers:
         return part
 
     def enter(self, transfer: OpenTransfer) -> bool:
-        """Whether blocks may be written now. If so, leave after."""
+        """Whether blocks may be written now. If so, `leave` must follow."""
         with transfer.lock:
             if transfer.closed:
                 return False
@@ -121,7 +125,7 @@ class OpenTransfers:
             return True
 
     def leave(self, transfer: OpenTransfer, num_bytes: int, landed: Part | None) -> None:
-        """A writer is done; the last one tells whoever waits for that. `landed`: a piece that is complete now."""
+        """Ends a write; the last writer reports a waiting fence. `landed`: the piece that is now complete."""
         with transfer.lock:
             transfer.num_writers -= 1
             transfer.num_bytes += num_bytes
@@ -140,5 +144,5 @@ class OpenTransfers:
     def _heads_of(self, header: PieceHeader) -> tuple[int, int] | None:
         num_heads = self._num_heads[self._spec.group_of(header.layer)]
         if header.heads is not None and header.heads[0] + header.heads[1] > num_heads:
-            raise DataLoss(f"a piece of KV heads {header.heads} came; this rank has {num_heads}")
+            raise DataLoss(f"a piece covers KV heads {header.heads} (first, number); this rank has {num_heads}")
         return header.heads

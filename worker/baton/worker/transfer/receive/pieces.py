@@ -1,6 +1,6 @@
-"""What the ways in which pieces come over a connection have in common: headers, and who lets a piece be written.
+"""Step 3 of receiving, the part that all transports share: reads piece headers, and decides which pieces to write.
 
-Bytes of a transfer that is not open, or that do not carry its generation and epoch, are drained and never written.
+Bytes of a transfer that is not open, or with another generation or epoch, are drained and never written.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from baton.worker.transfer.wire.sockets import Connection
 
 _log = logging.getLogger(__name__)
 
-BODY_SECONDS = 30.0  # without a byte of a piece that has begun: what limits the socket's receives
-_IDLE_PERIODS = 20  # of BODY_SECONDS without a piece, until a connection is closed
-_MANY = 1000  # transfers of one connection
+BODY_SECONDS = 30.0  # limit of a socket read within a piece
+_IDLE_PERIODS = 20  # times BODY_SECONDS without a piece, after which a connection is closed
+_MANY = 1000  # transfers of one connection before ended ones are dropped
 
 
 class PieceReceiver(Protocol):
-    """One connection's pieces. Belongs to its thread, but for `idle_since` and `cut`."""
+    """Receives the pieces of one connection. Runs on its thread; `idle_since` and `cut` are for any thread."""
 
-    sender_writes: bool  # into memory of ours, whatever becomes of the connection
+    sender_writes: bool  # the sender writes our memory, even after the connection ended
 
     def receive(self) -> None:
-        """Until the sender has no more. Raises DataLoss for what makes no sense, OSError where nothing comes."""
+        """Receives until the sender has no more pieces.
+
+        Raises DataLoss for invalid data, OSError if nothing arrives.
+        """
 
     def idle_since(self) -> float | None:
-        """When a piece last came, by the monotonic clock. None: more are to come."""
+        """Returns when a piece was last received, by the monotonic clock. None: more pieces are expected."""
 
     def cut(self) -> None:
-        """Nothing is waited for any more."""
+        """Ends all waits."""
 
     def fail(self, reason: str) -> None:
-        """Nothing is written any more when it returns, and the open transfers that pieces came for have failed."""
+        """Fails the open transfers of this connection. Returns when nothing more is written."""
 
     def close(self, sender_gone: bool) -> None:
-        """Gives back what held the pieces. `sender_gone`: the sender writes there no more."""
+        """Frees the slots. `sender_gone`: the sender can no longer write them."""
 
 
 def receive_header(sock: Connection) -> PieceHeader | None:
-    """None: the peer ended the connection between two pieces, or was idle for long."""
+    """Reads the next header. None: the peer ended the connection between two pieces, or was idle too long."""
     data = bytearray(PIECE_BYTES)
     view = memoryview(data)
     num_idle = 0
@@ -57,20 +60,20 @@ def receive_header(sock: Connection) -> PieceHeader | None:
         except BlockingIOError:
             num_idle += 1
             if len(view) < PIECE_BYTES:
-                raise DataLoss("a piece's header did not come to its end") from None
+                raise DataLoss("a piece's header is incomplete") from None
             if num_idle >= _IDLE_PERIODS:
                 return None
             continue
         if count == 0:
             if len(view) < PIECE_BYTES:
-                raise ConnectionError("it ended within a header")
+                raise ConnectionError("the connection ended within a header")
             return None
         view = view[count:]
     return decode_piece(data)
 
 
 class ConnectionTransfers:
-    """Transfers that one connection brought pieces of. Belongs to its thread, but for `any_open`."""
+    """The transfers that one connection carried pieces of. Used by its thread; `any_open` is for any thread."""
 
     def __init__(self, transfers: OpenTransfers) -> None:
         self._transfers = transfers
@@ -78,28 +81,28 @@ class ConnectionTransfers:
         self._last_id: int | None = None
 
     def add(self, transfer_id: int) -> None:
-        """Forgets those that are over, now and then."""
+        """Adds a transfer. Drops ended ones from time to time."""
         self._ids.add(transfer_id)
         self._last_id = transfer_id
         if len(self._ids) > _MANY:
             self._ids = {known for known in self._ids if self._transfers.is_open(known)}
 
     def any_open(self) -> bool:
-        """Whether more pieces of one may come."""
+        """Whether any of the transfers expects more pieces."""
         return any(self._transfers.is_open(transfer_id) for transfer_id in tuple(self._ids))
 
     def last_is_open(self) -> bool:
-        """Whether more pieces of the one that a piece came for last may come."""
+        """Whether the transfer of the last piece expects more."""
         return self._last_id is not None and self._transfers.is_open(self._last_id)
 
     def fail(self, reason: str) -> None:
-        """All that are open have failed."""
+        """Fails all open transfers."""
         for transfer_id in self._ids:
             self._transfers.fail(transfer_id, reason)
 
 
 class PieceAdmission:
-    """Which pieces of one connection may be written, and what becomes of their transfers."""
+    """Decides which pieces of one connection are written, and fails their transfers."""
 
     def __init__(self, peer: str, transfers: OpenTransfers, totals: KindTotals) -> None:
         self._peer = peer
@@ -108,20 +111,20 @@ class PieceAdmission:
         self._involved = ConnectionTransfers(transfers)
 
     def expect(self, header: PieceHeader) -> None:
-        """A piece that comes: its transfer fails with the connection."""
+        """Adds the transfer of an announced piece: it fails if the connection does."""
         if self._transfers.find(header) is not None:
             self._involved.add(header.transfer_id)
 
     def any_open(self) -> bool:
-        """Whether more pieces may come. For any thread."""
+        """Whether more pieces are expected. For any thread."""
         return self._involved.any_open()
 
     def goes_on(self) -> bool:
-        """Whether the next piece mostly comes at once: more of the last one's transfer may come."""
+        """Whether the next piece is likely to follow at once: the last one's transfer expects more."""
         return self._involved.last_is_open()
 
     def admit(self, header: PieceHeader, checksum: Callable[[], int]) -> tuple[OpenTransfer, Part] | None:
-        """Where a piece that is here goes, entered; None where it goes nowhere."""
+        """Checks a received piece and enters its transfer. Returns where to write it, None: nowhere."""
         transfer = self._transfers.find(header)
         if transfer is None:
             self._totals.stray()
@@ -129,7 +132,7 @@ class PieceAdmission:
         if header.checksum is not None and header.checksum != checksum():
             self._involved.add(header.transfer_id)
             self._totals.corrupt()
-            problem = f"checksum of layer {header.layer}, block {header.first_index} does not match"
+            problem = f"the checksum of layer {header.layer}, block {header.first_index} does not match"
             self._transfers.fail(header.transfer_id, f"{self._peer}: {problem}", corrupt=True)
             return None
         part = self.claim(transfer, header)
@@ -141,7 +144,7 @@ class PieceAdmission:
         return transfer, part
 
     def claim(self, transfer: OpenTransfer, header: PieceHeader) -> Part | None:
-        """None: the piece is wrong, and its transfer has failed."""
+        """Claims the piece's part. None: the piece is invalid, and its transfer has failed."""
         self._involved.add(header.transfer_id)
         problem = self._transfers.problem(transfer, header)
         if not problem:
@@ -153,13 +156,13 @@ class PieceAdmission:
         return None
 
     def written(self, transfer: OpenTransfer, header: PieceHeader, part: Part, seconds: float) -> None:
-        """A piece that was admitted is in its blocks."""
-        # Counted first: who hears that all is there asks by what it came.
+        """Records that an admitted piece is in its blocks."""
+        # Counted first: the report of a landed transfer reads which transports have received bytes.
         self._totals.received(header.num_bytes, seconds)
         self._transfers.leave(transfer, header.num_bytes, part)
 
     def spoiled(self, transfer: OpenTransfer, error: Exception) -> None:
-        """A piece that was admitted could not be written."""
+        """Records that an admitted piece could not be written; its transfer fails."""
         defect = not isinstance(error, DataLoss)
         level = logging.ERROR if defect else logging.WARNING
         _log.log(level, "a piece of %s could not be written: %s", self._peer, error, exc_info=error if defect else None)
@@ -167,14 +170,14 @@ class PieceAdmission:
         self._transfers.fail(transfer.inbound.transfer_id, f"a piece could not be written: {error}")
 
     def dropped(self, transfer: OpenTransfer) -> None:
-        """A piece that was admitted is written no more, or nobody hears of it."""
+        """Leaves the transfer of an admitted piece that will not be written, or not be reported."""
         self._transfers.leave(transfer, 0, None)
 
     def fail(self, reason: str) -> None:
-        """The open transfers that pieces came for have failed."""
+        """Fails the open transfers of this connection."""
         self._involved.fail(f"{self._peer}: {reason}")
 
 
 def block_ids_of(transfer: OpenTransfer, part: Part) -> tuple[BlockId, ...]:
-    """The receiver's blocks that a part fills."""
+    """Returns the receiver's blocks that a part covers."""
     return transfer.inbound.tables[part.group][part.blocks.start : part.blocks.stop]

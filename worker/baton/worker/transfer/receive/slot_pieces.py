@@ -1,4 +1,4 @@
-"""Pieces that come into slots, beside the connection that announces them: from there into their blocks."""
+"""Step 3 of receiving, under ipc, nccl and rdma: copies pieces from their slots into the blocks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from baton.worker.transfer.wire.stall_watchdog import watch
 
 _log = logging.getLogger(__name__)
 
-_WRITE_SECONDS = 5.0  # for a piece that was announced, until it is in its blocks
-_STUCK_SECONDS = 15.0  # that the thread may be away from its pieces: longer than it waits for any of them
-_GONE_SECONDS = 0.25  # for a piece, once the sender's end is closed: what it had started has ended, or never will
-_SPIN_SECONDS = 500e-6  # that a piece takes at most while it moves well
+_WRITE_SECONDS = 5.0  # from a piece's announcement until it is in its blocks
+_STUCK_SECONDS = 15.0  # without progress of the connection's thread; longer than it waits for one piece
+_GONE_SECONDS = 0.25  # for a piece after the sender closed its end: by then a started copy has ended, or never will
+_SPIN_SECONDS = 500e-6  # the longest that a piece takes while the transport moves well
 _NAP_SECONDS = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """A piece on its way from a slot into blocks."""
+    """A piece that is being copied from its slot into blocks."""
 
     slot: int
     header: PieceHeader
@@ -40,7 +40,7 @@ class _Writing:
 
 
 class SlotPieceReceiver:
-    """An PieceReceiver."""
+    """A PieceReceiver."""
 
     sender_writes = True
 
@@ -50,22 +50,22 @@ class SlotPieceReceiver:
         self._bulk = bulk
         self._slots = bulk.slots
         self._admission = admission
-        self._busy: set[int] = set()  # slots that are not the sender's
-        self._writing: deque[_Writing] = deque()  # out of them
+        self._busy: set[int] = set()  # announced slots that were not returned to the sender yet
+        self._writing: deque[_Writing] = deque()  # copies out of slots, oldest first
         self._written_at = 0.0  # when the last piece was in its blocks
-        self._moved_at = time.monotonic()  # when the last piece was announced, or was in its blocks; at first, now
-        self._turned_at = 0.0  # when its thread last saw to pieces that are on their way; 0: there are none
+        self._moved_at = time.monotonic()  # when a piece was last announced or written
+        self._turned_at = 0.0  # when the thread last served a pending piece; 0: none is pending
         self._over = threading.Event()
 
     def receive(self) -> None:
-        """Hears of pieces as they are announced, and takes and writes them meanwhile, in order."""
+        """Receives announcements, and writes pieces in order meanwhile."""
         watch(self._sock, self._peer, self._over, lambda: self._turned_at, _STUCK_SECONDS, self._bulk.abort)
         announced: deque[tuple[int, PieceHeader]] = deque()
         bulk, writing = self._bulk, self._writing
         ended = False
         while announced or writing or not ended:
             self._turned_at = time.monotonic() if announced or writing else 0.0
-            if writing and has_ended(writing[0].pending):  # first: the sender may wait for its slot
+            if writing and has_ended(writing[0].pending):  # first: the sender may wait for this slot
                 self._finish_write(writing.popleft())
             elif not ended and (not (announced or writing or self._stays_awake()) or readable(self._sock, 0)):
                 header = receive_header(self._sock)
@@ -105,22 +105,22 @@ class SlotPieceReceiver:
         self._bulk.close(sender_gone)
 
     def _stays_awake(self) -> bool:
-        """Where the sender's own thread copies: the system may wake a thread that slept on that one's processor."""
+        """Whether to spin: the sender copies on its own thread, and a woken thread could displace it from its core."""
         recent = time.monotonic() - self._moved_at < _SPIN_SECONDS
         return recent and not self._bulk.writes_ahead and self._admission.goes_on()
 
     def _nap(self, limit: float) -> None:
-        """Not in the device's own wait: the sender's end must be seen. Raises ConnectionError where nothing moves."""
+        """Sleeps briefly; a wait in the device would not see the sender's end. Raises ConnectionError after `limit`."""
         still = time.monotonic() - self._moved_at
         if still >= limit:
-            raise ConnectionError(f"a piece that was announced did not come in {limit:g} s")
+            raise ConnectionError(f"an announced piece did not arrive in {limit:g} s")
         if still < _SPIN_SECONDS:
-            os.sched_yield()  # a sleep of no time takes tens of microseconds
+            os.sched_yield()  # even sleep(0) takes tens of microseconds
         else:
             time.sleep(_NAP_SECONDS)
 
     def _announced(self, header: PieceHeader) -> int:
-        """The slot that the piece comes into."""
+        """Returns the announced piece's slot, and expects its bytes there."""
         self._turned_at = time.monotonic()
         slot = self._slot_of(header)
         self._busy.add(slot)
@@ -133,15 +133,15 @@ class SlotPieceReceiver:
         slot = header.slot
         if slot is None or slot >= self._slots.num_slots or header.num_bytes > self._slots.slot_bytes:
             raise DataLoss(
-                f"a piece of {header.num_bytes} bytes in slot {slot} came; the sender has {self._slots.num_slots} "
-                f"slots of {self._slots.slot_bytes} bytes"
+                f"a piece of {header.num_bytes} bytes was announced in slot {slot}; the sender has "
+                f"{self._slots.num_slots} slots of {self._slots.slot_bytes} bytes"
             )
         if slot in self._busy:
-            raise DataLoss(f"a piece in slot {slot} came, which was not given back")
+            raise DataLoss(f"a piece was announced in slot {slot}, which was not returned yet")
         return slot
 
     def _begin_write(self, slot: int, header: PieceHeader) -> None:
-        """From the slot into the blocks."""
+        """Starts to copy the slot into the blocks."""
         began = time.monotonic()
         if header.checksum is not None or not self._bulk.writes_ahead:
             self._bulk.take(slot, header.num_bytes)
@@ -158,11 +158,11 @@ class SlotPieceReceiver:
         self._give_back(slot)
 
     def _finish_write(self, writing: _Writing) -> None:
-        """Then the slot is the sender's again."""
+        """Records the piece and returns its slot to the sender."""
         header = writing.header
         try:
             if not writing.pending.wait(_WRITE_SECONDS):
-                raise InternalError(f"the device did not write a piece in {_WRITE_SECONDS:g} s")
+                raise InternalError(f"a piece was not written to its blocks in {_WRITE_SECONDS:g} s")
         except Exception as error:
             self._admission.spoiled(writing.transfer, error)
         else:

@@ -1,4 +1,4 @@
-"""Work that is done ahead on a thread of its own, in order."""
+"""A thread that runs work in the background, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _JOIN_SECONDS = 2.0
 
 
 class Result(Generic[T]):
-    """What a piece of work gives, when it is done."""
+    """The result of a piece of work, once it has run."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -23,13 +23,12 @@ class Result(Generic[T]):
 
     @classmethod
     def of(cls, work: Callable[[], T]) -> Result[T]:
-        """Done here and now."""
+        """Runs the work at once."""
         result = cls(work)
         result.run()
         return result
 
     def run(self) -> None:
-        """Does it."""
         try:
             self._value = self._work()
         except BaseException as error:
@@ -37,11 +36,11 @@ class Result(Generic[T]):
         self._done.set()
 
     def wait(self) -> None:
-        """Until it is done, well or badly."""
+        """Waits until the work has ended, successfully or not."""
         self._done.wait()
 
     def get(self) -> T:
-        """Raises what the work raised."""
+        """Waits for the result and returns it. Raises the work's error."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -49,7 +48,7 @@ class Result(Generic[T]):
 
 
 class BackgroundThread:
-    """A thread that is started with the first work."""
+    """A thread for background work, which is started with the first work."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -57,7 +56,7 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], T]) -> Result[T]:
-        """Queues work."""
+        """Queues work and returns its result."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -66,7 +65,7 @@ class BackgroundThread:
         return result
 
     def close(self) -> None:
-        """What is queued is done first."""
+        """Ends the thread after the queued work."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(_JOIN_SECONDS)

@@ -1,6 +1,6 @@
-"""The way to one receiver: one connection, whose pieces are started in order, and a thread that sees to their ends.
+"""The connection to one receiver: starts pieces in order, and finishes them on a thread.
 
-The thread starts pieces too, but for one that nothing is before: whoever pushes that starts it.
+The thread starts pieces too, except one that no other piece precedes: the thread that pushes it also starts it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ OpenConnection = Callable[[threading.Condition, Callable[[socket.socket], None]]
 
 @dataclass(slots=True, eq=False)
 class Push:
-    """One outbound transfer; guarded by its link's lock."""
+    """One outbound transfer. The connection's lock guards it."""
 
     outbound: Outbound
     num_pieces: int = 0
     num_bytes: int = 0
-    num_waiting: int = 0  # what of it is in the queue, or is being taken from there
+    num_waiting: int = 0  # items of this push that the thread has not served yet
     num_started: int = 0  # pieces whose blocks are being read
-    complete: bool = False  # its last piece was pushed
-    stopped: bool = False  # nothing more is started
-    fencing: bool = False  # someone waits for what was started
+    complete: bool = False  # the last piece was pushed
+    stopped: bool = False  # no more pieces are started
+    fencing: bool = False  # a fence waits for the started pieces
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """Dials ahead of the first piece."""
+    """Dials before the first piece."""
 
     push: Push
 
@@ -59,20 +59,20 @@ _Item = _Begin | _Send
 
 
 class OutboundConnection:
-    """From a receiver's first push to a failure or a long silence. `open_connection` dials; on the thread."""
+    """Pushes to one receiver, until a failure or a long idle time. `open_connection` dials, on the thread."""
 
     def __init__(self, name: str, open_connection: OpenConnection, events: EventQueue) -> None:
         self._name = name
         self._open = open_connection
         self._events = events
         self._connection: PieceSender | None = None
-        self._dialling: socket.socket | None = None  # waits for the receiver's greeting
+        self._dialling: socket.socket | None = None  # awaits the receiver's welcome
         self._queue: deque[_Item] = deque()
-        self._started: deque[tuple[Push, StartedPiece]] = deque()  # taken off by the thread alone
+        self._started: deque[tuple[Push, StartedPiece]] = deque()  # only the thread removes entries
         self._pushes: set[Push] = set()
         self._changed = threading.Condition()
-        self._serving = False  # the thread has taken something out of the queue, and may start it
-        self._problem: BaseException | None = None  # of a piece that could not be started, by whatever thread
+        self._serving = False  # the thread has taken an item, and may start it
+        self._problem: BaseException | None = None  # error of a piece that failed to start, on any thread
         self._ended = False
         self._used_at = time.monotonic()  # when a push last began, or a piece was last sent
         self._thread = threading.Thread(target=self._run, name=f"kv-to-{name}", daemon=True)
@@ -80,25 +80,25 @@ class OutboundConnection:
 
     @property
     def ended(self) -> bool:
-        """It takes no pushes any more."""
+        """Whether it accepts no more pushes."""
         return self._ended
 
     def idle_since(self, kind: str) -> float | None:
-        """When it was last used. None: a push is under way, the link has ended, or its kind is another."""
+        """Returns when it was last used. None: a push is open, the connection has ended, or it is of another kind."""
         with self._changed:
             idle = not (self._ended or self._pushes or self._queue or self._started or self._serving)
             known = self._connection is not None and self._connection.kind == kind
             return self._used_at if idle and known else None
 
     def retire(self) -> None:
-        """Ends the link where it is still idle."""
+        """Ends the connection if it is still idle."""
         with self._changed:
             if not self._pushes:
                 self._ended = True
                 self._changed.notify_all()
 
     def begin(self, push: Push) -> bool:
-        """Takes a push on. False: the link has ended."""
+        """Begins a push. False: the connection has ended."""
         with self._changed:
             if self._ended:
                 return False
@@ -108,7 +108,7 @@ class OutboundConnection:
             return True
 
     def send(self, push: Push, piece: Piece) -> None:
-        """Queues a piece, or starts it at once where nothing is before it: to wake the thread takes as long."""
+        """Queues a piece; starts it at once if none precedes it, since waking the thread would take as long."""
         with self._changed:
             if self._can_start(push):
                 self._start_here(push, piece)
@@ -116,13 +116,13 @@ class OutboundConnection:
                 self._put(_Send(push, piece))
 
     def end(self, push: Push) -> None:
-        """That was its last piece: Pushed follows."""
+        """Marks the last piece of a push. Pushed follows."""
         with self._changed:
             push.complete = True
         self._report_end(push)
 
     def fence(self, push: Push) -> None:
-        """PushFenced follows: at once, or when what was started is sent."""
+        """Stops a push. PushFenced follows at once, or when its started pieces are sent."""
         with self._changed:
             push.stopped = True
             self._pushes.discard(push)
@@ -132,13 +132,13 @@ class OutboundConnection:
             self._events.post(PushFenced(push.outbound.push_id))
 
     def cut(self) -> None:
-        """Wakes the thread out of whatever it sends."""
+        """Interrupts the thread's current send."""
         connection = self._connection
         if connection is not None:
             connection.cut()
 
     def close(self) -> None:
-        """Ends the link, whatever waits."""
+        """Ends the connection and drops what is queued."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class OutboundConnection:
         self.cut()
 
     def join(self) -> None:
-        """Waits for the thread's end, for a bounded time."""
+        """Waits a limited time for the end of the thread."""
         self._thread.join(_JOIN_SECONDS)
 
     def _can_start(self, push: Push) -> bool:
@@ -161,7 +161,7 @@ class OutboundConnection:
 
     def _start_here(self, push: Push, piece: Piece) -> None:
         push.num_started += 1
-        with contextlib.suppress(BaseException):  # the thread's to tell
+        with contextlib.suppress(BaseException):  # the thread reports it
             self._start(push, piece)
         self._changed.notify_all()
 
@@ -171,10 +171,10 @@ class OutboundConnection:
             self._queue.append(item)
             self._changed.notify_all()
 
-    # The thread.
+    # On the thread.
 
     def _run(self) -> None:
-        reason = "the link is closed"
+        reason = "the connection is closed"
         try:
             while self._turn():
                 pass
@@ -182,15 +182,17 @@ class OutboundConnection:
             reason = f"{self._name}: {error.message}"
         except OSError as error:
             reason = f"{self._name}: {error}"
-        except Exception as error:  # of the executor: the thread must not die in silence
+        except Exception as error:  # of the executor: a thread must not end without a report
             reason = f"blocks could not be read: {error}"
             _log.exception("pushing KV to %s failed", self._name)
         finally:
             self._fail(reason)
 
     def _turn(self) -> bool:
-        """Starts what can be, and finishes what was started longest ago where nothing can, or where the receiver waits
-        for that. False: it is over."""
+        """Serves the next item. If it cannot start one, or the receiver waits for that, finishes the oldest piece.
+
+        Returns False when the connection has ended.
+        """
         connection = self._connection
         if connection is not None and not self._started and connection.ended() and not self._is_needed():
             self._disconnect()
@@ -219,7 +221,7 @@ class OutboundConnection:
             return bool(self._pushes)
 
     def _next(self) -> _Item | None:
-        """What to do next. None: the link is closed, something must be finished first, or the connection changed."""
+        """Takes the next item. None: the connection ended or changed, or a started piece must be finished first."""
         with self._changed:
             idle = not (self._queue or self._started or self._ended or self._problem)
             if idle and not self._changed.wait(_IDLE_SECONDS) and not self._pushes and not self._queue:
@@ -239,7 +241,7 @@ class OutboundConnection:
         connection = self._connection
         if item.push.stopped:
             return True
-        if isinstance(item, _Begin):  # what was started on a connection comes to its end before another is made
+        if isinstance(item, _Begin):  # started pieces end before the thread dials again
             return not self._started or connection is None or not connection.ended()
         assert connection is not None, "a push begins with a connection"
         return connection.room()
@@ -280,14 +282,14 @@ class OutboundConnection:
         self._left(push)
 
     def _left(self, push: Push) -> None:
-        """A piece's blocks are not read any more."""
+        """Records that a piece's blocks are no longer read."""
         with self._changed:
             push.num_started -= 1
             self._used_at = time.monotonic()
         self._report_end(push)
 
     def _report_end(self, push: Push) -> None:
-        """What the end of its pieces means, if they have all ended."""
+        """Reports the end of a push, or of its fence, if all its pieces have ended."""
         with self._changed:
             fenced = push.fencing and not push.num_started
             push.fencing = push.fencing and not fenced
@@ -302,7 +304,7 @@ class OutboundConnection:
             self._events.post(Pushed(push.outbound.push_id, push.num_pieces, push.num_bytes))
 
     def _connect(self) -> None:
-        """Sees to a connection that was not closed meanwhile, as by a receiver that was restarted."""
+        """Dials, unless the connection is still open. The receiver may have closed it, as at a restart."""
         if self._connection is not None:
             if not self._connection.ended():
                 return
@@ -311,13 +313,13 @@ class OutboundConnection:
         with self._changed:
             self._connection, self._dialling = connection, None
             if self._ended:
-                raise ConnectionError("the link is closed")
+                raise ConnectionError("the connection is closed")
 
     def _dialled(self, sock: socket.socket) -> None:
         with self._changed:
             self._dialling = sock
             if self._ended:
-                raise ConnectionError("the link is closed")
+                raise ConnectionError("the connection is closed")
 
     def _disconnect(self) -> None:
         with self._changed:

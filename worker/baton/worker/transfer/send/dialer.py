@@ -1,4 +1,4 @@
-"""Finds the way to a receiver: the best kind of transport that can be set up, the next where one cannot."""
+"""Connects to a receiver over the best transport that works, and falls back to the next."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 2.0
-_AVOID_SECONDS = 60.0  # a kind that could not be set up with a peer
+_AVOID_SECONDS = 60.0  # after a kind failed with a peer
 
 
 class Dialer:
-    """Sets connections up. Thread-safe. `paths`: by name, None for tcp. `tls`: of every connection.
+    """Opens connections. Thread-safe. `paths`: by kind, None for tcp. `tls` secures every connection.
 
-    `make_room` asks a connection of a kind to go, and says whether there was one that could.
+    `make_room` retires an idle connection of a kind. Returns whether there was one.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Dialer:
     def open(
         self, routes: Sequence[Route], changed: threading.Condition, dialled: Callable[[socket.socket], None]
     ) -> PieceSender:
-        """A connection over the first route that works; each is tried once. `dialled` hears of every socket.
+        """Returns a connection over the first route that works. Tries each once, and passes each socket to `dialled`.
 
-        Raises OSError where nobody is there, a ServiceError where the last kind was refused or cannot be used.
+        Raises OSError if the receiver cannot be reached, a ServiceError if the last kind was refused or cannot be used.
         """
         now = self._clock()
         usable = [route for route in routes[:-1] if self._avoided.get(route, 0.0) <= now] + [routes[-1]]
@@ -122,7 +122,7 @@ class Dialer:
 
 
 def _translated(call: Callable[[], T], name: str) -> T:
-    """What a transport's library raises, as an error of ours."""
+    """Calls a transport's library. Translates its errors into ServiceErrors."""
     try:
         return call()
     except ServiceError:

@@ -1,7 +1,7 @@
-"""Which slots of the receiver a sender may fill. The receiver gives each back by a credit on their connection.
+"""The receiver's slots that a sender may fill. The receiver returns each by a credit on their connection.
 
-Whoever needs a slot reads the credits that are there. A thread that slept until one comes would have to be woken up by
-the receiver, and wake up another: 0.3 ms, in which most pieces are copied.
+The thread that needs a slot reads the credits itself. A thread that waited for credits would have to be woken, and to
+wake another: 0.3 ms, in which most pieces are copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.worker.transfer.wire.sockets import Connection
 
 
 class FreeSlots:
-    """Thread-safe, but for `take`, which belongs to whoever starts pieces."""
+    """Thread-safe, except `take`: only the thread that starts pieces calls it."""
 
     def __init__(self, sock: Connection, num_slots: int) -> None:
         self._sock = sock
@@ -24,11 +24,14 @@ class FreeSlots:
         self._free = deque(range(num_slots))
         self._reading = threading.Lock()
         self._credit = bytearray(CREDIT_BYTES)
-        self._num_read = 0  # of its bytes
+        self._num_read = 0  # bytes of the credit
 
     def any(self) -> bool:
-        """Never waits. Raises ConnectionError at the connection's end, DataLoss for a credit that makes no sense."""
-        if not self._free and self._reading.acquire(blocking=False):  # else somebody reads already
+        """Whether a slot is free.
+
+        Never waits. Raises ConnectionError at the stream's end, DataLoss for an invalid credit.
+        """
+        if not self._free and self._reading.acquire(blocking=False):  # else another thread reads already
             try:
                 self._read()
             finally:
@@ -36,7 +39,7 @@ class FreeSlots:
         return bool(self._free)
 
     def take(self) -> int:
-        """One of them, of which there are any."""
+        """Takes a free slot. Call only after `any` returned True."""
         return self._free.popleft()
 
     def _read(self) -> None:

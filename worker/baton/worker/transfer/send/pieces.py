@@ -1,4 +1,4 @@
-"""How one connection's pieces leave: their bytes after the header, or through slots of the receiver."""
+"""Sends the pieces of one connection: bytes behind their header, or through slots of the receiver."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ from baton.worker.transfer.wire.frames import PieceHeader, encode_piece
 from baton.worker.transfer.wire.sockets import Connection, await_peers_end, readable, send_all, shut_down, worn
 from baton.worker.transfer.wire.stall_watchdog import watch
 
-SEND_SECONDS = 5.0  # for one piece, or for a slot to become free
-_STUCK_SECONDS = SEND_SECONDS + 1.0  # until a piece is given up that the link's thread should have given up
+SEND_SECONDS = 5.0  # for one piece, or until a slot is free
+_STUCK_SECONDS = SEND_SECONDS + 1.0  # after which the watchdog gives a piece up that the connection's thread did not
 _NUM_READ_AHEAD = 2
 _WAIT_SECONDS = 0.25
-_BRIEF_BYTES = 64 << 20  # whose copy is over before the receiver is ready for it, where none is before it
-_SPIN_SECONDS = 500e-6  # that a slot takes at most to come back while all moves well
-_LOOK_SECONDS = 1e-3  # until a copy is seen to have ended whose slot does not come back
+_BRIEF_BYTES = 64 << 20  # the receiver is not ready for a lone piece of this size before its copy has ended
+_SPIN_SECONDS = 500e-6  # the longest that a slot takes to return while the transport moves well
+_LOOK_SECONDS = 1e-3  # between checks whether a copy has ended
 _JOIN_SECONDS = 2.0
 
 
 class StartedPiece(Protocol):
-    """A piece that was started."""
+    """A piece between `start` and `finish`."""
 
     num_bytes: int
 
 
 class PieceSender(Protocol):
-    """An established connection, as its link's thread sees it. `cut` and `ended` are for any thread."""
+    """An open connection. Its thread calls these methods; `cut` and `ended` are for any thread."""
 
-    kind: str  # the transport's name
+    kind: str  # of the transport
 
     def room(self) -> bool:
         """Whether a piece can be started."""
 
     def starts_at_once(self, outbound: Outbound) -> bool:
-        """Whether `start` waits for nothing, so that any thread may call it where no other does."""
+        """Whether `start` never waits, so that any thread may call it if no other does."""
 
     def wait_for_room(self) -> None:
-        """Raises TimeoutError where the receiver makes none."""
+        """Waits until a piece can be started. Raises TimeoutError."""
 
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
-        """Begins to read the piece's blocks, and perhaps to move them."""
+        """Starts to read the piece's blocks, and to move them if the transport can."""
 
     def is_due(self, started_piece: StartedPiece) -> bool:
-        """Whether the receiver could hear of the oldest piece now, and does so by `finish` alone."""
+        """Whether the receiver could be notified of the oldest piece now, and only `finish` does that."""
 
     def await_end(self, started_piece: StartedPiece) -> bool:
-        """Waits until the oldest piece can be finished, or there is room for another. Whether to finish it."""
+        """Waits until the oldest piece can be finished (True), or another can be started (False)."""
 
     def finish(self, started_piece: StartedPiece) -> None:
-        """Returns when the oldest piece is on its way and its blocks are not read any more. Raises OSError."""
+        """Returns when the oldest piece is sent and its blocks are no longer read. Raises OSError."""
 
     def settle(self, started_piece: StartedPiece) -> None:
-        """After a cut: returns when the piece's blocks are not read any more."""
+        """Returns when the piece's blocks are no longer read. For pieces of a connection that was cut."""
 
     def ended(self) -> bool:
-        """Whether the receiver closed its end."""
+        """Whether the receiver has closed its end."""
 
     def cut(self) -> None:
-        """Makes everything end soon."""
+        """Makes every call end soon."""
 
     def close(self) -> None:
-        """After the last piece is finished or settled."""
+        """Closes the connection. Call after the last piece is finished or settled."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class _Inline:
 
 
 class InlinePieceSender:
-    """The bytes follow the header. Blocks that must be copied out first are, while the piece before is sent."""
+    """Sends bytes behind their header. Blocks that must be copied are, while the previous piece is sent."""
 
     kind = "tcp"
 
@@ -105,7 +105,7 @@ class InlinePieceSender:
         return False
 
     def wait_for_room(self) -> None:
-        raise AssertionError("there is room when nothing is on its way")
+        raise AssertionError("a piece can be started when none is being sent")
 
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
         def read() -> tuple[list[memoryview], int | None]:
@@ -160,7 +160,7 @@ class _InSlot:
 
 
 class SlotPieceSender:
-    """Pieces go into slots; the header says which. A thread of its own hears of the connection's end."""
+    """Sends pieces through slots, which headers name. A thread of its own waits for the connection's end."""
 
     def __init__(
         self,
@@ -178,14 +178,14 @@ class SlotPieceSender:
         self._sender = sender
         self._executor = executor
         self._totals = totals
-        self._changed = changed  # notified of the end
+        self._changed = changed  # notified at the end
         self._free = FreeSlots(sock, slots.num_slots)
         self._num_slots = slots.num_slots
         self._slot_bytes = slots.slot_bytes
         self._ended = ""
-        self._broken: OSError | None = None  # why no piece leaves any more
-        self._moved_at = 0.0  # when the piece before was done
-        self._on_way: deque[float] = deque()  # when each piece was started that is not finished
+        self._broken: OSError | None = None  # why no more pieces can be sent
+        self._moved_at = 0.0  # when the previous piece was finished
+        self._on_way: deque[float] = deque()  # when each unfinished piece was started
         self._over = threading.Event()
         sock.settimeout(None)
         self._ending = threading.Thread(target=self._see_end, name="kv-end", daemon=True)
@@ -193,7 +193,7 @@ class SlotPieceSender:
         watch(sock, peer, self._over, self._on_way_since, _STUCK_SECONDS, self._give_up)
 
     def room(self) -> bool:
-        """A slot that is free again, and whose piece is finished: their copies are one, which would wait for both."""
+        """Whether a slot is free and no slot's last piece is unfinished; both share one SlotCopy."""
         return self._any_free() and len(self._on_way) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:
@@ -205,7 +205,7 @@ class SlotPieceSender:
             self._check()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the receiver gave none of {self._num_slots} slots back in {SEND_SECONDS:g} s")
+                raise TimeoutError(f"the receiver returned none of {self._num_slots} slots in {SEND_SECONDS:g} s")
             self._nap(left)
 
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
@@ -217,12 +217,12 @@ class SlotPieceSender:
             block_bytes = conversion.layer_bytes(piece.layer)
         num_bytes = piece.num_blocks * piece.num_layers * block_bytes
         if num_bytes > self._slot_bytes:
-            raise Mismatch(f"a piece has {num_bytes} bytes, the receiver's slots {self._slot_bytes}")
+            raise Mismatch(f"a piece has {num_bytes} bytes; the receiver's slots have {self._slot_bytes}")
         slot = self._free.take()
         header = header_of(outbound, piece, num_bytes, None, slot)
         if outbound.checksum:
-            # Of the blocks, not of what the transport moves. Before it moves: what it queues on a device may hold up
-            # all that the device does until the receiver has heard of the piece (as while a kernel's code is loaded).
+            # Of the blocks, not of the bytes that the transport moves. Computed before the copy starts: work that the
+            # copy queues may block the device until the receiver is notified (as while kernel code is loaded).
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
         started = time.monotonic()
         self._on_way.append(started)
@@ -234,7 +234,7 @@ class SlotPieceSender:
         return _InSlot(header, pending, started, num_bytes)
 
     def _announce(self, header: PieceHeader) -> None:
-        """What goes wrong is raised by `finish`: the copy may be under way, and must be waited for."""
+        """Announces a piece. `finish` raises errors of this: the copy may have started, and must be awaited."""
         try:
             self._sock.sendall(encode_piece(header))
         except OSError as error:
@@ -245,7 +245,7 @@ class SlotPieceSender:
         return not self._sender.announces_first and has_ended(started_piece.pending)
 
     def await_end(self, started_piece: StartedPiece) -> bool:
-        """Not in the device's own wait: a slot mostly comes back before the next copy's end, and must find us awake."""
+        """Polls: a slot usually returns before the next copy ends, and a wait in the device would not see it."""
         assert isinstance(started_piece, _InSlot)
         deadline = started_piece.started + SEND_SECONDS
         while self._sender.announces_first and not (self._ended or has_ended(started_piece.pending)):
@@ -274,12 +274,12 @@ class SlotPieceSender:
         self._totals.sent(started_piece.num_bytes, seconds)
 
     def settle(self, started_piece: StartedPiece) -> None:
-        """However long it takes: while the copy may go on, the connection stays, and with it the slots."""
+        """Waits without a limit: while the copy may go on, the connection and its slots must stay."""
         assert isinstance(started_piece, _InSlot)
         try:
             while not started_piece.pending.wait(_WAIT_SECONDS):
                 pass
-        except Exception:  # it ended badly: it ended
+        except Exception:  # the copy has ended, with an error
             return
 
     def ended(self) -> bool:
@@ -287,10 +287,10 @@ class SlotPieceSender:
 
     def cut(self) -> None:
         self._sender.abort()
-        # Not the other direction: the receiver takes its end for the end of every copy.
+        # Only this direction: the receiver takes the end of the other for the end of every copy.
         shut_down(self._sock, socket.SHUT_RD)
         with self._changed:
-            self._ended = self._ended or "the connection is cut"
+            self._ended = self._ended or "the connection was cut"
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -309,15 +309,15 @@ class SlotPieceSender:
             raise self._broken
 
     def _on_way_since(self) -> float:
-        """When the piece was started that is to be finished next; 0: none was."""
+        """Returns when the oldest unfinished piece was started; 0: there is none."""
         try:
             return self._on_way[0]
         except IndexError:
             return 0.0
 
     def _give_up(self) -> None:
-        """Waits for nobody: whoever starts a piece, perhaps in a call of the device's, has the link's lock."""
-        self._broken = TimeoutError("a piece was given up: its copy stood still")
+        """Gives pieces up without the connection's lock: a thread that is stuck in a device call may hold it."""
+        self._broken = TimeoutError("a piece was given up: its copy made no progress")
         self._sender.abort()
 
     def _any_free(self) -> bool:
@@ -325,14 +325,14 @@ class SlotPieceSender:
             return self._free.any()
         except (OSError, DataLoss) as error:
             self._ended = self._ended or str(error)
-            shut_down(self._sock, socket.SHUT_RD)  # the thread that sees the end does the rest
+            shut_down(self._sock, socket.SHUT_RD)  # the thread that awaits the peer's end does the rest
             return False
 
     def _nap(self, seconds: float) -> None:
-        """Until something comes of the receiver, or so long; less, and awake, while a slot is to come back at once."""
+        """Waits for a byte of the receiver, at most `seconds`. Spins while a slot is likely to return at once."""
         last = max(self._moved_at, self._on_way[-1]) if self._on_way else self._moved_at
         if time.monotonic() - last < _SPIN_SECONDS:
-            os.sched_yield()  # a sleep of no time takes tens of microseconds
+            os.sched_yield()  # even sleep(0) takes tens of microseconds
         else:
             readable(self._sock, seconds)
 
@@ -345,7 +345,7 @@ class SlotPieceSender:
 
 
 def header_of(outbound: Outbound, piece: Piece, num_bytes: int, checksum: int | None, slot: int | None) -> PieceHeader:
-    """What is said of a piece."""
+    """Returns the header of a piece."""
     return PieceHeader(
         transfer_id=outbound.transfer_id,
         generation=outbound.generation,

@@ -1,4 +1,4 @@
-"""The checksum of a piece's bytes: XXH3 with 64 bits, faster than memory where CRC-32 is slower than a socket."""
+"""The checksum of a piece's bytes: XXH3-64, which is faster than memory. CRC-32 would be slower than a socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import xxhash
 
 
 def checksum_of(*buffers: bytes | bytearray | memoryview) -> int:
-    """Of the bytes of all buffers, in order."""
+    """Returns the checksum of the bytes of all buffers, in order."""
     digest = xxhash.xxh3_64()
     for buffer in buffers:
         digest.update(buffer)

@@ -1,4 +1,4 @@
-"""Room for one more connection of a kind that may have so many: the one that was not used for longest goes."""
+"""Frees capacity for one more connection of a kind that has a limit, by retiring the one that was idle longest."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from baton.rpc.errors import NoCapacity
 
 T = TypeVar("T")
 
-_SETTLED_SECONDS = 1.0  # that a connection must have been idle
-_GONE_SECONDS = 3.0  # until one that was asked to go is gone
+_SETTLED_SECONDS = 1.0  # the shortest idle time of a connection that is retired
+_GONE_SECONDS = 3.0  # for a retired connection to close
 _NAP_SECONDS = 0.02
 
 
 class Retirable(Protocol):
-    """A connection, or the link that makes it. Thread-safe."""
+    """A connection that can be closed to free capacity. Thread-safe."""
 
     def idle_since(self, kind: str) -> float | None:
-        """When it was last used, by the monotonic clock. None: it is in use, about to go, or of another kind."""
+        """Returns when it was last used, by the monotonic clock. None: it is in use, retired, or of another kind."""
 
     def retire(self) -> None:
-        """It ends soon, as if its peer had ended it."""
+        """Makes the connection end soon, as if its peer had ended it."""
 
 
 def retire_longest_idle(kind: str, connections: Iterable[Retirable]) -> bool:
-    """Asks the one to go that was not used for longest. False: each was used a moment ago."""
+    """Retires the connection that was idle longest. False: every one was used a moment ago."""
     idle = [(since, one) for one in connections if (since := one.idle_since(kind)) is not None]
     if not idle:
         return False
@@ -38,7 +38,10 @@ def retire_longest_idle(kind: str, connections: Iterable[Retirable]) -> bool:
 
 
 def retry_after_retiring(make: Callable[[], T], retire: Callable[[], bool]) -> T:
-    """What `make` makes; where it has no capacity, once something that was asked to go is gone. Raises NoCapacity."""
+    """Returns `make()`.
+
+    Without capacity, retires a connection and tries again until it has closed. Raises NoCapacity.
+    """
     deadline = 0.0
     while True:
         try:

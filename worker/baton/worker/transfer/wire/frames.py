@@ -1,4 +1,4 @@
-"""What two workers say on a KV connection: who they are, where pieces are, which slots are free. Knows no sockets.
+"""The frames of a KV connection: who the two workers are, where pieces are, which slots are free. Knows no sockets.
 
     sender                          receiver
     OPEN (key, kind, rank, epoch, offer) ->
@@ -6,7 +6,7 @@
     PIECE (+ bytes, where inline)   ->
                                     <- CREDIT (a slot), once for each piece in a slot
 
-Every frame protects itself: nothing that follows a damaged one on the connection can be trusted.
+Every frame carries a CRC. After a damaged frame, nothing that follows on the connection can be trusted.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _VERSION = 3
 _HAS_CHECKSUM = 1
 _NO_SLOT = 0xFFFFFFFF
 _CRC = struct.Struct("<I")
-# magic, version, what, bytes of the body, their CRC-32
+# magic, version, frame, bytes of the body, CRC-32 of the body
 _GREETING = struct.Struct("<4sHHII")
 # key, kind, tp rank, worker epoch; the offer follows
 _OPEN = struct.Struct("<16sHHQ")
-# slots, bytes of each; the blob follows
+# number of slots, bytes of each; the blob follows
 _WELCOME = struct.Struct("<IQ")
 # magic, version, flags, transfer id, generation, receiver epoch, layer, layers, first index, blocks, first head, heads,
 # slot, microseconds of the copy, bytes, checksum
 _PIECE = struct.Struct("<4sHHQQQHHIIHHIIIQ")
-_CREDIT = struct.Struct("<II")  # a slot, and its complement
+_CREDIT = struct.Struct("<II")  # slot, its complement
 
 GREETING_BYTES = _GREETING.size + _CRC.size
 PIECE_BYTES = _PIECE.size + _CRC.size
 CREDIT_BYTES = _CREDIT.size
 KEY_BYTES = 16
-MAX_GREETING_BODY_BYTES = 4 << 20  # descriptions of RDMA memory are long
-MAX_PIECE_BYTES = 256 << 20  # a header that says more is no header
+MAX_GREETING_BODY_BYTES = 4 << 20  # room for long descriptions of RDMA memory
+MAX_PIECE_BYTES = 256 << 20  # larger pieces are rejected
 
 
 class Greeting(enum.IntEnum):
@@ -58,109 +58,112 @@ class Greeting(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What a sender says first."""
+    """A sender's first frame."""
 
     kind: int  # a kv_pb2.TransportKind
     tp_rank: int
     epoch: int  # of the sender
     offer: bytes
-    key: bytes = field(default=bytes(KEY_BYTES), repr=False)  # the receiver's, as told over the control stream
+    key: bytes = field(default=bytes(KEY_BYTES), repr=False)  # the receiver's, from the control stream
 
 
 class PieceHeader(NamedTuple):
-    """Some layers of some neighbouring blocks of one transfer. Its bytes are [num_blocks, num_layers, bytes]."""
+    """The header of a piece: neighbouring layers and blocks of a transfer, as [num_blocks, num_layers, bytes]."""
 
     transfer_id: int
     generation: int
     receiver_epoch: int
     layer: int
-    first_index: int  # into the descriptor's block list
+    first_index: int  # index in the descriptor's block list
     num_blocks: int
     num_bytes: int
     checksum: int | None = None  # XXH3-64 of the bytes
     num_layers: int = 1
-    heads: tuple[int, int] | None = None  # first and number, of the receiver rank's; None: all
-    slot: int | None = None  # None: the bytes follow
-    copy_micros: int = 0  # that the copy into the slot took, as the sender saw it
+    heads: tuple[int, int] | None = None  # first and number, of the receiver rank; None: all
+    slot: int | None = None  # None: the bytes follow the header
+    copy_micros: int = 0  # duration of the copy into the slot, measured by the sender
 
     def with_checksum(self, checksum: int) -> PieceHeader:
-        """The same, with the checksum of its bytes."""
+        """Returns a copy with the checksum of its bytes."""
         return self._replace(checksum=checksum)
 
     def copied_in(self, seconds: float) -> PieceHeader:
-        """The same, with the time of the copy."""
+        """Returns a copy with the duration of the slot copy."""
         return self._replace(copy_micros=round(seconds * 1e6))
 
 
 def encode_greeting(what: Greeting, body: bytes) -> bytes:
-    """A frame that begins a connection."""
+    """Encodes a first frame."""
     fields = _GREETING.pack(_MAGIC, _VERSION, what, len(body), zlib.crc32(body))
     return fields + _CRC.pack(zlib.crc32(fields)) + body
 
 
 def decode_greeting(data: bytes | bytearray | memoryview) -> tuple[Greeting, int, int]:
-    """What the first GREETING_BYTES say: which frame, the length of its body, the body's CRC. Raises DataLoss."""
+    """Decodes the first GREETING_BYTES: the frame, the length of its body, the body's CRC. Raises DataLoss."""
     magic, version, what, num_bytes, crc = _GREETING.unpack_from(data)
     _check_magic(magic, version, "a connection")
     if _CRC.unpack_from(data, _GREETING.size)[0] != zlib.crc32(memoryview(data)[: _GREETING.size]):
         raise DataLoss("a connection's first frame is damaged")
     if what not in tuple(Greeting) or num_bytes > MAX_GREETING_BODY_BYTES:
-        raise DataLoss(f"a connection begins with frame {what} of {num_bytes} bytes, which is none")
+        raise DataLoss(
+            f"invalid first frame: {what} with {num_bytes} bytes; allowed are {[int(one) for one in Greeting]} "
+            f"with up to {MAX_GREETING_BODY_BYTES}"
+        )
     return Greeting(what), num_bytes, crc
 
 
 def check_greeting_body(body: bytes, crc: int) -> None:
-    """Raises DataLoss where the body is not what was sent."""
+    """Raises DataLoss if the body's CRC differs."""
     if zlib.crc32(body) != crc:
         raise DataLoss("a connection's first frame is damaged")
 
 
 def encode_open(opened: Open) -> bytes:
-    """The sender's greeting."""
+    """Encodes the sender's first frame."""
     fields = _OPEN.pack(opened.key, opened.kind, opened.tp_rank, opened.epoch)
     return encode_greeting(Greeting.OPEN, fields + opened.offer)
 
 
 def decode_open(body: bytes) -> Open:
-    """Raises DataLoss."""
+    """Decodes the sender's first frame. Raises DataLoss."""
     if len(body) < _OPEN.size:
-        raise DataLoss(f"an OPEN of {len(body)} bytes came; it has {_OPEN.size} at least")
+        raise DataLoss(f"an OPEN frame has {len(body)} bytes; it must have at least {_OPEN.size}")
     key, kind, tp_rank, epoch = _OPEN.unpack_from(body)
     return Open(kind, tp_rank, epoch, body[_OPEN.size :], key)
 
 
 def encode_welcome(slots: Slots) -> bytes:
-    """The receiver's greeting."""
+    """Encodes the receiver's answer: its slots."""
     return encode_greeting(Greeting.WELCOME, _WELCOME.pack(slots.num_slots, slots.slot_bytes) + slots.blob)
 
 
 def decode_welcome(body: bytes) -> Slots:
-    """Raises DataLoss."""
+    """Decodes the receiver's answer. Raises DataLoss."""
     if len(body) < _WELCOME.size:
-        raise DataLoss(f"a WELCOME of {len(body)} bytes came; it has {_WELCOME.size} at least")
+        raise DataLoss(f"a WELCOME frame has {len(body)} bytes; it must have at least {_WELCOME.size}")
     num_slots, slot_bytes = _WELCOME.unpack_from(body)
     return Slots(num_slots, slot_bytes, body[_WELCOME.size :])
 
 
 def encode_refused(error: ServiceError) -> bytes:
-    """The receiver's no."""
+    """Encodes the receiver's refusal."""
     return encode_greeting(Greeting.REFUSED, status_of(error).SerializeToString()[:MAX_GREETING_BODY_BYTES])
 
 
 def decode_refused(body: bytes) -> ServiceError:
-    """The error that the receiver had. Raises DataLoss."""
+    """Decodes a refusal into the receiver's error. Raises DataLoss."""
     detail = types_pb2.ErrorDetail()
     try:
         status = status_pb2.Status.FromString(body)
         for packed in status.details:
             packed.Unpack(detail)
     except DecodeError as error:
-        raise DataLoss("a REFUSED came that is no google.rpc.Status") from error
+        raise DataLoss("a REFUSED frame is not a google.rpc.Status") from error
     return error_from_detail(status.code, status.message, detail)
 
 
 def encode_piece(header: PieceHeader) -> bytes:
-    """PIECE_BYTES bytes."""
+    """Encodes a header in PIECE_BYTES bytes."""
     first_head, num_heads = header.heads or (0, 0)
     fields = _PIECE.pack(
         _MAGIC,
@@ -184,7 +187,7 @@ def encode_piece(header: PieceHeader) -> bytes:
 
 
 def decode_piece(data: bytes | bytearray | memoryview) -> PieceHeader:
-    """Raises DataLoss for bytes that are no header."""
+    """Decodes a header. Raises DataLoss if it is invalid."""
     fields = _PIECE.unpack_from(data)
     magic, version, flags, transfer_id, generation, receiver_epoch, layer, num_layers, first_index = fields[:9]
     num_blocks, first_head, num_heads, slot, copy_micros, num_bytes, checksum = fields[9:]
@@ -192,7 +195,7 @@ def decode_piece(data: bytes | bytearray | memoryview) -> PieceHeader:
     if _CRC.unpack_from(data, _PIECE.size)[0] != zlib.crc32(memoryview(data)[: _PIECE.size]):
         raise DataLoss("a piece's header is damaged")
     if num_bytes > MAX_PIECE_BYTES:
-        raise DataLoss(f"a piece has {num_bytes} bytes; at most {MAX_PIECE_BYTES} are taken")
+        raise DataLoss(f"a piece has {num_bytes} bytes; the maximum is {MAX_PIECE_BYTES}")
     return PieceHeader(
         transfer_id,
         generation,
@@ -210,12 +213,12 @@ def decode_piece(data: bytes | bytearray | memoryview) -> PieceHeader:
 
 
 def encode_credit(slot: int) -> bytes:
-    """CREDIT_BYTES bytes."""
+    """Encodes a credit in CREDIT_BYTES bytes."""
     return _CREDIT.pack(slot, slot ^ 0xFFFFFFFF)
 
 
 def decode_credit(data: bytes | bytearray | memoryview) -> int:
-    """The slot that is free again. Raises DataLoss."""
+    """Returns the slot that is free again. Raises DataLoss."""
     slot, complement = _CREDIT.unpack_from(data)
     if slot != complement ^ 0xFFFFFFFF:
         raise DataLoss("a credit is damaged")

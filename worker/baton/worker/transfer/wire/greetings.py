@@ -1,4 +1,4 @@
-"""Reads the frames that begin a connection."""
+"""Reads the first frames of a connection from its socket."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from baton.worker.transfer.wire.sockets import Connection, receive_exactly
 
 
 def receive_open(sock: Connection) -> Open:
-    """What a sender says of itself. Raises DataLoss for anything else, and for nothing within the socket's limit."""
+    """Reads a sender's first frame. Raises DataLoss if it is another one, or not received within the socket's limit."""
     try:
         what, body = _receive(sock)
     except BlockingIOError:
-        raise DataLoss("the connection did not say in time what it is") from None
+        raise DataLoss("the OPEN frame was not received in time") from None
     if what is not Greeting.OPEN:
         raise DataLoss(f"the connection begins with {what.name}, expected OPEN")
     return decode_open(body)
 
 
 def receive_welcome(sock: Connection) -> Slots:
-    """The receiver's slots; or the ServiceError that it refused with. Raises DataLoss for anything else."""
+    """Reads the receiver's slots. Raises the ServiceError that it refused with, or DataLoss for another answer."""
     what, body = _receive(sock)
     if what is Greeting.WELCOME:
         return decode_welcome(body)

@@ -1,4 +1,4 @@
-"""Sockets for KV: dialling, listening, and reading whole frames with deadlines."""
+"""Sockets for KV: dials, listens, and reads whole frames with deadlines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from baton.worker.transfer.wire.tls import TlsSocket
 
 Connection = socket.socket | TlsSocket
 
-MAX_BUFFERS = 1024  # of one call: IOV_MAX
+MAX_BUFFERS = 1024  # the kernel's limit for one call (IOV_MAX)
 
 _WANTED_BYTES = 4 << 20
-_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # a host that is gone is seen in 25 s
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # detects a lost host in 25 s
 
 
 def dial(host: str, port: int, connect_seconds: float, send_seconds: float) -> socket.socket:
-    """Raises OSError when no connection stands in time. Every read and write afterwards has a limit."""
+    """Connects, with a limit for every later read and write. Raises OSError if there is no connection in time."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -37,7 +37,7 @@ def dial(host: str, port: int, connect_seconds: float, send_seconds: float) -> s
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises Unavailable, naming the address."""
+    """Returns a listening socket. Raises Unavailable with the address."""
     bare = host.strip("[]")
     family = socket.AF_INET6 if ":" in bare else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -53,8 +53,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def tune(sock: Connection) -> None:
-    """Frames leave at once, though the one before is not acknowledged yet, which may take the peer's kernel 40 ms. And
-    a peer whose host is gone ends the connection."""
+    """Sends frames without a delay, and ends the connection if the peer's host is lost.
+
+    With Nagle's algorithm a frame would wait for the acknowledgement of the last one, up to 40 ms.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -63,13 +65,13 @@ def tune(sock: Connection) -> None:
 
 
 def limit_receives(sock: Connection, seconds: float) -> None:
-    """A blocking read raises BlockingIOError after so long without a byte."""
+    """Makes blocking reads raise BlockingIOError after `seconds` without a byte."""
     whole = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
 
 def receive_exactly(sock: Connection, num_bytes: int) -> bytearray:
-    """So many bytes. Raises ConnectionError where the peer ends it before, and what the socket's limit raises."""
+    """Reads `num_bytes`. Raises ConnectionError at an earlier end, and the errors of the socket's limits."""
     data = bytearray(num_bytes)
     view = memoryview(data)
     while view:
@@ -81,7 +83,7 @@ def receive_exactly(sock: Connection, num_bytes: int) -> bytearray:
 
 
 def send_all(sock: Connection, buffers: list[memoryview], seconds: float) -> None:
-    """All of these bytes. Raises TimeoutError where the peer does not take them in so long."""
+    """Sends all buffers. Raises TimeoutError if the peer does not accept them in time."""
     deadline = time.monotonic() + seconds
     first = 0
     while first < len(buffers):
@@ -92,7 +94,7 @@ def send_all(sock: Connection, buffers: list[memoryview], seconds: float) -> Non
 
 
 def skip(buffers: list[memoryview], first: int, num_bytes: int) -> int:
-    """Which buffer is next after so many bytes. One that is done in part is replaced by its rest."""
+    """Skips bytes from `first` on. Returns the index of the next buffer; replaces a partly skipped one by its rest."""
     while num_bytes:
         buffer = buffers[first]
         if num_bytes < buffer.nbytes:
@@ -104,7 +106,7 @@ def skip(buffers: list[memoryview], first: int, num_bytes: int) -> int:
 
 
 def readable(sock: Connection, seconds: float) -> bool:
-    """Whether there is something to read, or the connection has ended."""
+    """Whether a read would return at once: with bytes, or at the end of the stream."""
     if isinstance(sock, TlsSocket) and sock.buffered:
         return True
     poll = select.poll()
@@ -113,25 +115,25 @@ def readable(sock: Connection, seconds: float) -> bool:
 
 
 def await_peers_end(sock: Connection) -> None:
-    """Returns when the peer sends no more, or the connection is shut down. What comes before that wakes nobody."""
+    """Returns when the peer sends no more, or the connection is shut down. Does not wake for data."""
     poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)  # errors and both ends' hang-up, too
+    poll.register(sock, select.POLLRDHUP)  # includes errors and the hang-up of both ends
     poll.poll()
 
 
 def worn(sock: Connection) -> bool:
-    """Whether another connection should be made in its place when nobody uses it."""
+    """Whether an idle connection should be replaced, as its TLS key has encrypted much."""
     return isinstance(sock, TlsSocket) and sock.worn
 
 
 def shut_down(sock: Connection, how: int = socket.SHUT_RDWR) -> None:
-    """Wakes whoever reads or writes. Idempotent."""
+    """Shuts the socket down, which wakes blocked reads and writes. Idempotent."""
     with contextlib.suppress(OSError):
         sock.shutdown(how)
 
 
 def _enlarge(sock: socket.socket, option: int, limit: Path) -> None:
-    """Where the kernel allows less than we want, its own tuning does better than we can."""
+    """Enlarges a socket buffer, unless the kernel's limit is lower: then its own tuning does better."""
     try:
         allowed = int(limit.read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -1,8 +1,7 @@
-"""Gives up pieces that a connection's own thread cannot: it may be in a call of the device's.
+"""Gives pieces up when the connection's own thread is stuck in a device call.
 
-Such a call waits, for memory to be freed or code to be loaded, until the device has done all that it has; and a kernel
-that receives waits for bytes, one that sends for whoever takes them. Where that never comes, only another thread can
-say so.
+Such a call (to free memory, to load code) waits for all work of the device. A kernel that receives waits for the peer's
+bytes, and one that sends waits for the peer to receive. If the peer never does, only another thread can end the wait.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from baton.worker.transfer.wire.sockets import Connection
 
 _log = logging.getLogger(__name__)
 
-_LOST_SECONDS = 1.0  # in which the connection's thread sees itself that the peer is gone
+_LOST_SECONDS = 1.0  # for the connection's thread to see by itself that the peer is gone
 _NAP_SECONDS = 0.5
 
 
@@ -29,10 +28,10 @@ def watch(
     seconds: float,
     abort: Callable[[], None],
 ) -> None:
-    """Calls `abort`, on a thread of its own, where pieces are not over soon after the peer has gone, or stand still.
+    """Calls `abort`, on a thread of its own, if pieces make no progress or do not end soon after the peer is gone.
 
-    `turned_at`: when the connection's thread last saw to pieces that are on their way, by the monotonic clock; 0: none
-    are. `seconds`: that it may be away from them. All ends when the connection is `over`.
+    `turned_at`: when the connection's thread last served pending pieces, by the monotonic clock; 0: none is pending.
+    `seconds`: the longest time that it may not serve them. Ends when `over` is set.
     """
     end = select.poll()
     end.register(sock, select.POLLRDHUP)
@@ -45,8 +44,8 @@ def watch(
                 gone_at = now
             stands = at and (now - at > seconds or (gone_at and now - gone_at > _LOST_SECONDS))
             num_seen = num_seen + 1 if stands else 0
-            if num_seen > 1:  # after the first, a process that was stopped itself sees to its pieces
-                _log.warning("pieces on the way from or to %s are given up: they wait for what does not come", peer)
+            if num_seen > 1:  # twice: a process that was suspended first serves its own pieces
+                _log.warning("pieces to or from %s are given up: their transport makes no progress", peer)
                 abort()
                 return
 

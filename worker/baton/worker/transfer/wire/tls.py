@@ -1,7 +1,7 @@
-"""A TLS connection in the place of a socket: what sends and receives KV takes either.
+"""A TLS connection with the interface of a socket, for KV.
 
-Python's own SSLSocket can neither gather nor scatter, moves one record of 16 KiB a call, goes on in the clear behind a
-`shutdown`, and must not be read and written by two threads at once. Here one thread may read and one may write.
+Python's SSLSocket cannot gather or scatter, moves one record of 16 KiB a call, continues in the clear after `shutdown`,
+and must not be read and written by two threads at once. Here one thread may read while another writes.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from baton.rpc.identity import WORKER
 from baton.rpc.identity_table import KV_SENDERS
 from baton.rpc.tls import Tls
 
-_CHUNK_BYTES = 256 << 10  # that one call sends or takes from the network
-_TAKE_BYTES = 1 << 20  # that one call fills in
-_RECORD_BYTES = 17 << 10  # more than the largest, with what is around it
-# AES-GCM is good for 388 GB under one key, and Python cannot ask for another: a connection ends before.
+_CHUNK_BYTES = 256 << 10  # sent or received by one call
+_TAKE_BYTES = 1 << 20  # filled in by one call
+_RECORD_BYTES = 17 << 10  # more than the largest record with its header
+# AES-GCM is safe for 388 GB under one key, and Python cannot request a new key: connections end earlier.
 _WORN_BYTES = 1 << 37
 _MAX_BYTES = 1 << 38
 
 
 class KvTls:
-    """What a worker's KV connections show, and accept: workers of the same fleet. With the files as they are then."""
+    """Secures a worker's KV connections with the fleet's certificates, read anew for each connection."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
 
     def connect(self, sock: socket.socket, seconds: float) -> TlsSocket:
-        """A sender's end. Raises OSError where the peer is no worker of the fleet, or takes longer."""
+        """Secures a sender's end. Raises OSError if the peer is not a worker of the fleet, or is too slow."""
         context = self._tls.ssl_context(server_side=False)
         secured = TlsSocket(sock, context, self._tls.host_name_of(WORKER))
         secured.shake_hands(seconds)
         return secured
 
     def accept(self, sock: socket.socket, seconds: float) -> TlsSocket:
-        """A receiver's end. Raises OSError where the peer shows no certificate of the CA, or takes longer."""
+        """Secures a receiver's end. Raises OSError if the peer has no certificate of the CA, or is too slow."""
         secured = TlsSocket(sock, self._tls.ssl_context(server_side=True))
         secured.shake_hands(seconds)
         return secured
 
     def refusal(self, sock: socket.socket | TlsSocket) -> str:
-        """Why an accepted peer may send no KV. Empty: it may."""
-        assert isinstance(sock, TlsSocket), "it was accepted here"
+        """Returns why an accepted peer may not send KV. Empty: it may."""
+        assert isinstance(sock, TlsSocket), "accept secured the socket"
         return self._tls.refusal(sock.peer_certificate, KV_SENDERS)
 
 
 class TlsSocket:
-    """Over a connected socket, which it owns. TLS 1.3 alone: nothing but data moves after the handshake.
+    """TLS over a connected socket, which it owns. TLS 1.3 only: after the handshake, only data moves.
 
-    `server_hostname` makes it the client's end: the DNS name that the peer's certificate must have.
+    With `server_hostname` it is the client's end: the DNS name that the peer's certificate must have.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
@@ -64,29 +64,29 @@ class TlsSocket:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
-        self._lock = threading.Lock()  # of the two above and of this: OpenSSL's state is one for both directions
+        self._lock = threading.Lock()  # guards the two above and _starved: OpenSSL has one state for both directions
         self._scratch = memoryview(bytearray(_CHUNK_BYTES))
-        self._starved = True  # nothing can be read before more comes from the network
+        self._starved = True  # nothing can be read before more bytes are received
         self._num_sent = 0
 
     @property
     def peer_certificate(self) -> Mapping[str, Any] | None:
-        """As `getpeercert` has it."""
+        """The peer's certificate, as `getpeercert` returns it."""
         return self._tls.getpeercert()
 
     @property
     def buffered(self) -> bool:
-        """Whether something can be read without the network."""
+        """Whether a read would return without the network."""
         with self._lock:
             return not self._starved and (self._tls.pending() > 0 or self._incoming.pending > 0)
 
     @property
     def worn(self) -> bool:
-        """Whether its key has served long enough: a new connection has another."""
+        """Whether the key has encrypted so much that a new connection should replace this one."""
         return self._num_sent >= _WORN_BYTES
 
     def shake_hands(self, seconds: float) -> None:
-        """Before anything else. Raises OSError: SSLError for a peer that is not who it must be, TimeoutError."""
+        """Runs the handshake. Raises SSLError if the peer's identity is wrong, TimeoutError, or another OSError."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
@@ -97,7 +97,7 @@ class TlsSocket:
                 done = False
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._sock.sendall(self._outgoing.read())  # the alert says why
+                    self._sock.sendall(self._outgoing.read())  # the alert with the cause
                 raise
             else:
                 done = True
@@ -112,7 +112,7 @@ class TlsSocket:
                 raise ConnectionError("the peer ended the connection within the TLS handshake")
 
     def recv_into(self, buffer: bytearray | memoryview, num_bytes: int = 0, flags: int = 0) -> int:
-        """Some bytes, as a socket gives them; 0 at the end. What the socket's limits raise. Flags change nothing."""
+        """Reads as a socket does; 0 at the end. Ignores flags. Raises the errors of the socket's limits."""
         view = memoryview(buffer)
         view = view[:num_bytes] if num_bytes else view
         while True:
@@ -123,7 +123,7 @@ class TlsSocket:
                 return 0
 
     def recvmsg_into(self, buffers: Sequence[memoryview], _space: int, _flags: int) -> tuple[int]:
-        """What is there now, as with MSG_DONTWAIT. Raises BlockingIOError for nothing."""
+        """Reads what has been received, as with MSG_DONTWAIT. Raises BlockingIOError if that is nothing."""
         views = list(buffers)
         total, ended = 0, False
         while views and total < _TAKE_BYTES:
@@ -142,7 +142,7 @@ class TlsSocket:
         return (total,)
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """The first bytes of these; how many. What the socket's limits raise."""
+        """Sends the first bytes of the buffers; returns how many. Raises the errors of the socket's limits."""
         parts, room = [], _CHUNK_BYTES
         for buffer in buffers:
             parts.append(buffer[:room])
@@ -152,7 +152,7 @@ class TlsSocket:
         data = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
         self._num_sent += data.nbytes
         if self._num_sent > _MAX_BYTES:
-            raise ConnectionError(f"{_MAX_BYTES} bytes were sent under one key, which is enough")
+            raise ConnectionError(f"{_MAX_BYTES} bytes, the maximum, were sent under one key")
         with self._lock:
             done = 0
             while done < data.nbytes:
@@ -162,35 +162,32 @@ class TlsSocket:
         return data.nbytes
 
     def sendall(self, data: bytes | memoryview) -> None:
-        """All of them."""
+        """Sends all bytes."""
         rest = memoryview(data)
         while rest:
             rest = rest[self.sendmsg([rest]) :]
 
     def fileno(self) -> int:
-        """The socket's."""
         return self._sock.fileno()
 
     def settimeout(self, seconds: float | None) -> None:
-        """The socket's."""
         self._sock.settimeout(seconds)
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        """The socket's. A low-water mark is of plain bytes, of which a part may be here already."""
+        """Sets an option of the socket. Lowers a low-water mark, since some plain bytes may be buffered here."""
         if option == socket.SO_RCVLOWAT and isinstance(value, int):
             value = max(1, value - _RECORD_BYTES)
         self._sock.setsockopt(level, option, value)
 
     def shutdown(self, how: int) -> None:
-        """The socket's: wakes whoever reads or writes. Nothing leaves in the clear behind it."""
+        """Shuts the socket down, which wakes blocked reads and writes. Never sends in the clear."""
         self._sock.shutdown(how)
 
     def close(self) -> None:
-        """The socket's."""
         self._sock.close()
 
     def _read(self, views: list[memoryview]) -> int:
-        """Fills these from what is here; how many bytes."""
+        """Fills the views with buffered bytes; returns how many."""
         total = 0
         with self._lock:
             try:
@@ -207,7 +204,7 @@ class TlsSocket:
         return total
 
     def _take(self, flags: int) -> int:
-        """From the network; 0: the peer has ended it."""
+        """Receives from the network; 0: the peer has ended the stream."""
         count = self._sock.recv_into(self._scratch, 0, flags)
         if count:
             with self._lock:
