@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
 
-# By preference.
+# In order of preference.
 NAMES: dict[str, kv_pb2.TransportKind.ValueType] = {
     "ipc": kv_pb2.TRANSPORT_KIND_IPC,
     "nccl": kv_pb2.TRANSPORT_KIND_NCCL,
@@ -25,8 +25,8 @@ def parse_order(value: str) -> tuple[str, ...]:
     wrong = [name for name in names if name not in NAMES]
     if wrong or len(set(names)) < len(names):
         raise InvalidRequest(
-            f"transports={value}: {repr(wrong[0]) + ' is none' if wrong else 'a name comes twice'}; it must be {AUTO}, "
-            f"or some of {', '.join(NAMES)}, separated by commas",
+            f"transports={value}: {repr(wrong[0]) + ' is unknown' if wrong else 'a name is repeated'}; it must be "
+            f"{AUTO}, or some of {', '.join(NAMES)}, separated by commas",
             field="transports",
         )
     return names

@@ -61,7 +61,7 @@ def test_names_and_metadata_have_bounds(wrong):
 
 def test_offers_are_of_one_version():
     check_offer(encode_offer())
-    with pytest.raises(Mismatch, match="version 2 of the rdma transport, this worker speaks 1"):
+    with pytest.raises(Mismatch, match="version 2 of the rdma transport, this worker has 1"):
         check_offer(b"BRDM\x02\x00")
     with pytest.raises(Mismatch, match="expected b'BRDM'"):
         check_offer(b"BIPC\x01\x00")

@@ -257,7 +257,7 @@ def test_metadata_that_nixl_cannot_read_is_a_mismatch(path):
     slots = slots_of(path)
     metadata = decode_region(slots.blob, slots.num_slots * slots.slot_bytes).metadata
     for wrong in (b"x", bytes(500), metadata[:-1], metadata[: len(metadata) // 2], metadata[1:]):
-        with pytest.raises(Mismatch, match="NIXL metadata of"):
+        with pytest.raises(Mismatch, match="the NIXL metadata of"):
             path.connect(changed(slots, metadata=wrong))
     path.connect(slots).close()
 
@@ -271,13 +271,13 @@ def test_memory_that_is_not_registered_is_not_written(path):
     slots = slots_of(path)
     region = decode_region(slots.blob, slots.num_slots * slots.slot_bytes)
     elsewhere = dataclasses.replace(region.memory, address=region.memory.address + (1 << 40))
-    with pytest.raises(Unavailable, match="cannot be made"):
+    with pytest.raises(Unavailable, match="cannot start a copy"):
         path.connect(changed(slots, memory=elsewhere))
 
 
 @pytest.mark.parametrize("slots", [Slots(0, 1, b""), Slots(65, 1, b""), Slots(1, 0, b""), Slots(1, 2**31, b"")])
 def test_numbers_of_slots_have_bounds(path, slots):
-    with pytest.raises(Mismatch, match="at most 64 of"):
+    with pytest.raises(Mismatch, match="the maximum is 64 of"):
         path.connect(slots)
 
 
@@ -346,7 +346,7 @@ def test_connecting_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, o
     path = open_path(connect_seconds=0.2)
     slots = stoppable_peer.accept(path.offer())
     stop(stoppable_peer)
-    with pytest.raises(Unavailable, match=r"cannot be reached over rdma: nothing arrived in 0.2 s"):
+    with pytest.raises(Unavailable, match=r"cannot reach .* over rdma: nothing arrived in 0.2 s"):
         path.connect(slots)
 
 
@@ -354,7 +354,7 @@ def test_a_copy_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_
     sender = connect(stoppable_peer, open_path(copy_seconds=0.2))
     stop(stoppable_peer)
     pending = sender.put(FULL, 0, None)
-    with pytest.raises(DeadlineExceeded, match=f"did not take {SLOT_BYTES} bytes in 0.2 s"):
+    with pytest.raises(DeadlineExceeded, match=f"did not accept {SLOT_BYTES} bytes in 0.2 s"):
         pending.wait(WAIT_SECONDS)
 
 
@@ -435,7 +435,7 @@ def grown(before, after):
 def test_peers_are_bounded_at_both_ends(open_path):
     path = open_path(max_peers=2)
     receivers = [path.accept(path.offer()) for _ in range(2)]
-    with pytest.raises(NoCapacity, match="2 senders have rdma staging here"):
+    with pytest.raises(NoCapacity, match="2 senders have rdma staging"):
         path.accept(path.offer())
     senders = [path.connect(receiver.slots) for receiver in receivers]
     with pytest.raises(NoCapacity, match="2 rdma connections are open"):
@@ -475,7 +475,7 @@ def test_memory_whose_sender_may_still_write_comes_back_with_another_agent(open_
     sender = path.connect(lost.slots)
     wait(sender.put(FULL, 0, None))
     lost.close(False)
-    with pytest.raises(NoCapacity, match="1 of them lost"):
+    with pytest.raises(NoCapacity, match="1 of them are lost"):
         path.accept(path.offer())
     used.close(False)
     receivers = [path.accept(path.offer()) for _ in range(2)]

@@ -212,7 +212,7 @@ def test_a_piece_larger_than_a_slot_fails_the_push(many):
 def test_one_sender_too_many_is_told(many):
     path = HostIpcPath(HostKv(), SLOT_BYTES, max_senders=1)
     first = path.accept(path.offer())
-    with pytest.raises(NoCapacity, match="1 senders have slots"):
+    with pytest.raises(NoCapacity, match="1 senders have ipc slots"):
         path.accept(path.offer())
     first.close(True)
     first.close(True)

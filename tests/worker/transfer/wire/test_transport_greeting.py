@@ -196,7 +196,7 @@ def test_a_refused_kind_is_replaced_once_logged_and_remembered(many, caplog):
         sender.wait_for(Pushed)
     assert receiver.read(TARGET) == sender.read((3, 9, 4, 20, 21))
     assert "KV goes to 127.0.0.1:" in caplog.text
-    assert "over tcp: ipc failed: 0 senders have slots, more are not given" in caplog.text
+    assert "over tcp: ipc failed: 0 senders have ipc slots, the maximum" in caplog.text
     # A new connection does not ask again.
     sender.transport.cut_outbound(1)
     wait_until(lambda: receiver.transport.num_connections == 0)
@@ -228,7 +228,7 @@ def test_without_another_kind_a_refusal_fails_the_push(many):
     sender = many.make(filled(only), paths={"ipc": HostIpcPath(only, SLOT_BYTES)})
     receiver = many.make(executor, paths=paths)
     hand_over(sender, receiver)
-    assert "more are not given" in sender.wait_for(PushFailed).reason
+    assert "have ipc slots, the maximum" in sender.wait_for(PushFailed).reason
     sender.transport.fence_outbound(1)
     sender.wait_for(PushFenced)
 

@@ -1,7 +1,7 @@
-"""Device memory that another process may write, and copies that may be waited for. Knows no pieces.
+"""Device memory that another process may write, and copies that can be awaited. Knows no pieces.
 
-From the CUDA runtime's documentation: an allocation of cudaMalloc has one IPC handle of 64 bytes; a process of the same
-host that opens it reaches the memory at an address of its own, until it closes it or ends.
+From the CUDA runtime's documentation: an allocation of cudaMalloc has one IPC handle of 64 bytes. A process of the same
+host that opens it maps the memory at an address of its own, until it closes the handle or ends.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NAP_SECONDS = 50e-6
 
 
 class CudaCopy:
-    """What was queued on a stream so far. `ends`: it ends by itself, whatever other processes do.
+    """The work that is queued on a stream so far. `ends`: it ends by itself, whatever other processes do.
 
-    `event`: one of the caller's, which need not be made anew. Who records it again waits for that, too.
+    `event`: an event of the caller to reuse. If the caller records it again, this copy waits for that, too.
     """
 
     def __init__(self, stream: torch.cuda.Stream, ends: bool = False, event: torch.cuda.Event | None = None) -> None:
@@ -35,11 +35,11 @@ class CudaCopy:
         self._done.record(stream)
 
     def done(self) -> bool:
-        """Whether the device has passed it."""
+        """Whether the device has completed the work."""
         return bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def wait(self, seconds: float) -> bool:
-        """`done`, after at most so long; what ends by itself is waited for to its end."""
+        """Waits at most `seconds` and returns `done`. Work that ends by itself is awaited to its end."""
         if self._ends:
             self._done.synchronize()
             return True
@@ -57,7 +57,7 @@ class CudaCopy:
 
 
 def make_events(count: int, stream: torch.cuda.Stream) -> list[torch.cuda.Event]:
-    """That exist on the device already: torch makes an event when it is first recorded."""
+    """Creates events that exist on the device already; torch creates an event only when it is first recorded."""
     events = [torch.cuda.Event() for _ in range(count)]  # type: ignore[no-untyped-call]
     for event in events:
         event.record(stream)
@@ -65,7 +65,7 @@ def make_events(count: int, stream: torch.cuda.Stream) -> list[torch.cuda.Event]
 
 
 class DeviceMemory:
-    """An allocation of its own, which has a handle for other processes."""
+    """A separate allocation, with a handle for other processes."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -73,19 +73,19 @@ class DeviceMemory:
         self.tensor = _as_tensor(self.address, num_bytes)  # uint8
 
     def handle(self) -> bytes:
-        """HANDLE_BYTES bytes, the same at every call."""
+        """Returns HANDLE_BYTES bytes, the same in every call."""
         handle = _checked(runtime.cudaIpcGetMemHandle(self.address), "a handle of staging memory")
         return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
     def close(self) -> None:
-        """Frees it. No other process may have it open. Idempotent."""
+        """Frees the memory. No other process may have it open. Idempotent."""
         if self.address:
             _checked(runtime.cudaFree(self.address), "freeing staging memory")
             self.address = 0
 
 
 class PeerMemory:
-    """Another process's DeviceMemory."""
+    """The DeviceMemory of another process."""
 
     def __init__(self, handle: bytes) -> None:
         opened = runtime.cudaIpcMemHandle_t()
@@ -94,19 +94,19 @@ class PeerMemory:
         self.address: int = int(_checked(runtime.cudaIpcOpenMemHandle(opened, flags), "opening the peer's memory"))
 
     def copy_in(self, offset: int, source: int, num_bytes: int, stream: int) -> None:
-        """Queues a copy of device memory of ours, from an address to `offset`, by a copy engine."""
+        """Queues a copy from device memory of this process to `offset`, by a copy engine."""
         status = runtime.cudaMemcpyAsync(self.address + offset, source, num_bytes, _DEVICE_TO_DEVICE, stream)
         _checked(status, "a copy to the peer's memory")
 
     def close(self) -> None:
-        """No copy may be under way. Idempotent."""
+        """Closes the handle. No copy may be in progress. Idempotent."""
         if self.address:
             _checked(runtime.cudaIpcCloseMemHandle(self.address), "closing the peer's memory")
             self.address = 0
 
 
 class _Window:
-    """Memory that torch did not allocate, in the form that it takes over."""
+    """Memory that torch did not allocate, as an object that torch can wrap."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

@@ -1,4 +1,4 @@
-"""What CUDA transports do with a slot: a piece is gathered for one, checked in one, and scattered from one."""
+"""Slots in device memory: gathers a piece for a slot, computes a slot's checksum, and scatters a slot into blocks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_NUM_PROGRAMS = 96  # of a copy within the device: what moves between devices finds multiprocessors beside it
-_TAKE_SECONDS = 5.0  # for a piece whose copy was started
+_NUM_PROGRAMS = 96  # of a copy within the device; leaves multiprocessors for copies between devices
+_TAKE_SECONDS = 5.0  # for a piece whose copy has started
 
 
 def converted(kv: KvCopies, piece: Piece, conversion: KvConversion) -> Tensor:
-    """Queues the gathering of a piece in the receiver's layout, on the current stream: [num_bytes] uint8."""
+    """Queues a gather in the receiver's layout on the current stream. Returns [num_bytes] uint8."""
     layers = range(piece.layer, piece.layer + piece.num_layers)
     memory = torch.empty(kv.num_bytes(piece.num_layers, len(piece.block_ids)), dtype=torch.uint8, device=kv.device)
     values = conversion.on_device(kv.gather(layers, piece.block_ids, memory), piece)
@@ -33,22 +33,21 @@ def converted(kv: KvCopies, piece: Piece, conversion: KvConversion) -> Tensor:
 
 
 def gathered(kv: KvCopies, piece: Piece, conversion: KvConversion | None, staging: Tensor) -> Tensor:
-    """Queues the gathering of a piece, in the receiver's layout: [num_bytes] uint8, in `staging` where nothing is
-    converted."""
+    """Queues a gather in the receiver's layout. Returns [num_bytes] uint8, in `staging` if there is no conversion."""
     if conversion is not None:
         return converted(kv, piece, conversion)
     num_bytes = kv.num_bytes(piece.num_layers, len(piece.block_ids))
     if num_bytes > staging.numel():
-        raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {staging.numel()}")
+        raise InvalidRequest(f"a piece has {num_bytes} bytes; the receiver's slots have {staging.numel()}")
     kv.gather(range(piece.layer, piece.layer + piece.num_layers), piece.block_ids, staging[:num_bytes])
     return staging[:num_bytes]
 
 
 class StagedPieces:
-    """A sender's staging, one piece of memory for each slot: gathers on a stream of its own."""
+    """A sender's staging memory, one part for each slot. Gathers on a stream of its own."""
 
     def __init__(self, kv: KvCopies, num_slots: int, slot_bytes: int, moving: torch.cuda.Stream) -> None:
-        """`moving` is the stream that takes pieces away."""
+        """`moving`: the stream that moves pieces out of the staging memory."""
         self._kv = kv
         self._slot_bytes = slot_bytes
         self._moving = moving
@@ -56,11 +55,14 @@ class StagedPieces:
         self._memory = torch.empty(num_slots * slot_bytes, dtype=torch.uint8, device=kv.device)
         self._gathering = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
         self._raw_stream = int(self._gathering.cuda_stream)
-        self.address: int = self._memory.data_ptr()  # of slot 0
+        self.address: int = self._memory.data_ptr()  # of slot 0's part
         self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def gather(self, piece: Piece, slot: int, conversion: KvConversion | None) -> tuple[int, int]:
-        """Queues it: where its bytes will be when `moving` goes on, and how many they are. Raises InvalidRequest."""
+        """Queues a gather.
+
+        Returns the address and the number of its bytes, valid on `moving`. Raises InvalidRequest.
+        """
         start = slot * self._slot_bytes
         if conversion is None:
             address = self.address + start
@@ -77,28 +79,28 @@ class StagedPieces:
 
 
 class _Written:
-    """A SlotCopy of a write that comes after bytes of a peer's. It ends when they are there, or by `abort`."""
+    """A write that follows the arrival of a peer's bytes. Ends when they have arrived, or by `abort`."""
 
     def __init__(self, slots: DeviceSlots, pending: CudaCopy) -> None:
         self._slots = slots
         self._pending = pending
 
     def done(self) -> bool:
-        """Raises DataLoss where the bytes were not waited for."""
+        """Whether the write has ended. Raises DataLoss if the wait for the bytes was aborted."""
         return self._checked(self._pending.done())
 
     def wait(self, seconds: float) -> bool:
-        """Raises DataLoss where the bytes were not waited for."""
+        """Waits at most `seconds` and returns `done`. Raises DataLoss if the wait for the bytes was aborted."""
         return self._checked(self._pending.wait(seconds))
 
     def _checked(self, done: bool) -> bool:
         if done and self._slots.aborted:
-            raise DataLoss("the connection was cut while a piece was on its way")
+            raise DataLoss("the connection was cut before a piece arrived")
         return done
 
 
 class DeviceSlots:
-    """One sender's slots in device memory, as a BulkReceiver has them: `_stream` takes each piece when it is there."""
+    """One sender's slots in device memory, as in BulkReceiver. `_stream` runs what follows each piece's arrival."""
 
     writes_ahead = True
 
@@ -111,44 +113,44 @@ class DeviceSlots:
         self._raw_stream = int(self._stream.cuda_stream)
         self._address: int = memory.data_ptr()
         self._events = make_events(memory.numel() // slot_bytes, self._stream)
-        self.aborted = False  # what was awaited may not have come
+        self.aborted = False  # awaited bytes may not have arrived
 
     def take(self, slot: int, num_bytes: int) -> None:
-        """Raises DataLoss where it does not come in time, or the sender is gone."""
+        """Waits until the piece is in its slot. Raises DataLoss after a timeout, or if the sender is gone."""
         self._come_after(slot)
         if not CudaCopy(self._stream).wait(_TAKE_SECONDS) or self.aborted:
             self.abort()
-            raise DataLoss(f"a piece that was announced did not come in {_TAKE_SECONDS:g} s")
+            raise DataLoss(f"an announced piece did not arrive in {_TAKE_SECONDS:g} s")
 
     def _come_after(self, slot: int) -> None:
-        """What is queued on the stream from now on comes after the bytes that were announced for the slot. Not after
-        those of later pieces: the sender may wait for this slot. Raises DataLoss.
+        """Makes the stream wait for the bytes that were announced for the slot. Raises DataLoss.
 
-        Here nothing: what is announced is there.
+        Does not wait for later pieces: the sender may wait for this slot. Here it does nothing: announced bytes are
+        there.
         """
 
     def abort(self) -> None:
-        """Nothing is waited for any more."""
+        """Ends all waits."""
         self.aborted = True
 
     def checksum(self, slot: int, num_bytes: int) -> int:
-        """Copies the slot's bytes to the host."""
+        """Copies the slot to the host and returns its checksum."""
         with torch.cuda.stream(self._stream):
             start = self._address_of(slot, num_bytes) - self._address
             values = cast("NDArray[np.uint8]", self._memory[start : start + num_bytes].cpu().numpy())
         return checksum_of(values.data)
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
-        """Raises DataLoss, and InvalidRequest for a part of the heads: a CUDA worker has all of them."""
+        """Starts to scatter the slot. Raises DataLoss, and InvalidRequest for some of the heads: a GPU holds all."""
         if heads is not None:
-            raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
+            raise InvalidRequest(f"a piece covers KV heads {heads} (first, number); it must cover all", field="heads")
         self._come_after(slot)
         self._kv.order(self._stream)
         self._lane.scatter(slot, layers, block_ids, self._address_of(slot, 0), self._raw_stream, _NUM_PROGRAMS)
         return _Written(self, CudaCopy(self._stream, event=self._events[slot]))
 
     def _address_of(self, slot: int, num_bytes: int) -> int:
-        """Raises InvalidRequest for more bytes than a slot has."""
+        """Returns the address of a slot. Raises InvalidRequest if it is too small."""
         if num_bytes > self._slot_bytes:
             raise InvalidRequest(f"{num_bytes} bytes in a slot of {self._slot_bytes}")
         return self._address + slot * self._slot_bytes

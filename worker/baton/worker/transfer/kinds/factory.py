@@ -1,4 +1,4 @@
-"""Which kinds of transports a worker has. Loads the libraries of those that it may use, and no others."""
+"""Builds the transports that a worker has. Loads only the libraries of transports that it may use."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Without a device: rdma through the network of the host is no faster than tcp, and is not tried unasked.
+# Without a device, rdma over the host's network is no faster than tcp; it is used only if it is named.
 _AUTO_ON_HOST = ("ipc", "tcp")
 
 
 def make_paths(
     order: str, executor: Executor, slot_bytes: int, kv: KvCopies | None, encrypted: bool = False
 ) -> dict[str, BulkPath | None]:
-    """The kinds that a worker has, best first. `kv`: of a CUDA device; None: the blocks are in host memory.
+    """Returns the kinds that a worker has, best first. `kv`: of a CUDA device; None: the blocks are in host memory.
 
-    `order` is the setting `transports`. What it names must be there: raises Unsupported, or InvalidRequest for a name
-    that is none. Under auto, what is not there is left out. `encrypted`: nothing may leave the host in the clear.
+    `order` is the setting `transports`. A kind that it names must work: raises Unsupported, or InvalidRequest for an
+    unknown name. Under auto, kinds that do not work are left out. `encrypted`: KV leaves the host only under TLS.
     """
     names = parse_order(order)
     named = order.strip() != AUTO
@@ -36,13 +36,13 @@ def make_paths(
     for name in names:
         try:
             if encrypted and name in PLAIN:
-                raise Unsupported(f"{name} encrypts nothing, and there is a tls_certificate; kv_plain allows it")
+                raise Unsupported(f"{name} encrypts nothing, and tls_certificate is set; kv_plain allows it")
             paths[name] = _make(name, executor, slot_bytes, kv)
         except (ServiceError, ImportError) as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
             if named:
                 raise Unsupported(f"transports={order}: {name} cannot be used: {reason}", field="transports") from error
-            _log.info("KV does not go over %s: %s", name, reason)
+            _log.info("KV transport %s is not used: %s", name, reason)
     return paths
 
 

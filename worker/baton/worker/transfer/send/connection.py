@@ -66,7 +66,7 @@ class OutboundConnection:
         self._open = open_connection
         self._events = events
         self._connection: PieceSender | None = None
-        self._dialling: socket.socket | None = None  # awaits the receiver's welcome
+        self._dialing: socket.socket | None = None  # awaits the receiver's welcome
         self._queue: deque[_Item] = deque()
         self._started: deque[tuple[Push, StartedPiece]] = deque()  # only the thread removes entries
         self._pushes: set[Push] = set()
@@ -142,8 +142,8 @@ class OutboundConnection:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-            if self._dialling is not None:
-                shut_down(self._dialling)
+            if self._dialing is not None:
+                shut_down(self._dialing)
         self.cut()
 
     def join(self) -> None:
@@ -309,15 +309,15 @@ class OutboundConnection:
             if not self._connection.ended():
                 return
             self._disconnect()
-        connection = self._open(self._changed, self._dialled)
+        connection = self._open(self._changed, self._dialed)
         with self._changed:
-            self._connection, self._dialling = connection, None
+            self._connection, self._dialing = connection, None
             if self._ended:
                 raise ConnectionError("the connection is closed")
 
-    def _dialled(self, sock: socket.socket) -> None:
+    def _dialed(self, sock: socket.socket) -> None:
         with self._changed:
-            self._dialling = sock
+            self._dialing = sock
             if self._ended:
                 raise ConnectionError("the connection is closed")
 
@@ -336,7 +336,7 @@ class OutboundConnection:
     def _fail(self, reason: str) -> None:
         with self._changed:
             self._ended = True
-            self._dialling = None
+            self._dialing = None
             failed = [push for push in self._pushes if not push.stopped]
             for push in failed:
                 push.stopped = True

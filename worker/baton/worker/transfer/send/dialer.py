@@ -59,16 +59,16 @@ class Dialer:
         self._avoided: dict[Route, float] = {}  # until when
 
     def open(
-        self, routes: Sequence[Route], changed: threading.Condition, dialled: Callable[[socket.socket], None]
+        self, routes: Sequence[Route], changed: threading.Condition, dialed: Callable[[socket.socket], None]
     ) -> PieceSender:
-        """Returns a connection over the first route that works. Tries each once, and passes each socket to `dialled`.
+        """Returns a connection over the first route that works. Tries each once, and passes each socket to `dialed`.
 
         Raises OSError if the receiver cannot be reached, a ServiceError if the last kind was refused or cannot be used.
         """
         now = self._clock()
         usable = [route for route in routes[:-1] if self._avoided.get(route, 0.0) <= now] + [routes[-1]]
         for route, after in itertools.pairwise(usable):
-            sock = self._dial(route, dialled)
+            sock = self._dial(route, dialed)
             try:
                 return self._open(route, sock, changed)
             except (ServiceError, ConnectionError, TimeoutError) as error:
@@ -78,16 +78,16 @@ class Dialer:
                 _log.warning(
                     "KV goes to %s:%d over %s: %s failed: %s", route.host, route.port, after.name, route.name, reason
                 )
-        return self._open(usable[-1], self._dial(usable[-1], dialled), changed)
+        return self._open(usable[-1], self._dial(usable[-1], dialed), changed)
 
     def _avoid(self, route: Route, now: float) -> None:
         known = {other: until for other, until in list(self._avoided.items()) if until > now}
         self._avoided = {**known, route: now + _AVOID_SECONDS}
 
-    def _dial(self, route: Route, dialled: Callable[[socket.socket], None]) -> Connection:
+    def _dial(self, route: Route, dialed: Callable[[socket.socket], None]) -> Connection:
         sock = dial(route.host, route.port, _CONNECT_SECONDS, SEND_SECONDS)
         try:
-            dialled(sock)
+            dialed(sock)
             return self._tls.connect(sock, _CONNECT_SECONDS) if self._tls is not None else sock
         except BaseException:
             sock.close()

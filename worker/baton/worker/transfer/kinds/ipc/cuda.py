@@ -1,8 +1,8 @@
-"""CUDA IPC: a sender of the same host writes straight into its slots of the receiver's device memory.
+"""CUDA IPC: a sender on the same host writes into its slots of the receiver's device memory.
 
-One kernel gathers a piece's blocks into the slot, over NVLink and without staging. One program for each of an H200's
-multiprocessors reaches 90 % of what one large copy does, and leaves most of each to the model. Behind each piece the
-sender counts the slot's pieces up, which a stream of the receiver's waits for.
+One kernel gathers a piece's blocks into the slot, over NVLink and without staging. With one program for each of an
+H200's multiprocessors it reaches 90 % of the speed of one large copy, and leaves most of each to the model. After each
+piece the sender increments the slot's counter, for which a stream of the receiver waits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from baton.worker.transfer.kinds.ipc.regions import Regions
 
 NUM_SLOTS = 3
 _MAX_SENDERS = 16
-_NUM_PROGRAMS = 132  # of a gather: NVLink is full with them, at 8 warps and 32 KiB each
+_NUM_PROGRAMS = 132  # of a gather; enough to saturate NVLink, with 8 warps and 32 KiB each
 
 
 class IpcPath:
-    """A BulkPath. `host` names the host as all its processes see it."""
+    """A BulkPath. `host` is the host's identity, the same in all its processes."""
 
     def __init__(self, kv: KvCopies, slot_bytes: int, host: bytes) -> None:
         self._kv = kv
@@ -36,28 +36,28 @@ class IpcPath:
         kv.warm_up()
 
     def offer(self) -> bytes:
-        """The host's name."""
+        """Returns the host's identity."""
         return self._host
 
     def accept(self, offer: bytes) -> IpcReceiver:
-        """Raises Mismatch for a sender of another host, NoCapacity for one too many."""
+        """Returns the receiver's end. Raises Mismatch for a sender of another host, NoCapacity above the limit."""
         if offer != self._host:
             raise Mismatch("ipc needs both workers on one host; the sender is on another")
         return IpcReceiver(self._kv, self._regions, self._slot_bytes)
 
     def connect(self, slots: Slots) -> IpcSender:
-        """Raises InvalidRequest or InternalError where the slots cannot be reached."""
+        """Returns the sender's end. Raises InvalidRequest or InternalError if the slots cannot be mapped."""
         if len(slots.blob) != HANDLE_BYTES:
             raise InvalidRequest(f"the receiver's memory handle has {len(slots.blob)} bytes, expected {HANDLE_BYTES}")
         return IpcSender(self._kv, slots)
 
     def close(self) -> None:
-        """Frees the slots that nobody uses."""
+        """Frees the slots that no sender uses."""
         self._regions.close()
 
 
 class IpcReceiver(DeviceSlots):
-    """A BulkReceiver. Behind the slots are their counters."""
+    """A BulkReceiver. The counters follow the slots in memory."""
 
     def __init__(self, kv: KvCopies, regions: Regions, slot_bytes: int) -> None:
         self._regions = regions
@@ -72,18 +72,18 @@ class IpcReceiver(DeviceSlots):
             raise
         self._stream.synchronize()
         self._releasing = torch.cuda.Stream(kv.device)  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()  # of the region, against abort
+        self._lock = threading.Lock()  # guards the region against `abort`
         self.slots = Slots(NUM_SLOTS, slot_bytes, region.handle())
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """It is counted."""
+        """Expects one more piece in the slot."""
         self._counters.expect(slot)
 
     def _come_after(self, slot: int) -> None:
         self._counters.wait(slot, self._raw_stream)
 
     def abort(self) -> None:
-        """What waits for a counter goes on."""
+        """Releases the stream's waits for counters."""
         with self._lock:
             if self._region is not None and not self.aborted:
                 super().abort()
@@ -91,7 +91,7 @@ class IpcReceiver(DeviceSlots):
                     self._counters.release(int(self._releasing.cuda_stream))
 
     def close(self, sender_gone: bool) -> None:
-        """Without the sender's end the region stays with it."""
+        """Frees the region if the sender is gone; else this sender keeps it."""
         self.abort()
         self._stream.synchronize()
         self._releasing.synchronize()
@@ -102,7 +102,7 @@ class IpcReceiver(DeviceSlots):
 
 
 class IpcSender:
-    """A BulkSender. Only what must be converted is gathered here first."""
+    """A BulkSender. Gathers into staging memory only if a piece is converted."""
 
     announces_first = True
 
@@ -119,7 +119,7 @@ class IpcSender:
     def put(
         self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
     ) -> CudaCopy:
-        """One launch: blocks of ours into the peer's slot. Then its count."""
+        """Queues one gather into the peer's slot, then the increment of its counter."""
         offset = slot * self._slot_bytes
         if conversion is None:
             layers = range(piece.layer, piece.layer + piece.num_layers)
@@ -134,9 +134,9 @@ class IpcSender:
         return CudaCopy(self._writing, ends=True, event=self._events[slot])
 
     def abort(self) -> None:
-        """Copies between devices end by themselves."""
+        """Does nothing: copies between devices end by themselves."""
 
     def close(self) -> None:
-        """After the last copy."""
+        """Closes the slots. Call after the last copy."""
         self._writing.synchronize()
         self._peer.close()

@@ -1,8 +1,8 @@
-"""ipc between workers whose blocks are in host memory: slots in memory that both map, of one host.
+"""ipc between workers with blocks in host memory: slots in memory that both processes map, on one host.
 
-The memory is an anonymous file of the receiver's, which the sender opens through /proc. It has no name that anything
-could be left under: when the last process that maps it is gone, however it went, the kernel frees it. Every sender
-gets memory of its own, so what a stopped one writes late, nobody reads.
+The memory is an anonymous file of the receiver, which the sender opens through /proc. It has no name that could be left
+behind: the kernel frees it when the last process that maps it ends, however that happens. Every sender gets its own
+memory, so late writes of a stopped sender are never read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from baton.worker.transfer.wire.checksum import checksum_of
 
 NUM_SLOTS = 4
 _MAX_SENDERS = 64
-_PREFIX = b"host-memory:"  # device memory is reached in another way
-_BLOB = struct.Struct("<IIQQQ")  # process, descriptor, device, inode, bytes
+_PREFIX = b"host-memory:"  # distinguishes offers of host memory from those of device memory
+_BLOB = struct.Struct("<IIQQQ")  # process id, descriptor, device, inode, bytes
 
 
 class HostIpcPath:
-    """A BulkPath. Raises Unsupported where the system has no such memory."""
+    """A BulkPath. Raises Unsupported if the system has no anonymous files."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class HostIpcPath:
 
     @property
     def num_senders(self) -> int:
-        """That have slots."""
+        """Senders that have slots."""
         return self._num_senders
 
     def offer(self) -> bytes:
-        """The host and the processes' namespace."""
+        """Returns the identities of the host and of the process namespace."""
         return self._offer
 
     def accept(self, offer: bytes) -> HostIpcReceiver:
-        """Raises Mismatch for a sender of another host, NoCapacity for one too many."""
+        """Returns the receiver's end. Raises Mismatch for a sender of another host, NoCapacity above the limit."""
         if offer != self._offer:
             raise Mismatch(
                 f"ipc needs both workers on one host, in one process namespace, with blocks in host memory: "
@@ -72,20 +72,20 @@ class HostIpcPath:
             )
         with self._lock:
             if self._num_senders >= self._max_senders:
-                raise NoCapacity(f"{self._max_senders} senders have slots, more are not given")
+                raise NoCapacity(f"{self._max_senders} senders have ipc slots, the maximum")
             self._num_senders += 1
         try:
             return HostIpcReceiver(self._executor, self._num_slots, self._slot_bytes, self._forget)
         except OSError as error:
             self._forget()
-            raise NoCapacity(f"memory for {self._num_slots} slots cannot be had: {error}") from error
+            raise NoCapacity(f"cannot allocate memory for {self._num_slots} ipc slots: {error}") from error
 
     def connect(self, slots: Slots) -> HostIpcSender:
-        """Raises InvalidRequest for slots that are none, Unavailable where they cannot be mapped."""
+        """Returns the sender's end. Raises InvalidRequest for invalid slots, Unavailable if they cannot be mapped."""
         return HostIpcSender(self._executor, slots)
 
     def close(self) -> None:
-        """The memory goes with the connections."""
+        """Does nothing: connections own the memory."""
 
     def _forget(self) -> None:
         with self._lock:
@@ -104,7 +104,7 @@ class HostIpcReceiver:
         self._descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._descriptor, num_slots * slot_bytes)
-            # A sender that made it smaller would end this process.
+            # If a sender shrank the file, an access would kill this process.
             fcntl.fcntl(
                 self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             )
@@ -117,17 +117,17 @@ class HostIpcReceiver:
         self.slots = Slots(num_slots, slot_bytes, blob)
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Nothing to do."""
+        pass
 
     def take(self, slot: int, num_bytes: int) -> None:
-        """The sender announces a piece when it is there."""
+        """Does nothing: a piece is announced after it was copied."""
 
     def checksum(self, slot: int, num_bytes: int) -> int:
-        """Of the slot's first bytes."""
+        """Returns the checksum of the slot's first bytes."""
         return checksum_of(self._bytes(slot, num_bytes))
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
-        """Done when it returns. Raises InvalidRequest for a layer, block or head that does not exist."""
+        """Copies the slot, and returns when it is done. Raises InvalidRequest for an unknown layer, block or head."""
         spec = self._executor.kv_spec
         group = spec.groups[spec.group_of(layers.start)]
         num_bytes = spec.bytes_per_block_layer(group, None if heads is None else heads[1])
@@ -136,10 +136,10 @@ class HostIpcReceiver:
         return EndedCopy()
 
     def abort(self) -> None:
-        """Nothing is waited for."""
+        pass
 
     def close(self, sender_gone: bool) -> None:
-        """The memory is this sender's alone: what it still writes there nobody reads."""
+        """Frees the memory. It belongs to this sender alone, so its late writes are never read."""
         forget, self._forget = self._forget, None
         if forget is not None:
             self._memory = None
@@ -147,13 +147,13 @@ class HostIpcReceiver:
             forget()
 
     def _bytes(self, slot: int, num_bytes: int) -> memoryview:
-        assert self._memory is not None, "not after close"
+        assert self._memory is not None, "the receiver is open"
         start = slot * self._slot_bytes
         return self._memory[start : start + num_bytes].data
 
 
 class HostIpcSender:
-    """A BulkSender. A piece is copied by the caller's thread; the receiver empties other slots meanwhile."""
+    """A BulkSender. The calling thread copies each piece, while the receiver empties other slots."""
 
     announces_first = False
 
@@ -165,14 +165,14 @@ class HostIpcSender:
     def put(
         self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
     ) -> EndedCopy:
-        """The piece is in when it returns."""
-        assert self._memory is not None, "not after close"
+        """Copies the piece into its slot, and returns when it is done."""
+        assert self._memory is not None, "the sender is open"
         start = slot * self._slot_bytes
         gather_piece(self._executor, piece, conversion, self._memory[start : start + self._slot_bytes])
         return EndedCopy()
 
     def abort(self) -> None:
-        """A copy between memories ends by itself."""
+        """Does nothing: a copy in host memory ends by itself."""
 
     def close(self) -> None:
         """Unmaps the slots."""
@@ -181,10 +181,12 @@ class HostIpcSender:
 
 def _open(slots: Slots) -> NDArray[np.uint8]:
     if len(slots.blob) != _BLOB.size:
-        raise InvalidRequest(f"the receiver's slots are told in {len(slots.blob)} bytes, expected {_BLOB.size}")
+        raise InvalidRequest(f"the receiver's slots are described by {len(slots.blob)} bytes, expected {_BLOB.size}")
     process, descriptor, device, inode, size = _BLOB.unpack(slots.blob)
     if size != slots.num_slots * slots.slot_bytes:
-        raise InvalidRequest(f"{slots.num_slots} slots of {slots.slot_bytes} bytes are told to have {size} in all")
+        raise InvalidRequest(
+            f"the receiver's slots have {size} bytes in all, expected {slots.num_slots} of {slots.slot_bytes} bytes"
+        )
     path = f"/proc/{process}/fd/{descriptor}"
     try:
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,10 +1,10 @@
-"""A communicator of two ranks, the sender 0 and the receiver 1.
+"""A communicator of two ranks: the sender is rank 0, the receiver rank 1.
 
-From NCCL's user guide: calls on a non-blocking communicator return ncclInProgress and go on in the background, on a
-thread that each of them starts; ncclCommGetAsyncError says when they are done. So the two meet by such a one, which can
-be given up, and then split a blocking one off it, whose calls queue a kernel and return: 0.08 ms where the other takes
-0.23. ncclCommAbort ends kernels that wait for a peer. Between two aborts or errors every send must meet its receive in
-the same order on both sides.
+From NCCL's user guide: calls on a non-blocking communicator return ncclInProgress and continue in the background, each
+on a thread of its own; ncclCommGetAsyncError reports when they are done. The two ranks therefore meet in a non-blocking
+communicator, whose set-up can be aborted. Then they split a blocking one off, whose calls queue a kernel and return:
+they take 0.08 ms instead of 0.23. ncclCommAbort ends kernels that wait for a peer. Between two aborts or errors, sends
+and receives must be in the same order on both sides.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from baton.rpc.errors import DeadlineExceeded, Unavailable, Unsupported
 
 ID_BYTES = 128
 CONNECT_SECONDS = 10.0
-_CALL_SECONDS = 5.0  # no call takes as long, but for one that hangs
+_CALL_SECONDS = 5.0  # longer than any call takes that does not hang
 _NAP_SECONDS = 1e-3
 _UINT8 = 1  # ncclUint8
 _IN_PROGRESS = int(nccl.Result.InProgress)
 
 
 def new_id() -> bytes:
-    """ID_BYTES bytes that both ranks need."""
+    """Returns ID_BYTES bytes that both ranks need."""
     return bytes(get_unique_id())
 
 
 def load_kernels() -> None:
-    """Now, not with the first communicator: it takes long, and holds up what others launch on the device meanwhile.
+    """Loads NCCL's kernels. With the first communicator it would delay what others launch on the device.
 
-    Raises Unsupported where NCCL cannot be used on this machine.
+    Raises Unsupported if NCCL cannot be used on this machine.
     """
     try:
         config = NCCLConfig(blocking=True)._to_lowpp()
         nccl.comm_destroy(nccl.comm_init_rank_scalable(1, 0, 1, bytearray(new_id()), config.ptr))
-    except Exception as error:  # the library's own, and those of whatever looks for it
+    except Exception as error:  # of the library, or of the code that searches for it
         raise Unsupported(f"NCCL: {type(error).__name__}: {error}") from error
 
 
 class Pair:
-    """One rank of the two. Called by one thread at a time, but for `abort`."""
+    """One of the two ranks. One thread at a time calls it; `abort` may come from any."""
 
     def __init__(self, unique_id: bytes | None, rank: int, ended: Callable[[], None] = lambda: None) -> None:
-        """Begins to look for the other, which needs the same id; None: a new one.
+        """Starts to look for the other rank, which needs the same id; None: a new one.
 
-        `ended` is called, by a thread of the pair's own, when nothing is left of it.
+        `ended` is called on a thread of the pair when all its resources are freed.
         """
         self.unique_id = new_id() if unique_id is None else unique_id
         self._rank = rank
-        self._tell_end = ended
-        self._lock = threading.Lock()  # of the handles, and of calls against abort
+        self._on_end = ended
+        self._lock = threading.Lock()  # guards the handles, and calls against `abort`
         config = NCCLConfig(blocking=False)._to_lowpp()
         self._meeting = nccl.comm_init_rank_scalable(2, rank, 1, bytearray(self.unique_id), config.ptr)
-        self._child: nccl.Comm | None = None  # NCCL writes its handle whenever it is ready
-        self._comm: nccl.Comm | None = None  # the same, once it is
+        self._child: nccl.Comm | None = None  # NCCL fills in the handle when it is ready
+        self._comm: nccl.Comm | None = None  # the same, once it is ready
         self._aborted = False
-        self._lock_of_end = threading.Lock()  # of the above
-        self._leaving: threading.Thread | None = None  # the first communicator
+        self._lock_of_end = threading.Lock()  # guards _leaving
+        self._leaving: threading.Thread | None = None  # ends the first communicator
 
     def meet(self, address: int, stream: int, seconds: float) -> None:
-        """Until both ranks have met. Queues the first byte, out of device memory or into it: it makes the way.
+        """Waits until both ranks have met. Queues the transfer of the first byte, which sets up the connection.
 
-        Raises DeadlineExceeded, or Unavailable where NCCL says why not.
+        Raises DeadlineExceeded, or Unavailable with NCCL's reason.
         """
         deadline = threading.Timer(seconds, self.abort)
         deadline.daemon = True
@@ -75,7 +75,7 @@ class Pair:
             self._split()
             comm = self._comm
             if comm is not None:
-                self._move(comm, address, 1, stream)  # may wait for the other, and is ended by `abort`
+                self._move(comm, address, 1, stream)  # may wait for the other rank; `abort` ends that
         except nccl.NCCLError as error:
             raise Unavailable(f"NCCL: {error}") from error
         finally:
@@ -84,11 +84,10 @@ class Pair:
             raise DeadlineExceeded(f"the other end did not join the NCCL communicator in {seconds:g} s")
 
     def leave_meeting(self, seconds: float) -> None:
-        """Ends the first communicator, which is of no more use: after the first byte has moved, before the next does.
+        """Ends the first communicator: call after the first byte has moved, and before the next.
 
-        Its end frees memory, which waits for all that the device does and keeps every other call of CUDA's waiting: a
-        kernel that waits for a lost peer meanwhile could not be seen to, and the process would stand still. Raises
-        DeadlineExceeded.
+        It frees memory, which waits for all work of the device and blocks every other CUDA call. If it ran while a
+        kernel waits for a lost peer, the process would hang. Raises DeadlineExceeded.
         """
         with self._lock:
             meeting, self._meeting = self._meeting, None
@@ -97,10 +96,10 @@ class Pair:
         if self._leaving is not None:
             self._leaving.join(seconds)
             if self._leaving.is_alive():
-                raise DeadlineExceeded(f"the NCCL communicator in which both ends met did not end in {seconds:g} s")
+                raise DeadlineExceeded(f"the first NCCL communicator did not end in {seconds:g} s")
 
     def move(self, address: int, num_bytes: int, stream: int) -> None:
-        """Queues the sending of device memory on the stream, or the receiving into it. Raises Unavailable."""
+        """Queues a send from device memory on the stream, or a receive into it. Raises Unavailable."""
         with self._lock:
             if self._comm is None or self._aborted:
                 raise Unavailable("the NCCL communicator was aborted")
@@ -113,9 +112,9 @@ class Pair:
             raise Unavailable(f"NCCL: {nccl.Result(status).name}")
 
     def abort(self) -> None:
-        """What waits ends soon, and then the communicator, for which nobody waits. From any thread. Idempotent.
+        """Makes waiting kernels end soon, and then the communicator, in the background. From any thread. Idempotent.
 
-        NCCL frees memory at its end, which waits for whatever the device does, other communicators' kernels among it.
+        NCCL frees memory at its end, which waits for all work of the device, kernels of other communicators included.
         """
         with self._lock_of_end:
             begun, self._aborted = self._aborted, True
@@ -123,11 +122,11 @@ class Pair:
             _in_background(self._end)
 
     def _end(self) -> None:
-        # An abort that overtakes a call which waits in its launch costs the process its CUDA context (NCCL 2.28.9).
+        # An abort during a call that waits in its launch destroys the process's CUDA context (NCCL 2.28.9).
         locked = self._lock.acquire(timeout=_CALL_SECONDS)
         try:
-            # One whose kernel may wait comes first: the end of another waits for it. The first one's end is also that
-            # of a split that is under way.
+            # A communicator whose kernel may wait comes first: the end of another would wait for it. The end of the
+            # first communicator also ends a split that is in progress.
             order = (self._meeting, self._child) if self._comm is None else (self._comm, self._meeting)
             self._comm = self._child = self._meeting = None
         finally:
@@ -140,10 +139,10 @@ class Pair:
             if self._leaving is not None:
                 self._leaving.join()
         finally:
-            self._tell_end()
+            self._on_end()
 
     def _split(self) -> None:
-        """Waits for the other end, twice."""
+        """Splits the communicator off. Waits for the other rank twice."""
         self._settle()
         with self._lock:
             if self._aborted:

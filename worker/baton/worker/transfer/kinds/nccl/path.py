@@ -1,8 +1,7 @@
-"""NCCL between two workers, of one host or two: a communicator for each connection, made when it is first used.
+"""NCCL between two workers on one host or two: one communicator for each connection, made at its first use.
 
-Both ends take part, so a piece is announced just before its send is queued; the receiver queues the receive then. An
-end that hears no more of the other aborts its communicator, which ends the kernels that wait; the next connection makes
-a new one.
+Both ends take part: a piece is announced just before its send is queued, and the receiver then queues the receive. An
+end that loses the other aborts its communicator, which ends waiting kernels. The next connection makes a new one.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ _log = logging.getLogger(__name__)
 
 NUM_SLOTS = 3
 _MAX_COMMUNICATORS = 16
-_SOONER = -1  # than copies within the device, which have time until the next piece
+_SOONER = -1  # stream priority above copies within the device, which have time until the next piece
 
 
 class _Seats:
-    """How many communicators there may be."""
+    """Limits the number of communicators."""
 
     def __init__(self, count: int) -> None:
         self._count = self._free = count
         self._changed = threading.Condition()
 
     def wait_until_free(self, seconds: float) -> bool:
-        """All of them, after at most so long."""
+        """Waits at most `seconds` until no communicator is left. Returns whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._free == self._count, seconds)
 
     def pair(self, unique_id: bytes | None, rank: int) -> Pair:
-        """Holds a seat until it has ended. Raises NoCapacity."""
+        """Makes a pair, which counts until it has ended. Raises NoCapacity."""
         with self._changed:
             if not self._free:
-                raise NoCapacity(f"{self._count} NCCL communicators are open, more are not made")
+                raise NoCapacity(f"{self._count} NCCL communicators are open, the maximum")
             self._free -= 1
         try:
             return Pair(unique_id, rank, self._give_back)
@@ -68,11 +67,11 @@ class NcclPath:
         load_kernels()
 
     def offer(self) -> bytes:
-        """Nothing: an id that no receiver takes would leave a thread of NCCL's behind, which waits for two ranks."""
+        """Returns nothing. An id that no receiver used would leave an NCCL thread behind, which waits for two ranks."""
         return b""
 
     def accept(self, offer: bytes) -> NcclReceiver:
-        """Begins to make the communicator, and waits for nobody. Raises NoCapacity."""
+        """Starts to make the communicator without waiting for the other end. Raises NoCapacity."""
         pair = self._seats.pair(None, rank=1)
         try:
             return NcclReceiver(self._kv, self._slot_bytes, pair)
@@ -92,7 +91,7 @@ class NcclPath:
             raise
 
     def close(self) -> None:
-        """Waits until the communicators have ended: their libraries go with the process."""
+        """Waits until the communicators have ended: their libraries are unloaded with the process."""
         if not self._seats.wait_until_free(CONNECT_SECONDS):
             _log.error("NCCL communicators did not end in %g s", CONNECT_SECONDS)
 
@@ -113,7 +112,7 @@ class NcclReceiver(DeviceSlots):
         self.slots = Slots(NUM_SLOTS, slot_bytes, pair.unique_id)
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Queues the receive. Raises DataLoss where the sender is gone."""
+        """Queues the receive. Raises DataLoss if the sender is gone."""
         self._meeting.join(CONNECT_SECONDS)
         if self._problem:
             raise DataLoss(f"a piece could not be received: {self._problem}")
@@ -124,12 +123,12 @@ class NcclReceiver(DeviceSlots):
         self._received[slot].record(self._receiving)
 
     def abort(self) -> None:
-        """A receive that waits ends."""
+        """Ends a waiting receive."""
         super().abort()
         self._pair.abort()
 
     def close(self, sender_gone: bool) -> None:
-        """The memory is ours alone: it is free when nothing is received any more."""
+        """Frees the slots when no receive is left. Only this process writes them."""
         self.abort()
         self._meeting.join(CONNECT_SECONDS)
         self._receiving.synchronize()
@@ -162,27 +161,27 @@ class NcclSender:
     def put(
         self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
     ) -> CudaCopy:
-        """Gathers on one stream while the piece before is sent on the other."""
+        """Gathers on one stream while the previous piece is sent on the other."""
         announce()
         self._pair.move(*self._staged.gather(piece, slot, conversion), self._raw_stream)
         return CudaCopy(self._sending, event=self._events[slot])
 
     def abort(self) -> None:
-        """A send that waits for its receive ends."""
+        """Ends a send that waits for its receive."""
         self._pair.abort()
 
     def close(self) -> None:
-        """After the last piece, or after an abort."""
+        """Ends the communicator. Call after the last piece, or after `abort`."""
         self._pair.abort()
         self._sending.synchronize()
 
 
 def _meet(pair: Pair, address: int, stream: torch.cuda.Stream) -> None:
-    """Joins the communicator, moves its first byte, and leaves the one of the meeting.
+    """Joins the communicator, moves its first byte, and ends the first communicator.
 
     Raises DeadlineExceeded or Unavailable.
     """
     pair.meet(address, int(stream.cuda_stream), CONNECT_SECONDS)
     if not CudaCopy(stream).wait(CONNECT_SECONDS):
-        raise DeadlineExceeded("the other end joined the NCCL communicator, and nothing of it came")
+        raise DeadlineExceeded("the other end joined the NCCL communicator, but its first byte did not arrive")
     pair.leave_meeting(CONNECT_SECONDS)

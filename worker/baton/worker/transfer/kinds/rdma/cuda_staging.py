@@ -1,6 +1,6 @@
-"""Staging in a CUDA device's memory, for the rdma transport: the network reads and writes it where it lies.
+"""Staging in CUDA device memory for the rdma transport: the network reads and writes the device's memory.
 
-UCX does so over GPUDirect where the fabric can, and by way of the host where it cannot.
+UCX uses GPUDirect where the fabric supports it, else copies through the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.worker.transfer.kinds.rdma.staging import Gathered, Region
 
 
 class DeviceRegion:
-    """Memory of a device that torch does not manage."""
+    """Device memory that torch does not manage."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         with torch.cuda.device(device):
@@ -26,12 +26,12 @@ class DeviceRegion:
         self.memory = Memory(self._memory.address, num_bytes, True, self.tensor.device.index or 0)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Frees the memory. Idempotent."""
         self._memory.close()
 
 
 class CudaStaging:
-    """A Staging beside the pool."""
+    """A Staging on the pool's device."""
 
     def __init__(self, kv: KvCopies) -> None:
         self._kv = kv
@@ -40,28 +40,28 @@ class CudaStaging:
 
     @property
     def cuda_major(self) -> int | None:
-        """That torch was built for."""
+        """The CUDA version that torch was built for."""
         version = torch.version.cuda
         return int(version.split(".")[0]) if version else None
 
     def allocate(self, num_bytes: int) -> DeviceRegion:
-        """Raises InternalError where the device has no more."""
+        """Allocates memory for slots. Raises InternalError if the device has none left."""
         return DeviceRegion(num_bytes, self._kv.device)
 
     def gather(self, piece: Piece, conversion: KvConversion | None, region: Region, start: int, limit: int) -> Gathered:
-        """Queued when it returns."""
-        assert isinstance(region, DeviceRegion), "of this staging"
+        """Queues the gather of a piece."""
+        assert isinstance(region, DeviceRegion), "the region is of this staging"
         staging = region.tensor[start : start + limit]
         with torch.cuda.stream(self._stream):
             values = gathered(self._kv, piece, conversion, staging)
             num_bytes = values.numel()
             if num_bytes > limit:
-                raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {limit}")
+                raise InvalidRequest(f"a piece has {num_bytes} bytes; the receiver's slots have {limit}")
             if conversion is not None:
                 staging[:num_bytes].copy_(values)
             return Gathered(num_bytes, CudaCopy(self._stream))
 
     def access(self, region: Region, slot_bytes: int) -> DeviceSlots:
-        """Of a region of this staging."""
-        assert isinstance(region, DeviceRegion), "of this staging"
+        """Returns access to a region of this staging."""
+        assert isinstance(region, DeviceRegion), "the region is of this staging"
         return DeviceSlots(self._kv, region.tensor, slot_bytes)

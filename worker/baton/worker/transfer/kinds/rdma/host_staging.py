@@ -1,4 +1,4 @@
-"""Staging in host memory, for the rdma transport of any worker whose blocks can be read and written from there."""
+"""Staging in host memory for the rdma transport, for workers whose blocks the host can read and write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.worker.transfer.wire.checksum import checksum_of
 
 
 class HostRegion:
-    """Pages that cost nothing until they are written."""
+    """Anonymous memory, whose pages are allocated when they are first written."""
 
     def __init__(self, num_bytes: int) -> None:
         pages = mmap.mmap(-1, num_bytes)
@@ -26,12 +26,12 @@ class HostRegion:
         self.memory = Memory(ctypes.addressof(ctypes.c_char.from_buffer(pages)), num_bytes)
 
     def close(self) -> None:
-        """The pages go when nobody views them any more."""
+        """Frees the pages once no view is left."""
         self.view = memoryview(b"")
 
 
 class HostStaging:
-    """A Staging."""
+    """A Staging in host memory."""
 
     cuda_major = None
 
@@ -39,19 +39,19 @@ class HostStaging:
         self._executor = executor
 
     def allocate(self, num_bytes: int) -> HostRegion:
-        """Raises NoCapacity where the process may have no more memory."""
+        """Allocates memory for slots. Raises NoCapacity if the process may have no more."""
         try:
             return HostRegion(num_bytes)
         except OSError as error:
-            raise NoCapacity(f"{num_bytes} bytes of staging cannot be had: {error}") from error
+            raise NoCapacity(f"cannot allocate {num_bytes} bytes of staging: {error}") from error
 
     def gather(self, piece: Piece, conversion: KvConversion | None, region: Region, start: int, limit: int) -> Gathered:
-        """The piece is in when it returns."""
-        assert isinstance(region, HostRegion), "of this staging"
+        """Copies the piece, and returns when it is done."""
+        assert isinstance(region, HostRegion), "the region is of this staging"
         parts = read_piece(self._executor, piece, conversion)
         num_bytes = sum(part.nbytes for part in parts)
         if num_bytes > limit:
-            raise InvalidRequest(f"a piece has {num_bytes} bytes, the receiver's slots have {limit}")
+            raise InvalidRequest(f"a piece has {num_bytes} bytes; the receiver's slots have {limit}")
         at = start
         for part in parts:
             region.view[at : at + part.nbytes] = part.cast("B")
@@ -59,8 +59,8 @@ class HostStaging:
         return Gathered(num_bytes, None)
 
     def access(self, region: Region, slot_bytes: int) -> HostSlots:
-        """Of a region of this staging."""
-        assert isinstance(region, HostRegion), "of this staging"
+        """Returns access to a region of this staging."""
+        assert isinstance(region, HostRegion), "the region is of this staging"
         return HostSlots(self._executor, region, slot_bytes)
 
 
@@ -73,11 +73,11 @@ class HostSlots:
         self._slot_bytes = slot_bytes
 
     def checksum(self, slot: int, num_bytes: int) -> int:
-        """Raises InvalidRequest where so many bytes are not in such a slot."""
+        """Returns the checksum of a slot. Raises InvalidRequest if the slot is too small."""
         return checksum_of(self._bytes(slot, num_bytes))
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
-        """Raises InvalidRequest for a slot, layer, block or head that does not exist."""
+        """Copies the slot. Raises InvalidRequest for an unknown slot, layer, block or head."""
         spec = self._executor.kv_spec
         group = spec.groups[spec.group_of(layers.start)]
         num_bytes = spec.bytes_per_block_layer(group, None if heads is None else heads[1])

@@ -1,9 +1,9 @@
-"""NIXL, as far as it is used here: agents over its UCX backend, registered memory, one-sided writes.
+"""The part of NIXL that is used here: agents over its UCX backend, registered memory, one-sided writes.
 
-Uses the library's bindings directly, because its Python class polls in a loop that takes a whole core. An agent is
-one endpoint of UCX with sockets or queue pairs of its own: when it is closed, nothing reaches the memory that was
-registered with it any more, and nothing is read from it. That is why memory that another process can write by address,
-without the agent (UCX's `cma`), is left out; setting UCX_TLS overrules it, and with it this promise.
+Calls the library's bindings directly, because its Python class polls in a loop that uses a whole core. An agent is one
+UCX endpoint with sockets or queue pairs of its own. After it is closed, its registered memory is no longer read or
+written. UCX's `cma` is therefore left out: through it another process could write memory by address, without the agent.
+Setting UCX_TLS overrides this, and with it the guarantee.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from baton.rpc.errors import Mismatch, Unavailable, Unsupported
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 _BACKEND = "UCX"
 _BACKEND_PARAMS = {"engine_config": "TLS=^cma"}
-_POLL_MICROSECONDS = 10_000  # of the progress thread, where no descriptor wakes it
+_POLL_MICROSECONDS = 10_000  # between polls of the progress thread, when no descriptor wakes it
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A range of memory, contiguous, which lives at least as long as its agent."""
+    """A contiguous range of memory, which lives at least as long as its agent."""
 
     address: int
     num_bytes: int
@@ -34,13 +34,13 @@ class Memory:
 
 
 def installed() -> bool:
-    """Whether a NIXL is there. Loads nothing."""
+    """Whether NIXL is installed. Loads nothing."""
     return any(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
 def load(cuda_major: int | None = None) -> Any:
-    """The bindings of the wheel for this CUDA, or of any for host memory. Raises Unsupported where none can be used."""
-    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # read as the library is loaded; its own choice is stdout
+    """Loads the bindings of the wheel for this CUDA, or any wheel for host memory. Raises Unsupported."""
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # read when the library is loaded; its default is stdout
     wanted = _PACKAGES if cuda_major is None else (f"nixl_cu{cuda_major}",)
     problems = []
     for package in wanted:
@@ -53,13 +53,13 @@ def load(cuda_major: int | None = None) -> Any:
 
 
 class Agent:
-    """An endpoint that writes into other agents' memory, and whose memory others write. Thread-safe.
+    """An endpoint that writes other agents' memory, and whose memory others write. Thread-safe.
 
     Names must be unique among all agents that ever meet.
     """
 
     def __init__(self, bindings: Any, name: str) -> None:
-        """Raises Unavailable where UCX finds no way to move bytes."""
+        """Raises Unavailable if UCX finds no network."""
         self.name = name
         self._nixl = bindings
         self._lock = threading.Lock()
@@ -73,11 +73,11 @@ class Agent:
             self._backend = self._agent.createBackend(_BACKEND, _BACKEND_PARAMS)
         except Exception as error:
             raise Unavailable(
-                f"NIXL has no usable {_BACKEND} backend here: {error!r}; UCX_LOG_LEVEL=info says more"
+                f"NIXL has no usable {_BACKEND} backend here: {error!r}; UCX_LOG_LEVEL=info logs why"
             ) from error
 
     def register(self, memory: Memory) -> bytes:
-        """Lets the network read and write this memory. Returns what another agent's `join` takes."""
+        """Registers memory with the network. Returns the metadata for another agent's `join`."""
         with self._lock:
             agent = self._opened()
             listed = self._nixl.nixlRegDList(
@@ -87,16 +87,16 @@ class Agent:
                 agent.registerMem(listed, [self._backend])
                 return bytes(agent.getLocalPartialMD(listed, True, [self._backend]))
             except Exception as error:
-                raise Unavailable(f"{memory.num_bytes} bytes of staging could not be registered: {error!r}") from error
+                raise Unavailable(f"cannot register {memory.num_bytes} bytes of staging: {error!r}") from error
 
     def join(self, peer: str, metadata: bytes) -> None:
-        """Makes another agent's memory known. Raises Mismatch for metadata that is none, or not of this peer."""
+        """Adds another agent's memory. Raises Mismatch for metadata that is invalid, or of another agent."""
         with self._lock:
             agent = self._opened()
             try:
                 name = bytes(agent.loadRemoteMD(metadata))
             except Exception as error:
-                raise Mismatch(f"the NIXL metadata of {peer} cannot be used: {error!r}") from error
+                raise Mismatch(f"cannot use the NIXL metadata of {peer}: {error!r}") from error
             if name != peer.encode():
                 raise Mismatch(f"the NIXL metadata of {peer} is of another agent, {name!r}")
 
@@ -109,7 +109,7 @@ class Agent:
                     self._nixl.NIXL_WRITE, self._listed(source), self._listed(target), peer, "", [self._backend]
                 )
             except Exception as error:
-                raise Unavailable(f"a copy of {source.num_bytes} bytes cannot be made: {error!r}") from error
+                raise Unavailable(f"cannot start a copy of {source.num_bytes} bytes: {error!r}") from error
             copy = Copy(self, handle)
             copy.status = self._tried(agent.postXferReq, handle, "")
             return copy
@@ -117,28 +117,28 @@ class Agent:
     def close(self) -> None:
         """Ends every copy and connection. Idempotent."""
         with self._lock:
-            self._agent = None  # the library's destructor does it
+            self._agent = None  # the library's destructor ends all
 
     @property
     def closed(self) -> bool:
-        """Nothing can be done with it any more."""
+        """Whether the agent is closed."""
         return self._agent is None
 
-    # Of copies.
+    # For copies.
 
     def status_of(self, handle: int) -> Any:
-        """Raises Unavailable for a copy that failed."""
+        """Returns the status of a copy. Raises Unavailable if it failed."""
         with self._lock:
             return self._tried(self._opened().getXferStatus, handle)
 
     def release(self, handle: int) -> None:
-        """A copy that has ended."""
+        """Frees a copy that has ended."""
         with self._lock:
             if self._agent is not None:
                 self._tried(self._agent.releaseXferReq, handle)
 
     def in_progress(self, status: Any) -> bool:
-        """Whether a status is not the end."""
+        """Whether a status means that the copy goes on."""
         return bool(status == self._nixl.NIXL_IN_PROG)
 
     def _tried(self, verb: Any, *arguments: Any) -> Any:
@@ -160,7 +160,7 @@ class Agent:
 
 
 class Copy:
-    """A write under way. Belongs to one thread."""
+    """A write in progress. One thread uses it."""
 
     def __init__(self, agent: Agent, handle: int) -> None:
         self.status: Any = None
@@ -169,7 +169,7 @@ class Copy:
         self._ended = False
 
     def done(self) -> bool:
-        """Whether every byte is in the peer's memory. Raises Unavailable where that will not be."""
+        """Whether every byte is in the peer's memory. Raises Unavailable if the copy failed."""
         if not self._ended:
             if self._agent.in_progress(self.status):
                 self.status = self._agent.status_of(self._handle)

@@ -1,8 +1,8 @@
-"""The rdma transport's bulk path: NIXL over UCX, one-sided writes into the receiver's slots. See rdma_nixl.
+"""The rdma transport's bulk path: NIXL over UCX, with one-sided writes into the receiver's slots. See nixl.
 
-It takes whatever fabric UCX finds, and TCP where there is none. UCX listens on ports of its own, on all networks, and
-asks nobody who he is: over TCP, whoever reaches one can write anywhere in the process. The network between the workers
-must be trusted; UCX_NET_DEVICES and UCX_TCP_PORT_RANGE narrow it down.
+It uses any fabric that UCX finds, and TCP if there is none. UCX listens on ports of its own, on all networks, without
+authentication: over TCP, a host that reaches a port can write anywhere in the process. The network between workers must
+be trusted; UCX_NET_DEVICES and UCX_TCP_PORT_RANGE restrict it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_SLOT_BYTES = 1 << 30
 
 
 class RdmaPath:
-    """A BulkPath. `copy_seconds` is how long one piece's copy may take."""
+    """A BulkPath. `copy_seconds`: the limit for the copy of one piece."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class RdmaPath:
         copy_seconds: float = 5.0,
         connect_seconds: float = 2.0,
     ) -> None:
-        """Raises Unsupported without NIXL, Unavailable where it finds no network."""
+        """Raises Unsupported without NIXL, Unavailable if it finds no network."""
         self._nixl = load(staging.cuda_major)
         self._staging = staging
         self._slot_bytes = slot_bytes
@@ -51,11 +51,11 @@ class RdmaPath:
         self._receiving = self._make_receiving()
 
     def offer(self) -> bytes:
-        """The version: whoever speaks the same can reach the slots, or finds out when it connects."""
+        """Returns the version. Whether the slots can be reached shows when a sender connects."""
         return encode_offer()
 
     def accept(self, offer: bytes) -> RdmaReceiver:
-        """Raises Mismatch for another version, NoCapacity when all regions are in use."""
+        """Returns the receiver's end. Raises Mismatch for another version, NoCapacity if all regions are in use."""
         check_offer(offer)
         with self._lock:
             self._check_open()
@@ -72,12 +72,12 @@ class RdmaPath:
         return RdmaReceiver(self._staging, region, Slots(self._num_slots, self._slot_bytes, blob), closed)
 
     def connect(self, slots: Slots) -> RdmaSender:
-        """Raises Mismatch for slots that are of no use, Unavailable for a receiver that cannot be reached, NoCapacity
-        when as many peers are connected as may be."""
+        """Returns the sender's end. Raises Mismatch for unusable slots, Unavailable if the receiver cannot be reached,
+        NoCapacity above the limit of connections."""
         if not 0 < slots.num_slots <= _MAX_SLOTS or not 0 < slots.slot_bytes <= _MAX_SLOT_BYTES:
             raise Mismatch(
-                f"the receiver has {slots.num_slots} slots of {slots.slot_bytes} bytes; at most {_MAX_SLOTS} of "
-                f"{_MAX_SLOT_BYTES} are taken"
+                f"the receiver has {slots.num_slots} slots of {slots.slot_bytes} bytes; the maximum is {_MAX_SLOTS} of "
+                f"{_MAX_SLOT_BYTES}"
             )
         remote = decode_region(slots.blob, slots.num_slots * slots.slot_bytes)
         self._count_sender()
@@ -91,7 +91,7 @@ class RdmaPath:
         )
 
     def close(self) -> None:
-        """Ends what is received; senders are closed by their owners."""
+        """Ends the receivers; the owners of senders close those."""
         with self._lock:
             self._closed = True
             self._receiving.close()
@@ -104,7 +104,7 @@ class RdmaPath:
         with self._lock:
             self._check_open()
             if self._num_senders >= self._max_peers:
-                raise NoCapacity(f"{self._max_peers} rdma connections are open, no more are made", retry_after_ms=1000)
+                raise NoCapacity(f"{self._max_peers} rdma connections are open, the maximum", retry_after_ms=1000)
             self._num_senders += 1
 
     def _forget_sender(self) -> None:
@@ -117,5 +117,5 @@ class RdmaPath:
 
 
 def _fresh_name() -> str:
-    """Never used before by any process: a peer that was restarted is another one."""
+    """Returns a name that no process has used before: a restarted peer is a different agent."""
     return f"baton-{secrets.token_hex(16)}"

@@ -21,12 +21,12 @@ from baton.worker.transfer.kinds.rdma.descriptors import RemoteRegion, encode_re
 from baton.worker.transfer.kinds.rdma.nixl import Agent
 from baton.worker.transfer.kinds.rdma.staging import Region, Staging
 
-# What a dead sender's sockets still hold is written after its connection has ended.
+# Bytes in a dead sender's sockets are written after its connection has ended.
 QUARANTINE_SECONDS = 2.0
 
 
 class ReceivingAgent:
-    """Memory for senders, registered once and used again. Its owner holds a lock around every call."""
+    """Staging memory for senders, registered once and reused. Its owner holds a lock around every call."""
 
     def __init__(
         self,
@@ -43,38 +43,38 @@ class ReceivingAgent:
         self._clock = clock
         self._blobs: dict[int, bytes] = {}  # of all regions, by address
         self._regions: list[Region] = []
-        self._free: deque[tuple[float, Region]] = deque()  # from when on each may serve again
+        self._free: deque[tuple[float, Region]] = deque()  # with the time from which each may be reused
         self._num_lost = 0
         self._agent = Agent(bindings, name)
 
     def take(self) -> tuple[Region, bytes]:
-        """A region that nobody else writes, and its blob. Raises NoCapacity when every one is in use."""
+        """Returns a region that no other sender writes, and its blob. Raises NoCapacity if all are in use."""
         if self._free and self._free[0][0] <= self._clock():
             region = self._free.popleft()[1]
         elif len(self._regions) < self._max_regions:
             region = self._make()
         else:
             raise NoCapacity(
-                f"{self._max_regions} senders have rdma staging here, {self._num_lost} of them lost; no more get any",
+                f"{self._max_regions} senders have rdma staging, the maximum; {self._num_lost} of them are lost",
                 retry_after_ms=1000,
             )
         return region, self._blobs[region.memory.address]
 
     def give_back(self, region: Region) -> None:
-        """Its sender is gone."""
+        """Frees a region whose sender is gone, after the quarantine."""
         self._free.append((self._clock() + QUARANTINE_SECONDS, region))
 
     def lose(self, region: Region) -> None:
-        """Its sender may write until the agent is closed."""
+        """Marks a region whose sender may write it until the agent is closed."""
         self._num_lost += 1
 
     @property
     def is_spent(self) -> bool:
-        """Nobody uses it, and closing it gives lost memory back."""
+        """Whether the agent is unused, and closing it would free lost regions."""
         return self._num_lost > 0 and self._num_lost + len(self._free) == len(self._regions)
 
     def close(self) -> None:
-        """Nobody reaches the memory when this returns, and it is freed. Idempotent."""
+        """Ends all access to the memory and frees it. Idempotent."""
         self._agent.close()
         for region in self._regions:
             region.close()
@@ -102,24 +102,24 @@ class RdmaReceiver:
         self._closed = closed
 
     def announced(self, slot: int, num_bytes: int) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def take(self, slot: int, num_bytes: int) -> None:
-        """Nothing to do: a sender announces what has arrived."""
+        """Does nothing: a piece is announced after it has arrived."""
 
     def checksum(self, slot: int, num_bytes: int) -> int:
-        """Raises InvalidRequest where so many bytes are not in such a slot."""
+        """Returns the checksum of a slot. Raises InvalidRequest if the slot is too small."""
         return self._access.checksum(slot, num_bytes)
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
-        """Raises InvalidRequest for a slot or blocks out of range."""
+        """Starts to copy the slot. Raises InvalidRequest for an unknown slot or block."""
         return self._access.write(slot, layers, block_ids, heads)
 
     def abort(self) -> None:
-        """Nothing is waited for."""
+        """Does nothing: there are no waits."""
 
     def close(self, sender_gone: bool) -> None:
-        """The region serves another sender after a while, or, where this one may still write, never."""
+        """Frees the region after the quarantine; never if this sender may still write it."""
         region, self._region = self._region, None
         if region is not None:
             self._closed(region, sender_gone)

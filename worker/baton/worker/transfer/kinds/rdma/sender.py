@@ -1,7 +1,7 @@
-"""The sending end of an rdma connection: gathers pieces into staging of its own and writes them into the peer's slots.
+"""The sending end of an rdma connection: gathers pieces into staging memory and writes them into the peer's slots.
 
-A sender has an agent of its own. That makes `abort` a fence whatever the peer does, and leaves nothing behind that a
-restarted peer could trip over: what one sender knows of a peer ends with the connection.
+A sender has an agent of its own. `abort` is therefore a fence whatever the peer does, and nothing that a sender knows
+of a peer outlives the connection, which a restarted peer would contradict.
 
     put -> gathering -> writing -> ended        put, done and wait of any pending move all copies on
               |            |
@@ -24,11 +24,11 @@ from baton.worker.transfer.kinds.rdma.staging import Gathered, Region, Staging
 
 _SHORTEST_NAP_SECONDS = 20e-6
 _LONGEST_NAP_SECONDS = 1e-3
-_NAP_FRACTION = 8  # of the time that was waited: looking costs little, and is late by little
+_NAP_FRACTION = 8  # of the elapsed wait: polls stay cheap, and late by at most this fraction
 
 
 class RdmaCopy:
-    """One piece's copy. Belongs to the sender's thread."""
+    """The copy of one piece. The sender's thread uses it."""
 
     def __init__(self, sender: RdmaSender, gathered: Gathered, slot: int, deadline: float) -> None:
         self.gathered = gathered
@@ -39,13 +39,13 @@ class RdmaCopy:
         self._sender = sender
 
     def done(self) -> bool:
-        """Raises Unavailable or DeadlineExceeded where the bytes will not arrive."""
+        """Whether the copy has ended. Raises Unavailable or DeadlineExceeded if it failed."""
         if not self.ended:
             self._sender.advance()
         return self.ended
 
     def wait(self, seconds: float) -> bool:
-        """`done`, after at most so long."""
+        """Waits at most `seconds` and returns `done`."""
         return _waited(self.done, seconds)
 
 
@@ -64,15 +64,15 @@ class RdmaSender:
         connect_seconds: float,
         closed: Callable[[], None],
     ) -> None:
-        """Owns the agent. Raises Mismatch where the peer's description is of no use, Unavailable where nothing reaches
-        it; then it is closed."""
+        """Owns the agent. Raises Mismatch if the peer's description is unusable, Unavailable if nothing reaches it;
+        then it is closed."""
         self._agent = agent
         self._staging = staging
         self._slots = slots
         self._remote = remote
         self._copy_seconds = copy_seconds
         self._closed = closed
-        self._pending: deque[RdmaCopy] = deque()  # that have not ended, oldest first
+        self._pending: deque[RdmaCopy] = deque()  # unfinished copies, oldest first
         self._aborted = threading.Event()
         self._problem: ServiceError | None = None
         self._region: Region | None = None
@@ -89,13 +89,16 @@ class RdmaSender:
     def put(
         self, piece: Piece, slot: int, conversion: KvConversion | None, announce: Announce = no_announcement
     ) -> RdmaCopy:
-        """Raises InvalidRequest for a slot or a piece that does not fit, Unavailable after a copy failed."""
+        """Starts a copy.
+
+        Raises InvalidRequest for an unknown slot or a piece that does not fit, Unavailable after a failure.
+        """
         if not 0 <= slot < self._slots.num_slots:
             raise InvalidRequest(f"slot {slot} is out of range: the receiver has {self._slots.num_slots}")
         if any(pending.slot == slot for pending in self._pending):
             raise InvalidRequest(f"slot {slot} is still being filled")
         self._check()
-        assert self._region is not None, "closed senders have failed"
+        assert self._region is not None, "a closed sender has failed"
         limit = self._slots.slot_bytes
         gathered = self._staging.gather(piece, conversion, self._region, slot * limit, limit)
         pending = RdmaCopy(self, gathered, slot, time.monotonic() + self._copy_seconds)
@@ -104,7 +107,7 @@ class RdmaSender:
         return pending
 
     def advance(self) -> None:
-        """Moves every copy on. Raises what made one fail: then all have ended."""
+        """Advances every copy. Raises the error of a failed copy: then all have ended."""
         try:
             self._check()
             for pending in self._pending:
@@ -116,11 +119,11 @@ class RdmaSender:
             self._pending.popleft()
 
     def abort(self) -> None:
-        """The connection's thread ends all copies when it next looks at one, or closes."""
+        """Makes the connection's thread end all copies, at its next call."""
         self._aborted.set()
 
     def close(self) -> None:
-        """Ends whatever is under way: nothing is read from the staging, nor written at the peer, when this returns."""
+        """Ends all copies: when it returns, neither the staging memory is read nor the peer's memory written."""
         self._fail(Unavailable(f"the connection to {self._remote.agent} is closed"))
         region, self._region = self._region, None
         if region is not None:
@@ -130,10 +133,13 @@ class RdmaSender:
             self._closed()
 
     def _reach(self, seconds: float) -> None:
-        """Connects for good, with a byte: whoever goes away while UCX still greets may take the other end along."""
+        """Completes the connection with one byte.
+
+        A process that ends during UCX's handshake may crash the other end.
+        """
         copy = self._write(0, 1)
         if not _waited(copy.done, seconds):
-            raise Unavailable(f"{self._remote.agent} cannot be reached over rdma: nothing arrived in {seconds:g} s")
+            raise Unavailable(f"cannot reach {self._remote.agent} over rdma: nothing arrived in {seconds:g} s")
 
     def _move(self, pending: RdmaCopy) -> None:
         if pending.ended:
@@ -146,11 +152,11 @@ class RdmaSender:
             pending.ended = True
         elif time.monotonic() >= pending.deadline:
             raise DeadlineExceeded(
-                f"{self._remote.agent} did not take {pending.gathered.num_bytes} bytes in {self._copy_seconds:g} s"
+                f"{self._remote.agent} did not accept {pending.gathered.num_bytes} bytes in {self._copy_seconds:g} s"
             )
 
     def _write(self, start: int, num_bytes: int) -> Copy:
-        assert self._region is not None, "closed senders have failed"
+        assert self._region is not None, "a closed sender has failed"
         ours, theirs = self._region.memory, self._remote.memory
         return self._agent.write(_part(ours, start, num_bytes), _part(theirs, start, num_bytes), self._remote.agent)
 
@@ -171,7 +177,7 @@ def _part(memory: Memory, start: int, num_bytes: int) -> Memory:
 
 
 def _waited(done: Callable[[], bool], seconds: float) -> bool:
-    """Whether it is done, after at most so long. Sleeps between looks."""
+    """Waits at most `seconds` and returns `done()`. Sleeps between polls."""
     began = time.monotonic()
     while not done():
         waited = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Staging memory that the network reads and writes, and how pieces get there and back: what is asked of it."""
+"""The interface of staging memory, which the network reads and writes."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ class Region(Protocol):
     memory: Memory
 
     def close(self) -> None:
-        """Frees it. No agent has it registered any more. Idempotent."""
+        """Frees the memory. No agent may have it registered any more. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A piece on its way into staging memory."""
+    """A piece that is being copied into staging memory."""
 
     num_bytes: int
-    ready: SlotCopy | None  # None: it is in
+    ready: SlotCopy | None  # None: the copy has ended
 
 
 class SlotAccess(Protocol):
-    """The receiver's side of a region, as BulkReceiver has it."""
+    """The receiver's access to a region, as in BulkReceiver."""
 
     def checksum(self, slot: int, num_bytes: int) -> int:
-        """Of the slot's bytes, as frames have it."""
+        """Returns the checksum of the slot's bytes, as in piece headers."""
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
-        """Begins to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
+        """Starts to copy the slot, [blocks, layers, bytes], into these blocks of the pool."""
 
 
 class Staging(Protocol):
-    """Where the pool is, and so where staging is best. Thread-safe."""
+    """Staging memory close to the pool. Thread-safe."""
 
     @property
     def cuda_major(self) -> int | None:
-        """Of the CUDA that the memory is of. None: it is the host's."""
+        """The CUDA version of the memory. None: host memory."""
 
     def allocate(self, num_bytes: int) -> Region:
-        """Memory for slots. Raises a ServiceError where there is none."""
+        """Allocates memory for slots. Raises a ServiceError if there is none."""
 
     def gather(self, piece: Piece, conversion: KvConversion | None, region: Region, start: int, limit: int) -> Gathered:
-        """Begins to copy a piece to `start` of the region. Raises InvalidRequest for one of more than `limit` bytes."""
+        """Starts to copy a piece to `start` of the region. Raises InvalidRequest if it is larger than `limit`."""
 
     def access(self, region: Region, slot_bytes: int) -> SlotAccess:
-        """Checks and scatters what senders put into the region."""
+        """Returns access to the pieces that senders put into the region."""
