@@ -192,7 +192,8 @@ def test_pieces_that_overlap_or_lie_outside_fail_the_transfer(ends, wrong, check
     for one in pieces:
         sender.transport.push(1, one)
     failed = receiver.wait_for(InboundFailed)
-    expected = {"twice": "twice", "layer": "2 layers of 5 blocks", "block": "2 layers of 5 blocks", "heads": "heads"}
+    outside = "2 layers, 5 blocks"
+    expected = {"twice": "received before", "layer": outside, "block": outside, "heads": "heads"}
     assert expected[wrong] in failed.reason
     assert not failed.corrupt
 
