@@ -1,4 +1,4 @@
-"""How fast a transport moves bytes, learnt from its totals. Owns no clock."""
+"""Estimates a transport's bandwidth from its totals. Owns no clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from baton.v1 import control_pb2, kv_pb2
 from baton.worker.transfer.base import TransportTotals
 
-_NEW_WEIGHT = 0.2  # of the bytes since the last look
+_NEW_WEIGHT = 0.2  # weight of the bytes since the last observation
 
 
 @dataclass(slots=True)
 class _Direction:
-    rate: float = 0.0  # bytes a second while bytes moved; 0: not known yet
+    rate: float = 0.0  # bytes a second while bytes moved; 0: unknown
     num_bytes: int = 0
     seconds: float = 0.0
 
@@ -25,7 +25,7 @@ class _Direction:
 
 
 class Bandwidth:
-    """Of one transport, in both directions."""
+    """The bandwidth of one transport, in both directions."""
 
     def __init__(self) -> None:
         self._sent = _Direction()
@@ -33,7 +33,7 @@ class Bandwidth:
 
     @property
     def received(self) -> float:
-        """Bytes a second, measured while bytes came in. 0: not known yet."""
+        """Bytes a second, measured while bytes were received. 0: unknown."""
         return self._received.rate
 
     @property
@@ -42,12 +42,12 @@ class Bandwidth:
         return self._sent.rate > 0 or self._received.rate > 0
 
     def observe(self, totals: TransportTotals) -> None:
-        """Learns from the totals as of now."""
+        """Updates the estimates from current totals."""
         self._sent.observe(totals.num_sent_bytes, totals.send_seconds)
         self._received.observe(totals.num_received_bytes, totals.receive_seconds)
 
     def message(self, name: str) -> control_pb2.TransportRate:
-        """As the contract has it; `name` is the transport's."""
+        """Returns the contract's message for the transport `name`."""
         return control_pb2.TransportRate(
             kind=kv_pb2.TransportKind.Value(f"TRANSPORT_KIND_{name.upper()}"),
             sent_bytes_per_second=self._sent.rate,

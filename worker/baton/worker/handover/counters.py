@@ -1,4 +1,4 @@
-"""Totals of a worker's hand-overs, and their form in the contract."""
+"""Totals of a worker's hand-overs, and their contract message."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from baton.worker.requests.histogram import BYTES, Histogram
 
 @dataclass(slots=True)
 class HandoverCounters:
-    """Since the start. Local fallbacks are the engine's to count. Every field is one of TransferCounters."""
+    """Totals since the start, one for each field of TransferCounters. The engine counts local fallbacks."""
 
     # As the receiver (a decode worker).
     num_transfers: int = 0  # completed
     num_transfer_bytes: int = 0  # of completed ones
-    num_failed_transfers: int = 0  # leases that ended without their blocks, whatever the cause
-    num_retries: int = 0  # failed ones that were asked of the same peer again
-    num_refused_prefills: int = 0  # that a peer said it would not do
+    num_failed_transfers: int = 0  # leases that ended without their blocks, for any cause
+    num_retries: int = 0  # failed transfers that were requested from the same peer again
+    num_refused_prefills: int = 0  # that a peer refused
     num_checksum_errors: int = 0
     transfer_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
     transfer_seconds: Histogram = field(default_factory=Histogram)  # from the lease to the last block
@@ -28,16 +28,15 @@ class HandoverCounters:
     num_sent_transfers: int = 0  # completed
     num_sent_bytes: int = 0  # of completed ones
     num_failed_pushes: int = 0  # leases that ended without TransferComplete
-    num_failed_prefills: int = 0  # that this worker said it would not do
+    num_failed_prefills: int = 0  # that this worker refused
     tail_seconds: Histogram = field(default_factory=Histogram)  # from the last layer to TransferComplete
     # As either.
     num_expired_leases: int = 0  # ended by silence, at this end
-    num_mismatches: int = 0  # peers whose layout does not fit
-    num_stray_pieces: int = 0  # arrived for no open lease, and were discarded
-    num_strangers: int = 0  # connections that did not show the receiver's key, and were refused
+    num_mismatches: int = 0  # peers with an incompatible layout
+    num_stray_pieces: int = 0  # received for no open lease, and discarded
+    num_strangers: int = 0  # connections without the receiver's key, which were refused
 
     def copy(self) -> HandoverCounters:
-        """As of now."""
         return dataclasses.replace(
             self,
             transfer_bytes=self.transfer_bytes.copy(),
@@ -50,7 +49,7 @@ class HandoverCounters:
 def counters_message(
     counters: HandoverCounters, num_stranded_blocks: int, rates: Iterable[control_pb2.TransportRate]
 ) -> control_pb2.TransferCounters:
-    """The totals, and what is of now, as the contract has them."""
+    """Returns the contract's message of the totals and the current values."""
     message = control_pb2.TransferCounters(num_stranded_blocks=num_stranded_blocks, rates=rates)
     for one in dataclasses.fields(counters):
         value = getattr(counters, one.name)

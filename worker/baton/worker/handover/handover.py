@@ -1,6 +1,6 @@
-"""Both sides of a worker's hand-overs, tied to the link to its front and to its transport. Decides nothing.
+"""Connects both sides of a worker's hand-overs with the link to its front and with its transport. Decides nothing.
 
-The engine loop gives it the frames of the kinds in `handlers`, on_step all that the engine tells, and calls tick once a
+The engine loop passes it the frames of the kinds in `handlers` and all outputs of the engine, and calls `tick` once a
 turn, after the turn's frames.
 """
 
@@ -41,21 +41,21 @@ from baton.worker.transfer.layout import layout_message
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.05
-_IDLE_TICK_SECONDS = 1.0  # while streams are open and nothing is
-_STRANDED_SECONDS = 2.0  # the bound of every lease's end
+_IDLE_TICK_SECONDS = 1.0  # while streams are open, but no transfer
+_STRANDED_SECONDS = 2.0  # the longest that the end of a lease takes
 
 
 class Link(Protocol):
-    """What the hand-over needs of the link to the front."""
+    """The part of the link to the front that the hand-over uses."""
 
     def send(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
         """Queues a frame."""
 
     def flush(self) -> None:
-        """Sends what is queued."""
+        """Sends queued frames."""
 
     def post(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
-        """Sends a frame from any thread, also while the engine thread computes."""
+        """Sends a frame from any thread, even while the engine thread computes."""
 
 
 class Handover(EngineListener):
@@ -77,14 +77,14 @@ class Handover(EngineListener):
             layout=layout_message(executor.kv_spec),
             transports=transport.addresses,
         )
-        self._hello = hello  # both sides send it
+        self._hello = hello  # sent by both sides
         self._transport = transport
         self._link = link
         self._clock = clock
         self._counters = HandoverCounters()
         self._listeners = HandoverListeners()
         self._heartbeat = Heartbeat(settings.hang_seconds, clock)
-        self._beats = False  # somebody is told that this worker lives
+        self._beats = False  # whether any peer receives heartbeats
         self._ticked_at = self._checked_at = clock()
         self._bandwidth = Bandwidth()
         self._bandwidth_of: dict[str, Bandwidth] = {}  # by transport
@@ -128,7 +128,7 @@ class Handover(EngineListener):
         engine.listen(self)
 
     def listen(self, listener: HandoverListener) -> None:
-        """Calls `listener` from now on, after those that listen already."""
+        """Adds a listener. Listeners are called in the order in which they were added."""
         self._listeners.add(listener)
 
     @property
@@ -138,12 +138,12 @@ class Handover(EngineListener):
 
     @property
     def num_open(self) -> int:
-        """Everything that is not over, on both sides."""
+        """Prefills and transfers that have not ended, on both sides."""
         return self.prefill_side.num_jobs + self.decode_side.num_remote_prefills
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` must be called next. None: when a frame comes, or a step was made."""
+        """When `tick` must be called next. None: after the next frame or step."""
         num_open = self.num_open
         if not num_open and not self.decode_side.num_peers:
             return None
@@ -151,54 +151,54 @@ class Handover(EngineListener):
 
     @property
     def transfer_bytes_per_second(self) -> float:
-        """Measured while bytes came in. 0: not known yet."""
+        """Bytes a second, measured while bytes were received. 0: unknown."""
         return self._bandwidth.received
 
     def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
-        """A request that was just submitted may be prefilled by this worker."""
+        """Registers a submitted request that may be prefilled by the worker at `prefill`."""
         self.decode_side.expect(request, prefill)
 
     def num_prefill_cached_tokens(self, request: Request) -> int:
-        """How many of a finished request's transferred tokens the prefill worker had cached."""
+        """Returns how many of a finished request's transferred tokens the prefill worker had cached."""
         return request.num_prefill_cached_tokens
 
     def begin_drain(self) -> None:
-        """Refuses new prefills of others. Idempotent."""
+        """Refuses new prefills of other workers. Idempotent."""
         self.prefill_side.draining = True
 
     def end_drain(self) -> None:
-        """Takes prefills of others again. Idempotent."""
+        """Accepts prefills of other workers again. Idempotent."""
         self.prefill_side.draining = False
 
     def adopt(self, spec: KvSpec) -> None:
-        """Other weights are served. Nothing is open; every peer is greeted again."""
+        """Adopts other weights. Nothing is open; sends every peer a new hello."""
         self._hello.layout.CopyFrom(layout_message(spec))
-        self.prefill_side.adopt(spec, Unavailable("this worker's weights have changed; greet it again"))
+        self.prefill_side.adopt(spec, Unavailable("this worker's weights have changed; send a new hello"))
         self.decode_side.adopt(spec)
 
     def abort_all(self, reason: str) -> None:
-        """Fails the prefills of others that still run."""
+        """Fails the running prefills of other workers."""
         self.prefill_side.abort_all(reason)
 
     def flows(self) -> Collection[worker_pb2.KvFlow]:
-        """What came from whom."""
+        """Returns the KV received from each sender."""
         return self.decode_side.peer_totals.messages()
 
     def counters(self) -> HandoverCounters:
-        """A copy of the totals."""
+        """Returns a copy of the totals."""
         counters = self._counters.copy()
         totals = self._transport.totals()
         counters.num_stray_pieces, counters.num_strangers = totals.num_stray_pieces, totals.num_strangers
         return counters
 
     def counters_message(self) -> control_pb2.TransferCounters:
-        """The totals as the contract has them, with what is of now."""
+        """Returns the contract's message of the totals and the current values."""
         self._measure()
         rates = [bandwidth.message(name) for name, bandwidth in self._bandwidth_of.items() if bandwidth.known]
         return counters_message(self.counters(), self.num_stranded_blocks(), rates)
 
     def num_stranded_blocks(self) -> int:
-        """Blocks of broken leases that are not free though they should be. Always 0."""
+        """Returns the blocks of broken leases that should be free, but are not. Always 0."""
         now = self._clock()
         sides = (self.prefill_side, self.decode_side)
         return sum(side.num_stranded_blocks(now, _STRANDED_SECONDS) for side in sides)
@@ -210,16 +210,16 @@ class Handover(EngineListener):
         self.decode_side.landed.launched(began)
 
     def on_step(self, outputs: StepOutputs) -> None:
-        """Call with all that the engine tells, right after a step at the latest."""
+        """Handles outputs of the engine. Call right after a step at the latest."""
         self.prefill_side.on_step(outputs)
         if outputs.first_tokens:
-            self._link.flush()  # a client waits for each
+            self._link.flush()  # a client waits for each first token
         self.decode_side.on_step(outputs)
 
     def tick(self) -> None:
-        """Handles what the transport did, and what is overdue. Cheap when nothing is open."""
+        """Handles transport events and deadlines. Cheap when nothing is open."""
         now = self._clock()
-        # What came while this thread computed is not read yet: its silence is ours.
+        # Messages that arrived while this thread computed are still unread: the silence is not the peers'.
         gap = now - self._ticked_at
         deaf_seconds = gap if gap > MAX_BEAT_SECONDS else 0.0
         self._ticked_at = now
@@ -232,7 +232,7 @@ class Handover(EngineListener):
             self.decode_side.tick(now, deaf_seconds)
             self._measure()
         self._beat()
-        self._link.flush()  # what the peers wait for must not wait for the next step
+        self._link.flush()  # peers should not wait for the next step
 
     def close(self) -> None:
         """Ends the threads and the transport. Idempotent."""

@@ -1,4 +1,4 @@
-"""Renews leases while the engine thread computes: a thread that says to some peers, again and again, that we live."""
+"""Renews leases on a thread of its own while the engine thread computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Beat = Callable[[], None]
 
 
 class Heartbeat:
-    """Calls each peer's beat every so often. Stops by itself when the engine thread gives no sign for long."""
+    """Calls every peer's beat at an interval.
+
+    Pauses while the engine thread has shown no progress for `hang_seconds`.
+    """
 
     def __init__(self, hang_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._hang_seconds = hang_seconds
@@ -23,11 +26,11 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def alive(self, now: float) -> None:
-        """The engine thread goes round."""
+        """Records progress of the engine thread."""
         self._alive_at = now
 
     def set(self, beats: Mapping[object, Beat], interval: float) -> None:
-        """Who is told from now on, and how often."""
+        """Sets the beats that are called from now on, and the interval."""
         if beats.keys() == self._beats.keys() and interval == self._interval:
             return
         with self._changed:

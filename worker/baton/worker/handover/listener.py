@@ -1,4 +1,4 @@
-"""What a worker's hand-overs report to the loop that drives them, as it happens."""
+"""Reports of a worker's hand-overs, for the loop that drives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ class HandoverListener:
     """Methods run on the engine's thread, and do nothing unless overridden."""
 
     def on_first_token(self) -> None:
-        """The engine was given a prefill worker's token. It can leave now: the next launch takes milliseconds."""
+        """The engine has a prefill worker's first token.
+
+        Its outputs can be sent now; the next launch takes milliseconds.
+        """
 
     def on_peer_died(self, request: Request, worker_id: str, reason: str) -> None:
         """A prefill worker ended its stream while it computed this request's prompt."""
@@ -20,13 +23,13 @@ class HandoverListener:
 
 
 class HandoverListeners(HandoverListener):
-    """Logs what is complete, and calls every listener in the order in which they were added."""
+    """Logs completed hand-overs, and calls every listener in the order in which they were added."""
 
     def __init__(self) -> None:
         self._listeners: list[HandoverListener] = []
 
     def add(self, listener: HandoverListener) -> None:
-        """Calls `listener` from now on."""
+        """Adds a listener."""
         self._listeners.append(listener)
 
     def on_first_token(self) -> None:

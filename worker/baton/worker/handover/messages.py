@@ -1,4 +1,4 @@
-"""The engine's words as the contract's messages, where the hand-over needs them."""
+"""Converts the engine's values to messages of the contract, and back, for hand-overs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.worker.sampling.grammar.messages import constraint_message
 def prefill_submit(
     request: Request, prefill_id: int, num_cached_tokens: int, num_tokens: int, now: float
 ) -> worker_pb2.PrefillSubmit:
-    """Asks for the KV of the request's first num_tokens tokens, and the token after them."""
+    """Returns a request for the KV of the first `num_tokens` tokens, and for the token that follows."""
     return worker_pb2.PrefillSubmit(
         prefill_id=prefill_id,
         request_id=public_id(request),
@@ -30,7 +30,7 @@ def prefill_submit(
 
 
 def first_token_message(prefill_id: int, token_id: int, logprobs: TokenLogprobs | None) -> worker_pb2.PrefillFirstToken:
-    """The sampled token."""
+    """Returns the message of a sampled token."""
     message = worker_pb2.PrefillFirstToken(prefill_id=prefill_id, token_id=token_id)
     if logprobs is not None:
         message.logprobs.logprob = logprobs.logprob
@@ -41,7 +41,7 @@ def first_token_message(prefill_id: int, token_id: int, logprobs: TokenLogprobs 
 
 
 def logprobs_of(message: worker_pb2.PrefillFirstToken) -> TokenLogprobs | None:
-    """The token's log-probabilities, where they were asked for."""
+    """Returns the token's log-probabilities; None if the request did not ask for them."""
     if not message.HasField("logprobs"):
         return None
     logprobs = message.logprobs
@@ -49,12 +49,12 @@ def logprobs_of(message: worker_pb2.PrefillFirstToken) -> TokenLogprobs | None:
 
 
 def failed_message(prefill_id: int, error: ServiceError) -> worker_pb2.PrefillFailed:
-    """Why there will be no prefill."""
+    """Returns the message of a failed prefill."""
     return worker_pb2.PrefillFailed(prefill_id=prefill_id, code=error.code.value[0], message=error.message)
 
 
 def public_id(request: Request) -> str:
-    """The request's id as every service logs it: the engine's own has a serial number behind a '#'."""
+    """Returns the request id as services log it. The engine's own id adds a serial number behind a '#'."""
     public, separator, _ = request.request_id.rpartition("#")
     return public if separator else request.request_id
 

@@ -1,4 +1,4 @@
-"""What one hand-over took, as each end's log tells it. Times are of the monotonic clock; workers of a host share it."""
+"""Records of completed hand-overs, for logs and spans. Times are monotonic; the workers of one host share the clock."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """A transfer that is complete, at the receiver."""
+    """A completed transfer, at the receiver."""
 
     request_id: str
     traceparent: str
     transport: str
     num_bytes: int
     num_retries: int
-    started_at: float  # the lease
-    first_token_at: float | None  # None: it came after the last block
+    started_at: float  # when the lease began
+    first_token_at: float | None  # None: it was received after the last block
     landed_at: float
-    launched_at: float | None = None  # of the step that computes the next token; None: there is none
+    launched_at: float | None = None  # when the step was launched that computes the next token; None: there is none
 
     @property
     def seconds(self) -> float:
-        """From the lease to the last block; the prompt may have been computed meanwhile."""
+        """Seconds from the lease to the last block. The prompt may have been computed meanwhile."""
         return self.landed_at - self.started_at
 
     @property
     def exposed_seconds(self) -> float:
-        """How long the first token waited for the last block."""
+        """Seconds that the first token waited for the last block."""
         return 0.0 if self.first_token_at is None else self.landed_at - self.first_token_at
 
     @property
     def until_launch_seconds(self) -> float | None:
-        """From the last block to the step's launch. None: the request did not go on."""
+        """Seconds from the last block to the step's launch. None: the request did not continue."""
         return None if self.launched_at is None else self.launched_at - self.landed_at
 
 
 @dataclass(frozen=True, slots=True)
 class PushRecord:
-    """A prompt that was computed for another worker and is there, at the sender."""
+    """A completed prefill for another worker, at the sender."""
 
     request_id: str
     traceparent: str
@@ -48,13 +48,13 @@ class PushRecord:
     num_cached_tokens: int
     num_bytes: int
     submitted_at: float
-    started_at: float  # the first chunk's launch
-    computed_at: float  # the last layer's end, and the first token
-    completed_at: float  # TransferComplete came
+    started_at: float  # when the first chunk was launched
+    computed_at: float  # when the last layer ended, and the first token was sampled
+    completed_at: float  # when TransferComplete was received
 
 
 def log_record(record: TransferRecord | PushRecord) -> None:
-    """One line a hand-over and end."""
+    """Logs one line for a record."""
     text = "KV received" if isinstance(record, TransferRecord) else "KV sent"
     facts = asdict(record)
     facts.pop("traceparent")

@@ -1,6 +1,6 @@
-"""Requests whose KV has landed, until a step is launched that computes them: then the hand-over is recorded.
+"""Requests whose KV has landed, until the step that computes them is launched; then their transfer is recorded.
 
-Not before: a record takes tenths of a millisecond, which that step's launch would come later.
+Recording earlier would delay that launch by tenths of a millisecond.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.worker.handover.records import TransferRecord
 
 
 class LandedRequests:
-    """Of one engine, on its thread."""
+    """The landed requests of one engine. Used on its thread."""
 
     def __init__(self, engine: Engine, listener: HandoverListener) -> None:
         self._engine = engine
@@ -22,16 +22,16 @@ class LandedRequests:
         self._records: dict[Request, TransferRecord] = {}
 
     def add(self, request: Request, record: TransferRecord) -> None:
-        """Its last block is there: it goes on as soon as it has a row."""
+        """Adds a request whose last block has landed. It continues once it has a row."""
         self._records[request] = record
 
     def ended(self, request: Request) -> None:
-        """The request will not go on, whether it was about to or not."""
+        """Records the transfer of a request that ended, whether it continued or not."""
         if record := self._records.pop(request, None):
             self._listener.on_record(record)
 
     def launched(self, began: float) -> None:
-        """A step is launched."""
+        """Records the transfers of requests that the launched step computes."""
         if not self._records:
             return
         running = [request for request in self._records if self._engine.is_running(request.request_id)]

@@ -1,4 +1,4 @@
-"""How much KV came from whom."""
+"""Counts the KV received from each sender."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MAX_SENDERS = 64
 
 
 class PeerTotals:
-    """Completed transfers by their sender. Of many senders, the last ones to send are remembered."""
+    """Completed transfers by sender. Keeps the senders that sent last."""
 
     def __init__(self, max_senders: int = _MAX_SENDERS) -> None:
         self._max_senders = max_senders
         self._flows: OrderedDict[str, worker_pb2.KvFlow] = OrderedDict()
 
     def received(self, sender_worker_id: str, num_bytes: int) -> None:
-        """A transfer is complete."""
+        """Counts a completed transfer."""
         flow = self._flows.get(sender_worker_id)
         if flow is None:
             flow = self._flows[sender_worker_id] = worker_pb2.KvFlow(sender_worker_id=sender_worker_id)
@@ -29,5 +29,5 @@ class PeerTotals:
         flow.num_transfers += 1
 
     def messages(self) -> Collection[worker_pb2.KvFlow]:
-        """All of them, as of now. They change."""
+        """Returns all totals. The messages change later."""
         return self._flows.values()

@@ -1,4 +1,4 @@
-"""Streams to prefill workers: dialled when one is wanted, kept while it is of use. Knows nothing of prompts."""
+"""Streams to prefill workers: opened on demand, closed when idle. Knows nothing of prompts."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class PrefillPeers:
         return iter(list(self._peers.values()))
 
     def at(self, channel: int) -> PrefillPeer | None:
-        """The peer of a stream. None: it was closed a moment ago."""
+        """Returns the peer of a stream. None: the stream was closed."""
         return self._peers.get(channel)
 
     def find(self, endpoint: types_pb2.Endpoint) -> PrefillPeer | None:
-        """A stream to this worker. None: it is this one, or not worth asking now."""
+        """Returns a stream to this worker. None: it is this worker itself, or in backoff."""
         now = self._clock()
         if endpoint.worker_id == self._hello.worker_id or not endpoint.address:
             return None
@@ -72,40 +72,40 @@ class PrefillPeers:
             self._send(peer.channel, message)
 
     def greeted(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
-        """The peer said who it is. Raises Mismatch where its KV cannot be made into ours."""
+        """Handles the peer's hello. Raises Mismatch if its KV cannot be converted to this worker's layout."""
         worker_conversion(spec_of(hello.layout), self.kv_spec)  # the peer converts
         peer.greeted = True
         peer.epoch = hello.epoch
-        peer.patience = self._settings.silence_seconds
+        peer.silence_seconds = self._settings.silence_seconds
 
     def mismatched(self, peer: PrefillPeer) -> None:
-        """The peer is not worth asking for a while."""
+        """Puts a peer with an incompatible layout in backoff."""
         self.backoff.mismatched(peer.endpoint.address, peer.endpoint.epoch, self._clock())
 
     def close_all(self) -> None:
-        """Ends every stream; none has an prefill."""
+        """Closes every stream. None has a prefill."""
         for peer in self:
             self._forget(peer.channel)
             self.close(peer)
 
     def close(self, peer: PrefillPeer) -> None:
-        """Ends a stream from here."""
+        """Closes a stream from this end."""
         self._close_peer(peer.channel)
 
     def closed(self, channel: int) -> PrefillPeer | None:
-        """A stream ended, or never came to be. None: that is known."""
+        """Handles the end of a stream, or a failed dial. None: it was handled before."""
         peer = self._forget(channel)
         if peer is not None:
             self.backoff.failed(peer.endpoint.address, peer.endpoint.epoch, self._clock())
         return peer
 
     def tick(self, now: float, deaf_seconds: float) -> list[PrefillPeer]:
-        """Closes idle streams. Returns the peers that said nothing for too long."""
+        """Closes idle streams. Returns the peers that were silent for too long."""
         silent: list[PrefillPeer] = []
         for peer in self:
-            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
+            peer.last_message_at = min(now, peer.last_message_at + deaf_seconds)
             if peer.prefills:
-                if now >= peer.heard_at + peer.patience:
+                if now >= peer.last_message_at + peer.silence_seconds:
                     silent.append(peer)
             elif now >= peer.idle_since + self._settings.idle_seconds:
                 self._forget(peer.channel)

@@ -1,4 +1,4 @@
-"""One prompt's way from a prefill worker to this one, and the stream that it takes. No behaviour."""
+"""One prompt that a prefill worker computes for this one, and the stream to that worker. No behaviour."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from baton.worker.transfer.lease import ReceiverLease
 
 
 class Stage(enum.Enum):
-    """How far a prefill is that has no lease yet."""
+    """The progress of a prefill."""
 
-    ASKED = "asked"  # waits in the peer's queue
-    STARTED = "started"  # is being computed there; waits for room here
+    ASKED = "asked"  # queued at the peer
+    STARTED = "started"  # the peer computes it; waits for free blocks here
     LEASED = "leased"
 
 
@@ -24,10 +24,10 @@ class PrefillPeer:
 
     channel: int
     endpoint: types_pb2.Endpoint
-    heard_at: float
-    patience: float  # seconds of silence that are too many
+    last_message_at: float
+    silence_seconds: float  # the longest silence
     idle_since: float
-    epoch: int = 0  # of the peer's transfers, once it said hello
+    epoch: int = 0  # of the peer, from its hello
     greeted: bool = False
     open: bool = True
     prefills: dict[int, RemotePrefill] = field(default_factory=dict)  # by prefill id
@@ -35,14 +35,14 @@ class PrefillPeer:
 
 @dataclass(slots=True, eq=False)
 class RemotePrefill:
-    """One prompt's hand-over, until the engine has its request back."""
+    """One prompt's hand-over, until the engine continues its request."""
 
     peer: PrefillPeer
     prefill_id: int
     request: Request
     num_cached_tokens: int
-    num_tokens: int  # that the peer computes, cached ones included
-    deadline: float  # of the stage
+    num_tokens: int  # that the peer computes, including cached ones
+    deadline: float  # of the current stage
     num_retries: int = 0
     stage: Stage = Stage.ASKED
     lease: ReceiverLease | None = None
@@ -50,12 +50,12 @@ class RemotePrefill:
     block_ids: tuple[BlockId, ...] = ()
     leased_at: float = 0.0
     num_landed_bytes: int = 0
-    broken: bool = False  # what arrived was wrong or ended early, and may be sent again
+    broken: bool = False  # the transfer failed midway, and may be retried
     first_token_at: float | None = None
-    wanted: bool = True  # False: its request was aborted
-    ended: bool = False  # its first token was its last
+    wanted: bool = True  # False: the request was aborted
+    ended: bool = False  # the first token was the last
 
     @property
     def computes_there(self) -> bool:
-        """Whether the peer has begun with the prompt, and has not told its first token."""
+        """Whether the peer computes the prompt, and has not sent its first token."""
         return self.stage is not Stage.ASKED and self.first_token_at is None

@@ -1,7 +1,7 @@
-"""Prompts that other workers compute for this one: asks, makes room, takes the KV in, and falls back when that fails.
+"""Prompts that other workers compute for this one: requests them, reserves blocks, receives the KV, and falls back.
 
-Runs on the engine thread. Every request that is handed over comes back to the engine by exactly one of
-finish_transfer, prefill_locally and free_lease; with an open lease, by the latter two only after the fence.
+Runs on the engine thread. Every request that is handed over returns to the engine by exactly one of finish_transfer,
+prefill_locally and free_lease; with an open lease, by the last two only after the fence.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _log = logging.getLogger(__name__)
 
 Message = worker_pb2.PrefillStreamRequest
 
-_MAX_RETRIES = 1  # of one request, where its transfer broke midway
-_RETRY_SECONDS = 1.0  # that a request must have left for that
+_MAX_RETRIES = 1  # of one request whose transfer broke midway
+_RETRY_SECONDS = 1.0  # that a request must have left for a retry
 
 
 class DecodeSide:
-    """All prompts that are computed elsewhere. `open_peer` dials an address, `send` queues a message."""
+    """All remote prefills of this worker. `open_peer` dials an address, `send` queues a message."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class DecodeSide:
         self._expected: dict[Request, types_pb2.Endpoint] = {}
         self._prefills: dict[Request, RemotePrefill] = {}
         self._transfers: dict[int, RemotePrefill] = {}
-        self._reserving: list[RemotePrefill] = []  # in stage STARTED, in order
+        self._reserving: list[RemotePrefill] = []  # in stage STARTED, oldest first
         self._handlers: dict[str, Callable[[PrefillPeer, worker_pb2.PrefillStreamResponse], None]] = {
             "started": self._on_started,
             "first_token": self._on_first_token,
@@ -101,33 +101,33 @@ class DecodeSide:
         return len(self._prefills)
 
     def adopt(self, spec: KvSpec) -> None:
-        """Other weights are served: prefill workers are greeted again. No prefill is open."""
+        """Adopts other weights: closes all streams, so that prefill workers receive a new hello. No prefill is open."""
         self._peers.kv_spec = spec
         self._peers.close_all()
 
     @property
     def num_peers(self) -> int:
-        """Open streams, idle ones included."""
+        """Open streams, including idle ones."""
         return len(self._peers)
 
     @property
     def busy_channels(self) -> list[int]:
-        """Streams whose peers wait for signs of life."""
+        """Streams whose peers wait for heartbeats."""
         return [peer.channel for peer in self._peers if peer.prefills]
 
     def num_stranded_blocks(self, now: float, seconds: float) -> int:
-        """Blocks of leases that were broken longer ago than that, and are not free yet."""
+        """Returns the blocks of leases that were broken more than `seconds` ago and are not free yet."""
         late = [one for one in self._transfers.values() if one.lease is not None and one.lease.late(now, seconds)]
         return sum(len(prefill.block_ids) for prefill in late)
 
     def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
-        """A request that was just submitted may be prefilled by this worker."""
+        """Registers a submitted request that may be prefilled by the worker at `prefill`."""
         self._expected[request] = prefill
 
-    # The engine.
+    # For the engine.
 
     def on_step(self, outputs: StepOutputs) -> None:
-        """Call with all that the engine tells, right after a step at the latest, before anything else here."""
+        """Handles outputs of the engine. Call right after a step at the latest, before other methods."""
         for wanted in outputs.prefill_wanted:
             self._begin(wanted)
         for finish in outputs.finishes:
@@ -148,7 +148,7 @@ class DecodeSide:
     def _ask(self, peer: PrefillPeer, request: Request, num_cached_tokens: int, num_tokens: int) -> RemotePrefill:
         now = self._clock()
         if not peer.prefills:
-            peer.heard_at = max(peer.heard_at, now)
+            peer.last_message_at = max(peer.last_message_at, now)
         prefill = RemotePrefill(
             peer, next(self._prefill_ids), request, num_cached_tokens, num_tokens, now + self._settings.start_seconds
         )
@@ -166,34 +166,34 @@ class DecodeSide:
         if prefill.lease is None or aborted:
             prefill.wanted = False
             self._give_up(prefill, "the request ended")
-        prefill.ended = True  # its first token was its last: the rest of the KV is still good for the cache
+        prefill.ended = True  # its first token was the last: the other blocks are still useful for the cache
 
-    # Peers.
+    # For streams.
 
     def on_peer_message(self, channel: int, payload: bytes) -> None:
-        """A PrefillStreamResponse came."""
+        """Handles a PrefillStreamResponse."""
         peer = self._peers.at(channel)
         if peer is None:
-            return  # closed a moment ago
-        peer.heard_at = self._clock()
+            return  # the stream was closed
+        peer.last_message_at = self._clock()
         try:
             message = worker_pb2.PrefillStreamResponse.FromString(payload)
             kind = message.WhichOneof("message")
             if kind == "hello":
                 self._on_hello(peer, message.hello)
             elif kind == "renewal":
-                pass  # every message is a sign of life; these may overtake the hello
+                pass  # every message renews; a renewal may arrive before the hello
             elif kind in self._handlers and peer.greeted:
                 self._handlers[kind](peer, message)
             else:
-                raise InvalidRequest(f"message {kind!r} came {'unknown' if peer.greeted else 'before the hello'}")
+                raise InvalidRequest(f"{'unknown' if peer.greeted else 'before the hello'}: message {kind!r}")
         except DecodeError:
-            self._drop_peer(peer, "a message on the stream is no PrefillStreamResponse")
+            self._drop_peer(peer, "invalid PrefillStreamResponse")
         except ServiceError as error:
             self._drop_peer(peer, error.message)
 
     def on_peer_closed(self, channel: int, reason: str, died: bool = True) -> None:
-        """A stream ended, or never came to be. Idempotent. `died`: it is the peer that ended it."""
+        """Handles the end of a stream, or a failed dial. Idempotent. `died`: the peer ended the stream."""
         peer = self._peers.closed(channel)
         if peer is None:
             return
@@ -238,7 +238,10 @@ class DecodeSide:
         if prefill is None or prefill.first_token_at is not None:
             return
         if first.token_id >= self._executor.model.vocab_size:
-            raise InvalidRequest(f"the first token is {first.token_id}, outside the vocabulary", field="token_id")
+            raise InvalidRequest(
+                f"the first token is {first.token_id}, outside the vocabulary of {self._executor.model.vocab_size}",
+                field="token_id",
+            )
         prefill.first_token_at = self._clock()
         if prefill.lease is not None:
             prefill.lease.progressed(prefill.first_token_at)
@@ -250,7 +253,7 @@ class DecodeSide:
         if prefill is not None:
             self._counters.num_refused_prefills += 1
             prefill.num_retries = _MAX_RETRIES
-            self._give_up(prefill, f"the prefill worker refused: {message.failed.message}", tell=False)
+            self._give_up(prefill, f"the prefill worker refused: {message.failed.message}", notify=False)
 
     def _on_sent(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         prefill = self._transfer(peer, message.sent.transfer_id)
@@ -273,11 +276,11 @@ class DecodeSide:
             self._apply(prefill, prefill.lease.aborted(self._clock()))
 
     def _on_stalled(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
-        """The peer's device is stuck: nobody waits for it."""
+        """Falls back from a peer whose device is stuck."""
         self._backoff.failed(peer.endpoint.address, peer.endpoint.epoch, self._clock())
         for prefill in list(peer.prefills.values()):
             prefill.num_retries = _MAX_RETRIES
-            self._give_up(prefill, "the prefill worker's device stalls")
+            self._give_up(prefill, "the prefill worker's device is stuck")
 
     def _transfer(self, peer: PrefillPeer, transfer_id: int) -> RemotePrefill | None:
         prefill = self._transfers.get(transfer_id)
@@ -286,7 +289,7 @@ class DecodeSide:
     # Leases.
 
     def _reserve_all(self) -> None:
-        """Makes room for prompts that are being computed, first come first served."""
+        """Leases blocks for started prompts, in order of their start."""
         while self._reserving:
             prefill = self._reserving[0]
             block_ids = self._engine.reserve_blocks(prefill.request.request_id)
@@ -323,14 +326,14 @@ class DecodeSide:
         self._peers.send(prefill.peer, Message(accept=accept))
 
     def on_landed(self, event: Landed) -> None:
-        """The transport has every block."""
+        """Handles the transport's report that every block has arrived."""
         prefill = self._transfers.get(event.transfer_id)
         if prefill is not None and prefill.lease is not None:
             prefill.num_landed_bytes = event.num_bytes
             self._apply(prefill, prefill.lease.landed(self._clock(), event.num_pieces, event.num_bytes))
 
     def on_inbound_failed(self, event: InboundFailed) -> None:
-        """What arrived was wrong, or will not arrive."""
+        """Handles the transport's report of an invalid piece or a lost connection."""
         self._counters.num_checksum_errors += event.corrupt
         prefill = self._transfers.get(event.transfer_id)
         if prefill is not None and prefill.lease is not None:
@@ -338,7 +341,7 @@ class DecodeSide:
             self._apply(prefill, prefill.lease.cancel(self._clock(), event.reason))
 
     def on_inbound_fenced(self, event: InboundFenced) -> None:
-        """Nothing is written any more."""
+        """Handles the transport's report that nothing more is written."""
         prefill = self._transfers.get(event.transfer_id)
         if prefill is not None and prefill.lease is not None:
             self._apply(prefill, prefill.lease.fenced())
@@ -346,20 +349,20 @@ class DecodeSide:
     # Time.
 
     def tick(self, now: float, deaf_seconds: float) -> None:
-        """Ends what is overdue. For deaf_seconds before now nobody was listened to."""
+        """Ends what is overdue. Ignores peer silence during the last `deaf_seconds`, when nothing was read."""
         self._reserve_all()
         for prefill in list(self._prefills.values()):
             if prefill.lease is not None:
                 self._tick_lease(prefill, prefill.lease, now, deaf_seconds)
             elif now >= prefill.deadline:
-                waited = "its start" if prefill.stage is Stage.ASKED else "room here"
-                self._give_up(prefill, f"it waited too long for {waited}")
+                waited = "its start" if prefill.stage is Stage.ASKED else "free blocks here"
+                self._give_up(prefill, f"timeout while waiting for {waited}")
         for peer in self._peers.tick(now, deaf_seconds):
-            self._drop_peer(peer, f"it said nothing for {peer.patience:g} s")
+            self._drop_peer(peer, f"silent for {peer.silence_seconds:g} s")
 
     def _tick_lease(self, prefill: RemotePrefill, lease: ReceiverLease, now: float, deaf_seconds: float) -> None:
         lease.excuse(now, deaf_seconds)
-        lease.heard(prefill.peer.heard_at)
+        lease.heard(prefill.peer.last_message_at)
         num_bytes = self._transport.num_landed_bytes(prefill.transfer_id)
         if num_bytes > prefill.num_landed_bytes:
             prefill.num_landed_bytes = num_bytes
@@ -368,12 +371,12 @@ class DecodeSide:
 
     # Ends and effects.
 
-    def _give_up(self, prefill: RemotePrefill, reason: str, tell: bool = True) -> None:
-        """The prefill is not wanted any more, or not to be had."""
+    def _give_up(self, prefill: RemotePrefill, reason: str, notify: bool = True) -> None:
+        """Ends a prefill: it is no longer needed, or cannot continue."""
         if prefill.lease is not None:
             self._apply(prefill, prefill.lease.cancel(self._clock(), reason))
             return
-        if tell:
+        if notify:
             cancel = worker_pb2.PrefillCancel(prefill_id=prefill.prefill_id)
             self._peers.send(prefill.peer, Message(cancel=cancel))
         self._fall_back(prefill, reason)
@@ -420,7 +423,7 @@ class DecodeSide:
         self._counters.num_expired_leases += lease.expired
         if prefill.wanted and prefill.peer.open:
             endpoint = prefill.peer.endpoint
-            self._backoff.stumbled(endpoint.address, endpoint.epoch, self._clock())
+            self._backoff.transfer_failed(endpoint.address, endpoint.epoch, self._clock())
         if self._worth_a_retry(prefill):
             self._retry(prefill, lease.reason)
         else:
@@ -439,9 +442,12 @@ class DecodeSide:
         )
 
     def _retry(self, prefill: RemotePrefill, reason: str) -> None:
-        """Asks the same peer again, which has the prompt cached. The blocks stay leased; nobody writes them now."""
+        """Asks the same peer again, which has cached the prompt.
+
+        The blocks stay leased, and are not written meanwhile.
+        """
         request = prefill.request
-        _log.warning("KV transfer is tried again: %s", reason, extra={"request_id": public_id(request)})
+        _log.warning("retrying KV transfer: %s", reason, extra={"request_id": public_id(request)})
         self._counters.num_retries += 1
         self._forget(prefill)
         again = self._ask(prefill.peer, request, prefill.num_cached_tokens, prefill.num_tokens)
@@ -470,7 +476,7 @@ class DecodeSide:
             self._reserving.remove(prefill)
 
     def _fall_back(self, prefill: RemotePrefill, reason: str) -> None:
-        """The engine has its request back, or the blocks of one that ended."""
+        """Returns the request to the engine, or the blocks of one that has ended."""
         request = prefill.request
         _log.info("remote prefill ended: %s", reason, extra={"request_id": public_id(request)})
         self._forget(prefill)

@@ -1,4 +1,4 @@
-"""Which rows of the executor's batch compute prompts for other workers: layers are told to their pushes."""
+"""The rows of the executor's batch that compute prompts for other workers. Passes each finished layer to its push."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from baton.worker.handover.prefill.push_progress import PushProgress
 
 
 class ComputingRows:
-    """Changed by the engine's thread, read by the executor's."""
+    """The engine's thread changes the rows, the executor's thread reads them."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, tuple[int, PushProgress]] = {}  # with the first step: a row was another's before
+        self._rows: dict[int, tuple[int, PushProgress]] = {}  # first step, progress
 
     def begin(self, row: Row, first_step: int, progress: PushProgress) -> None:
-        """From this step on the row computes this prompt."""
+        """From `first_step` on, the row computes this prompt."""
         self._rows[row] = first_step, progress
 
     def end(self, progress: PushProgress | None) -> None:
-        """Nothing more is computed of this prompt. Idempotent."""
+        """Removes a prompt, of which nothing more is computed. Idempotent."""
         for row, (_, other) in list(self._rows.items()):
             if other is progress:
                 del self._rows[row]
 
     def on_layer(self, plan: StepPlan, layer: int) -> None:
-        """The executor's layer hook; on its thread."""
+        """Handles a finished layer, on the executor's thread."""
         if not self._rows:
             return
         for index in range(plan.num_decodes, len(plan.rows)):

@@ -1,7 +1,7 @@
-"""Which blocks of one prompt are computed, layer by layer, and which of them have been handed to the transport.
+"""The blocks of one prompt that are computed, layer by layer, and those that were pushed.
 
-Counts in tokens on the sender's side and in blocks of the receiver's size on the other: a receiver's block goes out
-when all of its tokens are computed, whichever of the sender's blocks they lie in.
+Counts in tokens at the sender and in blocks of the receiver's size. A receiver's block is pushed when all its tokens
+are computed, in whichever of the sender's blocks they are.
 
     sender's blocks of 4      | 0 1 2 3 | 4 5 6 7 | 8 9 . . |       10 tokens
     receiver's blocks of 6    | 0 1 2 3   4 5 | 6 7   8 9 . . |     block 1: the sender's last two, 2 tokens skipped
@@ -20,15 +20,15 @@ from baton.worker.transfer.base import Piece
 
 
 class TargetGroup(NamedTuple):
-    """Where the pieces of one group go."""
+    """The target of one group's pieces."""
 
-    first_block: int  # of the prompt, in the receiver's blocks; those before are with the receiver
-    max_block_layers: int  # the most blocks times layers that one piece may have
+    first_block: int  # of the prompt, in the receiver's blocks; the receiver has the earlier ones
+    max_block_layers: int  # of one piece: the largest product of blocks and layers
 
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """Where the pieces go. Its calls may come from any thread, and do not wait."""
+    """The target of the pieces. Any thread may call `push` and `finish`, which do not wait."""
 
     block_size: int  # of the receiver, in tokens
     groups: Sequence[TargetGroup]
@@ -44,7 +44,7 @@ class SourceGroup(NamedTuple):
 
 
 class PushProgress:
-    """Told of computed layers by the executor's thread, of the target by the engine's. Every block goes once."""
+    """Pushes every block once. The executor's thread reports computed layers, the engine's thread sets the target."""
 
     def __init__(self, groups: Sequence[SourceGroup], block_size: int, num_tokens: int, num_cached_tokens: int) -> None:
         self._groups = [_GroupProgress(group, block_size, num_tokens, num_cached_tokens) for group in groups]
@@ -55,15 +55,15 @@ class PushProgress:
 
     @property
     def num_blocks(self) -> int:
-        """Of the whole prompt, of the sender's size."""
+        """Blocks of the whole prompt, of the sender's size."""
         return len(self._groups[0].source.block_ids)
 
     def num_blocks_of(self, block_size: int) -> int:
-        """Of the whole prompt, of that size."""
+        """Returns the blocks of the whole prompt, of another size."""
         return -(-self._num_tokens // block_size)
 
     def start(self, target: PushTarget) -> None:
-        """Pushes what is computed, and from now on what will be."""
+        """Sets the target. Pushes what is computed, now and later."""
         with self._lock:
             self._target = target
             for group, to in zip(self._groups, target.groups, strict=True):
@@ -71,7 +71,7 @@ class PushProgress:
             self._finish_if_done(target)
 
     def layer_computed(self, layer: int, num_tokens: int) -> None:
-        """This KV layer of the prompt's first num_tokens tokens is in its blocks."""
+        """Records that this KV layer of the first `num_tokens` tokens is computed."""
         with self._lock:
             for group in self._groups:
                 if layer in group.source.layers:
@@ -80,7 +80,7 @@ class PushProgress:
             self._finish_if_done(self._target)
 
     def all_computed(self, num_tokens: int) -> None:
-        """Every layer's is."""
+        """Records that every layer of the first `num_tokens` tokens is computed."""
         with self._lock:
             for group in self._groups:
                 group.advance(range(len(group.source.layers)), num_tokens, self._target)
@@ -96,15 +96,15 @@ class PushProgress:
 
 
 class _GroupProgress:
-    """One group's part. Layers are numbered within it."""
+    """The progress of one group. Layers are numbered within it."""
 
     def __init__(self, source: SourceGroup, block_size: int, num_tokens: int, num_cached_tokens: int) -> None:
         self.source = source
         self._block_size = block_size
         self._num_tokens = num_tokens
         self._block_ids = list(source.block_ids)
-        self._num_computed = [num_cached_tokens] * len(source.layers)  # tokens
-        self._num_pushed: list[int] = []  # the receiver's blocks from the prompt's first on, once there is a target
+        self._num_computed = [num_cached_tokens] * len(source.layers)  # tokens, by layer
+        self._num_pushed: list[int] = []  # by layer, in the receiver's blocks; empty without a target
         self._to = TargetGroup(0, 0)
 
     @property
@@ -113,20 +113,20 @@ class _GroupProgress:
         return min(self._num_pushed)
 
     def start(self, target: PushTarget, to: TargetGroup) -> None:
-        """Pushes what is computed."""
+        """Sets the target and pushes what is computed."""
         self._to = to
         self._num_pushed = [to.first_block] * len(self._num_computed)
         self._push(target, range(len(self._num_computed)))
 
     def advance(self, layers: range, num_tokens: int, target: PushTarget | None) -> None:
-        """So many tokens of these layers are computed."""
+        """Records that `num_tokens` tokens of these layers are computed, and pushes."""
         for layer in layers:
             self._num_computed[layer] = max(self._num_computed[layer], num_tokens)
         if target is not None:
             self._push(target, layers)
 
     def _push(self, target: PushTarget, layers: range) -> None:
-        """Neighbouring layers of which the same blocks are ready go together."""
+        """Pushes the ready blocks. Neighbouring layers with the same ready blocks share pieces."""
         spans = [(self._num_pushed[layer], self._num_ready(target, layer)) for layer in layers]
         first = layers.start
         for (start, stop), alike in itertools.groupby(spans):
@@ -137,14 +137,14 @@ class _GroupProgress:
             first = following
 
     def _num_ready(self, target: PushTarget, layer: int) -> int:
-        """Blocks that will not change any more. The last one may stay partial."""
+        """Returns the blocks that will not change any more. The last block may stay partial."""
         num_computed = self._num_computed[layer]
         if num_computed >= self._num_tokens:
             return -(-self._num_tokens // target.block_size)
         return num_computed // target.block_size
 
     def _push_span(self, target: PushTarget, layers: range, start: int, stop: int) -> None:
-        """In pieces as large as they may be. What is read for one is not much more, however large our blocks are."""
+        """Pushes in pieces as large as allowed. Large blocks of the sender add little to what is read for a piece."""
         most = self._to.max_block_layers
         num_blocks = min(stop - start, most)
         num_read = max(num_blocks, -(-self._block_size // target.block_size))

@@ -1,4 +1,4 @@
-"""From a receiver's descriptor to where the pieces of a prompt go."""
+"""Creates the target of a push from the receiver's descriptor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.worker.transfer.base import Outbound, Transport
 
 
 class PushTargets:
-    """Of one worker: its epoch, its KV spec, and the most bytes that a piece shall have."""
+    """Depends on this worker's epoch and KV spec, and on the size of a piece."""
 
     def __init__(self, transport: Transport, epoch: int, kv_spec: KvSpec, piece_bytes: int) -> None:
         self._transport = transport
@@ -23,11 +23,11 @@ class PushTargets:
         self._piece_bytes = piece_bytes
 
     def open(self, job: PrefillJob, transfer: kv_pb2.TransferDescriptor) -> PushTarget:
-        """Begins the push. Raises a ServiceError where nothing can be pushed there."""
+        """Begins the push. Raises a ServiceError if nothing can be pushed there."""
         if job.progress is None:
-            raise InvalidRequest("the accept came before the prefill had started", field="transfer")
+            raise InvalidRequest("the accept was received before the prefill had started", field="transfer")
         receiver = job.peer.kv_spec
-        assert receiver is not None, "a prefill is taken after the hello"
+        assert receiver is not None, "a submit is accepted only after the hello"
         tables = tables_of(transfer)
         self._check(transfer, tables, job.progress.num_blocks_of(receiver.block_size), receiver)
         outbound = Outbound(
@@ -72,12 +72,12 @@ class PushTargets:
                 )
         if transfer.sender_epoch != self._epoch:
             raise Mismatch(
-                f"the transfer is for epoch {transfer.sender_epoch} of this worker, which is {self._epoch}",
+                f"the transfer is for epoch {transfer.sender_epoch} of this worker, expected {self._epoch}",
                 field="transfer.sender_epoch",
             )
 
     def _bytes_to_handle(self, receiver: KvSpec, index: int) -> int:
-        """For one layer of one of the receiver's blocks of a group, read here or written there."""
+        """Returns the larger size of one layer of a receiver's block: as read here, or as written there."""
         ours, theirs = self.kv_spec, receiver
         num_bytes = ours.bytes_per_block_layer(ours.groups[index])
         return max(theirs.bytes_per_block_layer(theirs.groups[index]), num_bytes * theirs.block_size // ours.block_size)

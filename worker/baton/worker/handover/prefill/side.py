@@ -1,7 +1,6 @@
-"""Prefills for other workers: computes their prompts, pushes the KV as layers finish, holds it until they have it.
+"""Prefills for other workers: computes their prompts, and pushes the KV as layers finish.
 
-Runs on the engine thread. A job's blocks are freed when its lease ended, or, where there is none yet, when nobody
-wants them.
+Runs on the engine thread. A job's blocks are freed when its lease has ended; without a lease, when the job ends.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Message = worker_pb2.PrefillStreamResponse
 
 
 class PrefillSide:
-    """All prefills for others. `send` queues a message on a stream, `flush` sends all that is queued."""
+    """All prefills for other workers. `send` queues a message on a stream, `flush` sends all queued messages."""
 
     def __init__(
         self,
@@ -76,12 +75,12 @@ class PrefillSide:
         self._pushes: dict[int, PrefillJob] = {}
         self._computing = ComputingRows()
         self._targets = PushTargets(transport, hello.epoch, executor.kv_spec, settings.piece_bytes)
-        self._lease_seconds = settings.lease_seconds  # the shortest that a peer asked for
+        self._lease_seconds = settings.lease_seconds  # the shortest that a peer requested
         self._handlers: dict[str, Callable[[DecodePeer, worker_pb2.PrefillStreamRequest], None]] = {
             "accept": self._on_accept,
             "cancel": self._on_cancel,
             "abort": self._on_abort,
-            "aborted": lambda peer, message: None,  # our fence does not wait for the receiver
+            "aborted": lambda peer, message: None,  # our fence does not depend on the receiver
             "complete": self._on_complete,
         }
         self._effects: dict[Action, Callable[[PrefillJob], None]] = {
@@ -100,56 +99,56 @@ class PrefillSide:
 
     @property
     def busy_channels(self) -> list[int]:
-        """Streams whose peers wait for signs of life: all, for a submit may lie unread while a step computes."""
+        """Streams whose peers wait for heartbeats: all, since a submit may be unread while a step computes."""
         return list(self._peers)
 
     @property
     def beat_seconds(self) -> float:
-        """How often they want one."""
+        """The interval of heartbeats."""
         return min(self._settings.beat_seconds, self._lease_seconds / 4)
 
     def num_stranded_blocks(self, now: float, seconds: float) -> int:
-        """Blocks of leases that were broken longer ago than that, and are not free yet."""
+        """Returns the blocks of leases that were broken more than `seconds` ago and are not free yet."""
         late = [job for job in self._jobs.values() if job.lease is not None and job.lease.late(now, seconds)]
         return sum(job.progress.num_blocks for job in late if job.progress is not None)
 
-    # Streams.
+    # For streams.
 
     def on_peer_open(self, channel: int) -> None:
-        """A decode worker opened a stream."""
+        """Handles a new stream of a decode worker."""
         self._executor.watch_layers(self._computing.on_layer)
         self._peers[channel] = DecodePeer(channel, self._clock())
         self._send(channel, Message(hello=self._hello))
 
     def on_peer_message(self, channel: int, payload: bytes, known: Prompt | None = None) -> None:
-        """A PrefillStreamRequest came. What is malformed ends its stream, and disturbs no other.
+        """Handles a PrefillStreamRequest. An invalid message ends its stream only.
 
-        `known`: what the front found out about a submit's prompt.
+        `known`: what the front read of a submit's prompt.
         """
         peer = self._peers.get(channel)
         if peer is None:
-            return  # closed a moment ago
-        peer.heard_at = self._clock()
+            return  # the stream was closed
+        peer.last_message_at = self._clock()
         try:
             message = worker_pb2.PrefillStreamRequest.FromString(payload)
             kind = message.WhichOneof("message")
             if kind == "hello":
                 self._on_hello(peer, message.hello)
             elif kind == "renewal":
-                pass  # every message is a sign of life; these may overtake the hello
+                pass  # every message renews; a renewal may arrive before the hello
             elif kind == "submit" and peer.greeted:
                 self._on_submit(peer, message.submit, known or Prompt())
             elif kind in self._handlers and peer.greeted:
                 self._handlers[kind](peer, message)
             else:
-                raise InvalidRequest(f"message {kind!r} came {'unknown' if peer.greeted else 'before the hello'}")
+                raise InvalidRequest(f"{'unknown' if peer.greeted else 'before the hello'}: message {kind!r}")
         except DecodeError:
-            self._drop_peer(peer, InvalidRequest("a message on the stream is no PrefillStreamRequest"))
+            self._drop_peer(peer, InvalidRequest("invalid PrefillStreamRequest"))
         except ServiceError as error:
             self._drop_peer(peer, error)
 
     def on_peer_closed(self, channel: int) -> None:
-        """The stream ended: its prefills are aborted, its leases fenced. Idempotent."""
+        """Handles the end of a stream: aborts its prefills, fences its leases. Idempotent."""
         peer = self._peers.pop(channel, None)
         if peer is None:
             return
@@ -179,10 +178,10 @@ class PrefillSide:
 
     def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, known: Prompt) -> None:
         if submit.prefill_id in peer.jobs:
-            raise InvalidRequest(f"prefill {submit.prefill_id} exists on this stream", field="prefill_id")
+            raise InvalidRequest(f"prefill_id={submit.prefill_id} is in use on this stream", field="prefill_id")
         try:
             if self.draining:
-                raise Unavailable("the prefill worker is draining and takes no new prompts")
+                raise Unavailable("the prefill worker is draining")
             name = f"{submit.request_id}#p{next(self._serial)}"
             request = prefill_of(submit, self._executor.model, name, self._clock(), known)
             self._engine.submit(request)
@@ -196,7 +195,7 @@ class PrefillSide:
         transfer = message.accept.transfer
         job = peer.jobs.get(message.accept.prefill_id)
         if job is None or job.lease is not None:
-            # It ended while the accept was on its way: nothing will be written.
+            # The prefill ended before the accept was received: nothing will be written.
             self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
             return
         try:
@@ -234,10 +233,10 @@ class PrefillSide:
         if job is not None and job.lease is not None:
             self._apply(job, job.lease.completed())
 
-    # The engine.
+    # For the engine.
 
     def on_prefill_started(self, started: PrefillStarted) -> None:
-        """Between schedule and launch, so that the peer makes room while the first chunk is computed."""
+        """Reports the start between schedule and launch: the peer reserves blocks while the first chunk is computed."""
         job = self._jobs.get(started.request)
         if job is None:
             return
@@ -255,7 +254,7 @@ class PrefillSide:
         self._flush()
 
     def on_step(self, outputs: StepOutputs) -> None:
-        """Call with all that the engine tells, right after a step at the latest, before anything else here."""
+        """Handles outputs of the engine. Call right after a step at the latest, before other methods."""
         if not self._jobs:
             return
         now = self._clock()
@@ -286,10 +285,10 @@ class PrefillSide:
         if job.lease is not None:
             self._report_if_sent(job, job.lease)
 
-    # The transport, and time.
+    # For the transport, and time.
 
     def on_pushed(self, event: Pushed) -> None:
-        """All pieces of a push are sent."""
+        """Handles the transport's report that all pieces are sent."""
         job = self._pushes.get(event.push_id)
         if job is not None and job.lease is not None:
             job.num_pieces, job.num_bytes = event.num_pieces, event.num_bytes
@@ -297,44 +296,44 @@ class PrefillSide:
             self._report_if_sent(job, job.lease)
 
     def _report_if_sent(self, job: PrefillJob, lease: SenderLease) -> None:
-        """Not before the first token: a decode worker with all KV and no token would compute one itself."""
+        """Reports the push only after the first token: a decode worker with all KV but no token would compute one."""
         if job.pushed and job.computed:
             self._apply(job, lease.pushed(self._clock()))
 
     def on_push_failed(self, event: PushFailed) -> None:
-        """A push cannot go on."""
+        """Handles the transport's report that a push has failed."""
         job = self._pushes.get(event.push_id)
         if job is not None and job.lease is not None:
             self._apply(job, job.lease.cancel(self._clock(), f"the push failed: {event.reason}"))
 
     def on_push_fenced(self, event: PushFenced) -> None:
-        """Nothing more is read or sent."""
+        """Handles the transport's report that nothing more is read or sent."""
         job = self._pushes.get(event.push_id)
         if job is not None and job.lease is not None:
             self._apply(job, job.lease.fenced())
 
     def tick(self, now: float, deaf_seconds: float) -> None:
-        """Ends what is overdue. For deaf_seconds before now nobody was listened to."""
+        """Ends what is overdue. Ignores peer silence during the last `deaf_seconds`, when nothing was read."""
         for peer in self._peers.values():
-            peer.heard_at = min(now, peer.heard_at + deaf_seconds)
+            peer.last_message_at = min(now, peer.last_message_at + deaf_seconds)
         for job in list(self._jobs.values()):
             if job.lease is not None:
                 job.lease.excuse(now, deaf_seconds)
-                job.lease.heard(job.peer.heard_at)
+                job.lease.heard(job.peer.last_message_at)
                 self._apply(job, job.lease.tick(now))
             elif now >= job.hold_until:
-                self._fail(job, DeadlineExceeded("the decode worker made no room for the computed prompt"))
-            elif now >= job.peer.heard_at + self._settings.silence_seconds:
-                self._fail(job, DeadlineExceeded("the decode worker fell silent"))
+                self._fail(job, DeadlineExceeded("the decode worker reserved no blocks for the prompt in time"))
+            elif now >= job.peer.last_message_at + self._settings.silence_seconds:
+                self._fail(job, DeadlineExceeded("the decode worker is silent"))
 
     def adopt(self, spec: KvSpec, error: ServiceError) -> None:
-        """Other weights are served: decode workers shall greet again. No prefill runs."""
+        """Adopts other weights: closes all streams, so that decode workers send a new hello. No prefill runs."""
         self._targets.kv_spec = spec
         for channel in list(self._peers):
             self._close_peer(channel, error)
 
     def abort_all(self, reason: str) -> None:
-        """Fails every prefill that still runs."""
+        """Fails every running prefill."""
         for job in list(self._jobs.values()):
             self._fail(job, Unavailable(reason))
 
@@ -404,7 +403,7 @@ class PrefillSide:
         self._listener.on_record(record)
 
     def _end(self, job: PrefillJob) -> None:
-        """Frees the job's blocks, wherever it stands."""
+        """Frees the job's blocks, in whichever state it is."""
         self._computing.end(job.progress)
         self._transport.forget(job.push_id)
         self._pushes.pop(job.push_id, None)
