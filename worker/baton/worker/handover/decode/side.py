@@ -16,17 +16,19 @@ from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
-from baton.worker.core import BlockId, FinishReason, Request, TransferTimes
+from baton.worker.core import BlockId, FinishReason, Request
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
 from baton.worker.handover.counters import HandoverCounters
+from baton.worker.handover.decode.completed_transfers import CompletedTransfers
 from baton.worker.handover.decode.landed_requests import LandedRequests
-from baton.worker.handover.decode.peer_totals import PeerTotals
+from baton.worker.handover.decode.messages import PrefillMessages
 from baton.worker.handover.decode.prefill_peers import PrefillPeers
+from baton.worker.handover.decode.prefill_table import PrefillTable
 from baton.worker.handover.decode.remote_prefill import PrefillPeer, RemotePrefill, Stage
+from baton.worker.handover.decode.retry import MAX_RETRIES, worth_a_retry
 from baton.worker.handover.listener import HandoverListener
-from baton.worker.handover.messages import logprobs_of, prefill_submit, public_id
-from baton.worker.handover.records import TransferRecord
+from baton.worker.handover.messages import logprobs_of, public_id
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import PrefillWanted, StepOutputs
@@ -34,11 +36,6 @@ from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, La
 from baton.worker.transfer.lease import Action, Actions, ReceiverLease, State
 
 _log = logging.getLogger(__name__)
-
-Message = worker_pb2.PrefillStreamRequest
-
-_MAX_RETRIES = 1  # of one request whose transfer broke midway
-_RETRY_SECONDS = 1.0  # that a request must have left for a retry
 
 
 class DecodeSide:
@@ -53,7 +50,7 @@ class DecodeSide:
         settings: HandoverSettings,
         counters: HandoverCounters,
         open_peer: Callable[[int, str], None],
-        send: Callable[[int, Message], None],
+        send: Callable[[int, worker_pb2.PrefillStreamRequest], None],
         close_peer: Callable[[int], None],
         listener: HandoverListener,
         clock: Callable[[], float] = time.monotonic,
@@ -67,15 +64,15 @@ class DecodeSide:
         self._clock = clock
         self._listener = listener
         self.landed = LandedRequests(engine, listener)
-        self.peer_totals = PeerTotals()
+        self._completed = CompletedTransfers(transport, counters)
+        self.peer_totals = self._completed.peer_totals
         self._peers = PrefillPeers(hello, executor.kv_spec, settings, open_peer, send, close_peer, clock)
+        self._messages = PrefillMessages(self._peers, executor, transport, hello, settings)
         self._backoff = self._peers.backoff
         self._prefill_ids = itertools.count(1)
         self._transfer_ids = itertools.count(1)
         self._expected: dict[Request, types_pb2.Endpoint] = {}
-        self._prefills: dict[Request, RemotePrefill] = {}
-        self._transfers: dict[int, RemotePrefill] = {}
-        self._reserving: list[RemotePrefill] = []  # in stage STARTED, oldest first
+        self._prefills = PrefillTable()
         self._handlers: dict[str, Callable[[PrefillPeer, worker_pb2.PrefillStreamResponse], None]] = {
             "started": self._on_started,
             "first_token": self._on_first_token,
@@ -86,9 +83,9 @@ class DecodeSide:
             "stalled": self._on_stalled,
         }
         self._effects: dict[Action, Callable[[RemotePrefill], None]] = {
-            Action.SEND_COMPLETE: self._send_complete,
-            Action.SEND_ABORT: self._send_abort,
-            Action.SEND_ABORTED: self._send_aborted,
+            Action.SEND_COMPLETE: self._messages.complete,
+            Action.SEND_ABORT: self._messages.abort,
+            Action.SEND_ABORTED: lambda prefill: self._messages.aborted(prefill.peer, prefill.transfer_id),
             Action.FENCE: lambda prefill: transport.fence_inbound(prefill.transfer_id),
             Action.FORCE_FENCE: lambda prefill: transport.cut_inbound(prefill.transfer_id),
             Action.COMMIT: self._commit,
@@ -117,8 +114,7 @@ class DecodeSide:
 
     def num_stranded_blocks(self, now: float, seconds: float) -> int:
         """Returns the blocks of leases that were broken more than `seconds` ago and are not free yet."""
-        late = [one for one in self._transfers.values() if one.lease is not None and one.lease.late(now, seconds)]
-        return sum(len(prefill.block_ids) for prefill in late)
+        return self._prefills.num_late_blocks(now, seconds)
 
     def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
         """Registers a submitted request that may be prefilled by the worker at `prefill`."""
@@ -152,15 +148,14 @@ class DecodeSide:
         prefill = RemotePrefill(
             peer, next(self._prefill_ids), request, num_cached_tokens, num_tokens, now + self._settings.start_seconds
         )
-        peer.prefills[prefill.prefill_id] = self._prefills[request] = prefill
-        submit = prefill_submit(request, prefill.prefill_id, num_cached_tokens, num_tokens, now)
-        self._peers.send(peer, Message(submit=submit))
+        self._prefills.add(prefill)
+        self._messages.submit(prefill, now)
         return prefill
 
     def _on_request_ended(self, request: Request, aborted: bool) -> None:
         self._expected.pop(request, None)
         self.landed.ended(request)
-        prefill = self._prefills.get(request)
+        prefill = self._prefills.of_request(request)
         if prefill is None:
             return
         if prefill.lease is None or aborted:
@@ -211,8 +206,6 @@ class DecodeSide:
         self._peers.close(peer)
         self.on_peer_closed(peer.channel, reason, died=False)
 
-    # Messages.
-
     def _on_hello(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
         try:
             self._peers.greeted(peer, hello)
@@ -227,9 +220,8 @@ class DecodeSide:
             return
         cached_there = message.started.num_cached_tokens - prefill.num_cached_tokens
         prefill.request.num_prefill_cached_tokens = max(0, cached_there)
-        prefill.stage = Stage.STARTED
         prefill.deadline = self._clock() + self._settings.reserve_seconds
-        self._reserving.append(prefill)
+        self._prefills.started(prefill)
         self._reserve_all()
 
     def _on_first_token(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
@@ -252,26 +244,25 @@ class DecodeSide:
         prefill = peer.prefills.get(message.failed.prefill_id)
         if prefill is not None:
             self._counters.num_refused_prefills += 1
-            prefill.num_retries = _MAX_RETRIES
+            prefill.num_retries = MAX_RETRIES
             self._give_up(prefill, f"the prefill worker refused: {message.failed.message}", notify=False)
 
     def _on_sent(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
-        prefill = self._transfer(peer, message.sent.transfer_id)
+        prefill = self._prefills.of_transfer(message.sent.transfer_id, peer)
         if prefill is not None and prefill.lease is not None:
             sent = message.sent
             self._apply(prefill, prefill.lease.sent(self._clock(), sent.num_pieces, sent.num_bytes))
 
     def _on_abort(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
-        prefill = self._transfer(peer, message.abort.transfer_id)
+        prefill = self._prefills.of_transfer(message.abort.transfer_id, peer)
         if prefill is None or prefill.lease is None:
-            aborted = kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)
-            self._peers.send(peer, Message(aborted=aborted))
+            self._messages.aborted(peer, message.abort.transfer_id)
         else:
             prefill.broken |= self._transport.num_landed_bytes(prefill.transfer_id) > 0
             self._apply(prefill, prefill.lease.peer_aborts(self._clock(), message.abort.reason))
 
     def _on_aborted(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
-        prefill = self._transfer(peer, message.aborted.transfer_id)
+        prefill = self._prefills.of_transfer(message.aborted.transfer_id, peer)
         if prefill is not None and prefill.lease is not None:
             self._apply(prefill, prefill.lease.aborted(self._clock()))
 
@@ -279,55 +270,36 @@ class DecodeSide:
         """Falls back from a peer whose device is stuck."""
         self._backoff.failed(peer.endpoint.address, peer.endpoint.epoch, self._clock())
         for prefill in list(peer.prefills.values()):
-            prefill.num_retries = _MAX_RETRIES
+            prefill.num_retries = MAX_RETRIES
             self._give_up(prefill, "the prefill worker's device is stuck")
-
-    def _transfer(self, peer: PrefillPeer, transfer_id: int) -> RemotePrefill | None:
-        prefill = self._transfers.get(transfer_id)
-        return prefill if prefill is not None and prefill.peer is peer else None
 
     # Leases.
 
     def _reserve_all(self) -> None:
         """Leases blocks for started prompts, in order of their start."""
-        while self._reserving:
-            prefill = self._reserving[0]
+        while prefill := self._prefills.next_reserving():
             block_ids = self._engine.reserve_blocks(prefill.request.request_id)
             if block_ids is None:
                 return
-            del self._reserving[0]
             self._accept(prefill, block_ids)
 
     def _accept(self, prefill: RemotePrefill, block_ids: list[BlockId]) -> None:
-        settings, block_size = self._settings, self._executor.kv_spec.block_size
-        prefill.stage = Stage.LEASED
+        settings = self._settings
         prefill.leased_at = self._clock()
         prefill.block_ids = tuple(block_ids)
         prefill.transfer_id = next(self._transfer_ids)
         prefill.lease = ReceiverLease(
             prefill.leased_at, settings.lease_seconds, settings.stall_seconds, self._transport.fences_locally
         )
-        self._transfers[prefill.transfer_id] = prefill
+        self._prefills.leased(prefill)
         generation = secrets.randbits(64)
         inbound = Inbound(prefill.transfer_id, self._hello.epoch, generation, prefill.block_ids, settings.verify)
         self._transport.open(inbound)
-        descriptor = kv_pb2.TransferDescriptor(
-            transfer_id=prefill.transfer_id,
-            sender_epoch=prefill.peer.epoch,
-            receiver_epoch=self._hello.epoch,
-            first_block=prefill.num_cached_tokens // block_size,
-            block_ids=block_ids,
-            generation=generation,
-            lease_ms=round(settings.lease_seconds * 1000),
-            transports=self._transport.addresses,
-            checksum=settings.verify,
-        )
-        accept = worker_pb2.PrefillAccept(prefill_id=prefill.prefill_id, transfer=descriptor)
-        self._peers.send(prefill.peer, Message(accept=accept))
+        self._messages.accept(prefill, generation)
 
     def on_landed(self, event: Landed) -> None:
         """Handles the transport's report that every block has arrived."""
-        prefill = self._transfers.get(event.transfer_id)
+        prefill = self._prefills.of_transfer(event.transfer_id)
         if prefill is not None and prefill.lease is not None:
             prefill.num_landed_bytes = event.num_bytes
             self._apply(prefill, prefill.lease.landed(self._clock(), event.num_pieces, event.num_bytes))
@@ -335,23 +307,21 @@ class DecodeSide:
     def on_inbound_failed(self, event: InboundFailed) -> None:
         """Handles the transport's report of an invalid piece or a lost connection."""
         self._counters.num_checksum_errors += event.corrupt
-        prefill = self._transfers.get(event.transfer_id)
+        prefill = self._prefills.of_transfer(event.transfer_id)
         if prefill is not None and prefill.lease is not None:
             prefill.broken = True
             self._apply(prefill, prefill.lease.cancel(self._clock(), event.reason))
 
     def on_inbound_fenced(self, event: InboundFenced) -> None:
         """Handles the transport's report that nothing more is written."""
-        prefill = self._transfers.get(event.transfer_id)
+        prefill = self._prefills.of_transfer(event.transfer_id)
         if prefill is not None and prefill.lease is not None:
             self._apply(prefill, prefill.lease.fenced())
-
-    # Time.
 
     def tick(self, now: float, deaf_seconds: float) -> None:
         """Ends what is overdue. Ignores peer silence during the last `deaf_seconds`, when nothing was read."""
         self._reserve_all()
-        for prefill in list(self._prefills.values()):
+        for prefill in self._prefills:
             if prefill.lease is not None:
                 self._tick_lease(prefill, prefill.lease, now, deaf_seconds)
             elif now >= prefill.deadline:
@@ -377,39 +347,17 @@ class DecodeSide:
             self._apply(prefill, prefill.lease.cancel(self._clock(), reason))
             return
         if notify:
-            cancel = worker_pb2.PrefillCancel(prefill_id=prefill.prefill_id)
-            self._peers.send(prefill.peer, Message(cancel=cancel))
+            self._messages.cancel(prefill)
         self._fall_back(prefill, reason)
 
     def _apply(self, prefill: RemotePrefill, actions: Actions) -> None:
         for action in actions:
             self._effects[action](prefill)
 
-    def _send_complete(self, prefill: RemotePrefill) -> None:
-        complete = kv_pb2.TransferComplete(transfer_id=prefill.transfer_id)
-        self._peers.send(prefill.peer, Message(complete=complete))
-
-    def _send_abort(self, prefill: RemotePrefill) -> None:
-        assert prefill.lease is not None
-        abort = kv_pb2.TransferAbort(transfer_id=prefill.transfer_id, reason=prefill.lease.reason)
-        self._peers.send(prefill.peer, Message(abort=abort))
-
-    def _send_aborted(self, prefill: RemotePrefill) -> None:
-        aborted = kv_pb2.TransferAborted(transfer_id=prefill.transfer_id)
-        self._peers.send(prefill.peer, Message(aborted=aborted))
-
     def _commit(self, prefill: RemotePrefill) -> None:
-        counters = self._counters
-        counters.num_transfers += 1
-        counters.num_transfer_bytes += prefill.num_landed_bytes
-        counters.transfer_bytes.observe(prefill.num_landed_bytes)
-        record = self._record_of(prefill)
-        counters.transfer_seconds.observe(record.seconds)
-        counters.exposed_seconds.observe(record.exposed_seconds)
-        self.peer_totals.received(prefill.peer.endpoint.worker_id, record.num_bytes)
-        prefill.request.transfer = TransferTimes(record.num_bytes, record.seconds, record.exposed_seconds)
+        record = self._completed.count(prefill, self._clock())
         self._backoff.succeeded(prefill.peer.endpoint.address)
-        self._forget(prefill)
+        self._prefills.remove(prefill, self._clock())
         self._engine.finish_transfer(prefill.request.request_id)
         self.landed.add(prefill.request, record)
         if prefill.ended:
@@ -424,22 +372,10 @@ class DecodeSide:
         if prefill.wanted and prefill.peer.open:
             endpoint = prefill.peer.endpoint
             self._backoff.transfer_failed(endpoint.address, endpoint.epoch, self._clock())
-        if self._worth_a_retry(prefill):
+        if worth_a_retry(prefill, self._backoff, self._clock()):
             self._retry(prefill, lease.reason)
         else:
             self._fall_back(prefill, lease.reason)
-
-    def _worth_a_retry(self, prefill: RemotePrefill) -> bool:
-        request, endpoint, now = prefill.request, prefill.peer.endpoint, self._clock()
-        return (
-            prefill.broken
-            and prefill.wanted
-            and not prefill.ended
-            and prefill.num_retries < _MAX_RETRIES
-            and prefill.peer.open
-            and self._backoff.allows(endpoint.address, endpoint.epoch, now)
-            and (request.deadline is None or now + _RETRY_SECONDS < request.deadline)
-        )
 
     def _retry(self, prefill: RemotePrefill, reason: str) -> None:
         """Asks the same peer again, which has cached the prompt.
@@ -449,36 +385,15 @@ class DecodeSide:
         request = prefill.request
         _log.warning("retrying KV transfer: %s", reason, extra={"request_id": public_id(request)})
         self._counters.num_retries += 1
-        self._forget(prefill)
+        self._prefills.remove(prefill, self._clock())
         again = self._ask(prefill.peer, request, prefill.num_cached_tokens, prefill.num_tokens)
         again.num_retries = prefill.num_retries + 1
         again.first_token_at = prefill.first_token_at
-
-    def _record_of(self, prefill: RemotePrefill) -> TransferRecord:
-        kinds = self._transport.totals_by_kind().items()
-        return TransferRecord(
-            request_id=public_id(prefill.request),
-            traceparent=prefill.request.traceparent,
-            transport=",".join(name for name, totals in kinds if totals.num_received_bytes),
-            num_bytes=prefill.num_landed_bytes,
-            num_retries=prefill.num_retries,
-            started_at=prefill.leased_at,
-            first_token_at=prefill.first_token_at,
-            landed_at=self._clock(),
-        )
-
-    def _forget(self, prefill: RemotePrefill) -> None:
-        del self._prefills[prefill.request]
-        del prefill.peer.prefills[prefill.prefill_id]
-        prefill.peer.idle_since = self._clock()
-        self._transfers.pop(prefill.transfer_id, None)
-        if prefill in self._reserving:
-            self._reserving.remove(prefill)
 
     def _fall_back(self, prefill: RemotePrefill, reason: str) -> None:
         """Returns the request to the engine, or the blocks of one that has ended."""
         request = prefill.request
         _log.info("remote prefill ended: %s", reason, extra={"request_id": public_id(request)})
-        self._forget(prefill)
+        self._prefills.remove(prefill, self._clock())
         request.num_prefill_cached_tokens = 0
         self._engine.prefill_locally(request.request_id)

@@ -1,4 +1,4 @@
-"""One prefill for another worker, and the stream of that worker. No behaviour."""
+"""One prefill for another worker, the stream of that worker, and the record of a completed one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from baton.worker.core import Request
+from baton.worker.handover.messages import public_id
 from baton.worker.handover.prefill.push_progress import PushProgress
+from baton.worker.handover.records import PushRecord
 from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import KvConversion
 from baton.worker.transfer.lease import SenderLease
@@ -46,3 +48,18 @@ class PrefillJob:
     pushed: bool = False
     num_pieces: int = 0
     num_bytes: int = 0
+
+
+def record_of(job: PrefillJob, now: float) -> PushRecord:
+    """Returns the record of a job that completes now."""
+    return PushRecord(
+        request_id=public_id(job.request),
+        traceparent=job.request.traceparent,
+        num_tokens=len(job.request.token_ids),
+        num_cached_tokens=job.num_cached_tokens,
+        num_bytes=job.num_bytes,
+        submitted_at=job.request.arrival,
+        started_at=job.started_at,
+        computed_at=job.computed_at if job.computed else now,
+        completed_at=now,
+    )

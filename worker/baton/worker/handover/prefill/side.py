@@ -22,10 +22,9 @@ from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.prefill.computing_rows import ComputingRows
-from baton.worker.handover.prefill.job import DecodePeer, PrefillJob
+from baton.worker.handover.prefill.job import DecodePeer, PrefillJob, record_of
 from baton.worker.handover.prefill.push_progress import PushProgress, SourceGroup
 from baton.worker.handover.prefill.push_targets import PushTargets
-from baton.worker.handover.records import PushRecord
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.kv_spec import KvSpec
 from baton.worker.link.prompts import Prompt
@@ -378,29 +377,14 @@ class PrefillSide:
         if lease.state is State.COMPLETE:
             self._counters.num_sent_transfers += 1
             self._counters.num_sent_bytes += job.num_bytes
-            self._record(job)
+            record = record_of(job, self._clock())
+            self._counters.tail_seconds.observe(record.completed_at - record.computed_at)
+            self._listener.on_record(record)
         else:
             self._counters.num_failed_pushes += 1
             self._counters.num_expired_leases += lease.expired
             _log.info("KV push ended: %s", lease.reason, extra={"request_id": public_id(job.request)})
         self._end(job)
-
-    def _record(self, job: PrefillJob) -> None:
-        now = self._clock()
-        computed_at = job.computed_at if job.computed else now
-        self._counters.tail_seconds.observe(now - computed_at)
-        record = PushRecord(
-            request_id=public_id(job.request),
-            traceparent=job.request.traceparent,
-            num_tokens=len(job.request.token_ids),
-            num_cached_tokens=job.num_cached_tokens,
-            num_bytes=job.num_bytes,
-            submitted_at=job.request.arrival,
-            started_at=job.started_at,
-            computed_at=computed_at,
-            completed_at=now,
-        )
-        self._listener.on_record(record)
 
     def _end(self, job: PrefillJob) -> None:
         """Frees the job's blocks, in whichever state it is."""
