@@ -214,7 +214,7 @@ async def test_one_change_at_a_time(worker: Worker) -> None:
     async with asyncio.timeout(20):
         while not (await worker.state()).draining:
             pass
-    with pytest.raises(grpc.aio.AioRpcError, match="a pause is under way") as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match="a pause is in progress") as caught:
         await worker.control.Sleep(pb.SleepRequest(), timeout=20)
     assert code_of(caught) is grpc.StatusCode.FAILED_PRECONDITION
     await pausing

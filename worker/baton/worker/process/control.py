@@ -1,4 +1,4 @@
-"""ControlService on the engine's side: calls answered between two steps or later, and the drain that they start."""
+"""ControlService on the engine's side: answers calls between two steps or later, and runs drains."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
 
 class ControlTarget(Protocol):
-    """What control needs of the engine and of what surrounds it."""
+    """The operations of the engine and its loop that control uses."""
 
     def audit(self) -> PoolAudit:
-        """Walks the pool. Raises DataLoss."""
+        """Checks the whole block pool. Raises DataLoss."""
 
     def count_blocks(self) -> PoolAudit:
-        """The pool's own counts. Cheap."""
+        """Returns the pool's own counts. Cheap."""
 
     def reset_prefix_cache(self) -> int:
-        """The new epoch."""
+        """Empties the prefix cache. Returns the new epoch."""
 
     def state(self) -> worker_pb2.WorkerState:
-        """As of now."""
+        """Returns the worker's current state."""
 
     def counters(self) -> control_pb2.WorkerCounters:
-        """Totals since the start."""
+        """Returns totals since the start."""
 
     def begin_drain(self) -> None:
-        """Takes no new work from now on. Idempotent."""
+        """Refuses new work. Idempotent."""
 
     def abort_all(self, reason: str) -> None:
-        """Fails what still runs."""
+        """Fails all running requests."""
 
     def num_requests(self) -> int:
-        """Requests of gateways and prefills of other workers that still run."""
+        """Returns the running requests of gateways and prefills of other workers."""
 
     def start_profile(self, num_steps: int) -> str:
         """Records steps from now on. Returns the trace's path."""
 
     def stop_profile(self) -> tuple[str, int]:
-        """The trace's path, and its steps."""
+        """Returns the trace's path, and its number of steps."""
 
 
 class EngineControl:
-    """Answers calls. Used by the engine thread only."""
+    """Answers calls. Only the engine thread uses it."""
 
     def __init__(
         self, target: ControlTarget, send: Send, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
@@ -94,11 +94,11 @@ class EngineControl:
 
     @property
     def changing(self) -> bool:
-        """Whether a change is under way."""
+        """Whether a change of the lifecycle is in progress."""
         return self._lifecycle.deadline is not None
 
     def call(self, channel: int, payload: bytes) -> None:
-        """Answers one call, at once or, where something must come to an end first, later."""
+        """Answers one call: at once, or later if it waits for requests or for a change."""
         if payload[0] == Method.AWAIT_IDLE:
             self._idle_waiters.append(channel)
             return
@@ -114,13 +114,13 @@ class EngineControl:
             self._refuse(channel, error)
 
     def check(self) -> None:
-        """Ends a drain whose time is up, and answers those who wait for the last request or for a change."""
+        """Ends a drain whose time is over, and answers calls that waited for the last request or for a change."""
         self._lifecycle.check()
         if self._abort_at is not None and self._clock() >= self._abort_at:
             self._abort_at = None
             if left := self._target.num_requests():
-                _log.warning("the drain's time is up: aborting %d requests", left)
-                self._target.abort_all("the worker is shutting down, and the request took longer than its drain")
+                _log.warning("the drain has timed out: aborting %d requests", left)
+                self._target.abort_all("the worker is shutting down, and the request exceeded the drain's timeout")
         if self._forgets_when_idle and not self._target.num_requests():
             self._forgets_when_idle = False
             self._target.reset_prefix_cache()
@@ -145,7 +145,7 @@ class EngineControl:
         self._lifecycle.draining = True
         self._target.begin_drain()
         if self._lifecycle.stopped:
-            self._target.abort_all("the worker drains, and had kept the request while it was stopped")
+            self._target.abort_all("the worker is draining, and the request was kept by a pause or sleep")
         self._abort_at = self._clock() + request.timeout_ms / 1000 if request.timeout_ms else None
         return control_pb2.DrainResponse(num_requests=self._target.num_requests()).SerializeToString()
 

@@ -1,7 +1,7 @@
-"""Pause, sleep, wake and reload on the engine's side: which comes when, and what becomes of the requests.
+"""Pause, sleep, wake-up and reload on the engine's side: their order, and what happens to running requests.
 
-A change has two parts: weights are read beside the running engine, where any are wanted; then the engine comes to a
-halt, the change is made between two steps, and it goes on. Used by the engine thread only, but for what reads weights.
+A change has two parts. First, weights are read while the engine runs, if the change needs any. Then the engine stops,
+the change is made between two steps, and the engine continues. Only the engine thread uses it, except to read weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.worker.executors.base import NewWeights
 _log = logging.getLogger(__name__)
 
 _DEFAULT_SECONDS = 60.0
-_LOOK_SECONDS = 0.02  # while a change waits
+_CHECK_SECONDS = 0.02  # between checks while a change waits
 
 Reply = Callable[[Message], None]
 Refuse = Callable[[ServiceError], None]
@@ -30,70 +30,70 @@ Running = pb.RunningRequests
 
 
 class LifecycleActions(Protocol):
-    """What a change needs of the engine and of what surrounds it."""
+    """The operations of the engine and its loop that a change uses."""
 
     def begin_drain(self) -> None:
-        """Takes no new work from now on. Idempotent."""
+        """Refuses new work. Idempotent."""
 
     def end_drain(self) -> None:
-        """Takes new work again. Idempotent."""
+        """Accepts new work again. Idempotent."""
 
     def abort_all(self, reason: str) -> None:
-        """Fails what still runs."""
+        """Fails all running requests."""
 
     def abort_prefills(self, reason: str) -> None:
-        """Fails the prefills of other workers, which compute them themselves."""
+        """Fails the prefills of other workers, which then compute them themselves."""
 
     def num_requests(self) -> int:
-        """Requests of gateways and prefills of other workers that still run."""
+        """Returns the running requests of gateways and prefills of other workers."""
 
     def freeze(self, frozen: bool) -> None:
-        """Computes no step that is not in flight. Or again."""
+        """Stops launching steps, or launches them again."""
 
     def settled(self) -> bool:
-        """Whether no step is in flight and nobody may write a block from elsewhere."""
+        """Whether no step is in flight and no peer may write a block."""
 
     def num_open_transfers(self) -> int:
-        """Hand-overs that are not over."""
+        """Returns the hand-overs that have not ended."""
 
     def forget_blocks(self) -> int:
-        """Every block is empty, and what held some is computed again. Returns the new epoch. While settled, only."""
+        """Empties every block; requests that held some are recomputed. Returns the new epoch. Only while settled."""
 
     def epoch(self) -> int:
-        """Of the cache."""
+        """Returns the epoch of the cache."""
 
     def read_weights(self, model: str) -> NewWeights:
-        """On any thread. Raises a ServiceError."""
+        """Reads weights, on any thread. Raises a ServiceError."""
 
     def use_weights(self, new: NewWeights) -> None:
-        """While settled, only."""
+        """Replaces the weights. Only while settled."""
 
     def sleep(self, level: int) -> int:
-        """Bytes that are free now."""
+        """Frees memory. Returns the free bytes."""
 
     def wake(self, new: NewWeights | None) -> None:
-        """Raises a ServiceError, and sleeps on."""
+        """Takes the memory back. Raises a ServiceError, and stays asleep."""
 
     def wake_loop(self) -> None:
-        """Something is to be looked at. Thread-safe."""
+        """Makes the loop call `check` soon. Thread-safe."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """One that is under way."""
+    """A change in progress."""
 
     name: str
-    running: int  # RunningRequests
-    seconds: float  # for requests to end, from when they are asked to
+    running: int  # a RunningRequests value
+    seconds: float  # for running requests to end, once the engine stops
     apply: Callable[[NewWeights | None], Message]
     reply: Reply
     refuse: Refuse
     reading: _Reading | None = None
-    deadline: float | None = None  # None: the halt has not begun
+    deadline: float | None = None  # None: the engine has not begun to stop
 
 
 class _Reading:
-    """Weights on their way, on a thread of their own."""
+    """Reads weights on a thread of its own."""
 
     def __init__(self, actions: LifecycleActions, model: str) -> None:
         self.new: NewWeights | None = None
@@ -108,28 +108,28 @@ class _Reading:
             self.new = self._actions.read_weights(self._model)
         except ServiceError as error:
             self.error = error
-        except Exception as error:  # whatever a file can raise
-            _log.exception("weights could not be read")
-            self.error = InternalError(f"the weights could not be read: {type(error).__name__}: {error}")
+        except Exception as error:  # any error that a file can cause
+            _log.exception("the weights cannot be read")
+            self.error = InternalError(f"the weights cannot be read: {type(error).__name__}: {error}")
         self.done = True
         self._actions.wake_loop()
 
 
 class Lifecycle:
-    """One worker's. `draining` is Drain's; it outlives all changes but Resume."""
+    """The lifecycle of one worker. Drain sets `draining`; only Resume ends it."""
 
     def __init__(self, actions: LifecycleActions, clock: Callable[[], float] = time.monotonic) -> None:
         self._actions = actions
         self._clock = clock
         self._change: _Change | None = None
         self._paused = False
-        self._dropped = False  # the weights
+        self._freed = False  # whether the weights were freed
         self.draining = False
         self.sleep_level = 0
 
     @property
     def activity(self) -> pb.WorkerActivity.ValueType:
-        """As of now. During a change it is that before it."""
+        """The current activity. During a change, the activity before it."""
         if self.sleep_level:
             return pb.WORKER_ACTIVITY_ASLEEP
         if self._paused:
@@ -138,17 +138,17 @@ class Lifecycle:
 
     @property
     def stopped(self) -> bool:
-        """Whether kept requests do not run."""
+        """Whether kept requests are stopped."""
         return self._paused or self.sleep_level > 0
 
     @property
     def deadline(self) -> float | None:
-        """When `check` must be called at the latest. None: nothing is under way."""
-        return None if self._change is None else self._clock() + _LOOK_SECONDS
+        """When `check` must be called at the latest. None: no change is in progress."""
+        return None if self._change is None else self._clock() + _CHECK_SECONDS
 
     def pause(self, request: pb.PauseRequest, reply: Reply, refuse: Refuse) -> None:
-        """Halts. The reply comes when that is so."""
-        self._check_free()
+        """Stops the engine. Replies once it is stopped."""
+        self._check_unchanging()
         self._check_awake("Pause")
 
         def apply(_: NewWeights | None) -> pb.PauseResponse:
@@ -160,25 +160,25 @@ class Lifecycle:
 
     def resume(self) -> pb.ResumeResponse:
         """Ends a pause, and a drain."""
-        self._check_free()
+        self._check_unchanging()
         self._check_awake("Resume")
         self._paused = self.draining = False
-        self._go_on()
+        self._continue()
         return pb.ResumeResponse()
 
     def sleep(self, request: pb.SleepRequest, reply: Reply, refuse: Refuse) -> None:
-        """Halts and frees memory. The reply comes when that is so."""
-        self._check_free()
+        """Stops the engine and frees memory. Replies once that is done."""
+        self._check_unchanging()
         level = request.level or 1
         if level > 2:
-            raise InvalidRequest(f"level={level} does not exist: 1 and 2 do", field="level")
+            raise InvalidRequest(f"level={level}: it must be 1 or 2", field="level")
 
         def apply(_: NewWeights | None) -> pb.SleepResponse:
             if level <= self.sleep_level:
                 return pb.SleepResponse(num_requests=self._actions.num_requests(), epoch=self._actions.epoch())
             epoch = self._actions.forget_blocks()
             freed = self._actions.sleep(level)
-            self.sleep_level, self._dropped = level, level > 1
+            self.sleep_level, self._freed = level, level > 1
             num_requests = self._actions.num_requests()
             _log.info("asleep: level %d, %d bytes free, %d requests kept", level, freed, num_requests)
             return pb.SleepResponse(num_freed_bytes=freed, num_requests=num_requests, epoch=epoch)
@@ -188,8 +188,8 @@ class Lifecycle:
         self._begin(_Change("sleep", running, _seconds(request.timeout_ms), apply, reply, refuse))
 
     def wake_up(self, reply: Reply, refuse: Refuse) -> None:
-        """Takes memory back, and requests too unless the worker drains."""
-        self._check_free()
+        """Takes memory back, and accepts requests again unless the worker drains."""
+        self._check_unchanging()
 
         if not self.sleep_level:
             reply(pb.WakeUpResponse(epoch=self._actions.epoch()))
@@ -197,17 +197,17 @@ class Lifecycle:
 
         def apply(new: NewWeights | None) -> pb.WakeUpResponse:
             self._actions.wake(new)
-            self.sleep_level, self._dropped, self._paused = 0, False, False
+            self.sleep_level, self._freed, self._paused = 0, False, False
             _log.info("awake")
             return pb.WakeUpResponse(epoch=self._actions.epoch())
 
-        reading = _Reading(self._actions, "") if self._dropped else None
+        reading = _Reading(self._actions, "") if self._freed else None
         keep = Running.RUNNING_REQUESTS_KEEP
         self._begin(_Change("wake-up", keep, _DEFAULT_SECONDS, apply, reply, refuse, reading))
 
     def reload(self, request: pb.ReloadWeightsRequest, reply: Reply, refuse: Refuse) -> None:
-        """Reads weights, then halts and takes them."""
-        self._check_free()
+        """Reads weights, then stops the engine and replaces its weights."""
+        self._check_unchanging()
         self._check_awake("ReloadWeights")
 
         def apply(new: NewWeights | None) -> pb.ReloadWeightsResponse:
@@ -223,7 +223,7 @@ class Lifecycle:
         self._begin(_Change("reload", request.running_requests, seconds, apply, reply, refuse, reading))
 
     def check(self) -> None:
-        """Takes a change one part further, where that can be."""
+        """Advances the change in progress, if it can."""
         change = self._change
         if change is None:
             return
@@ -237,7 +237,7 @@ class Lifecycle:
             self._apply(change)
         elif self._clock() >= change.deadline:
             left, seconds = self._actions.num_requests(), change.seconds
-            error = DeadlineExceeded(f"{left} requests still ran {seconds:g} s after the {change.name} was asked for")
+            error = DeadlineExceeded(f"{left} requests were still running {seconds:g} s after the {change.name} began")
             self._end(change, error)
 
     def _begin(self, change: _Change) -> None:
@@ -251,13 +251,13 @@ class Lifecycle:
         if change.running == Running.RUNNING_REQUESTS_KEEP:
             self._actions.abort_prefills(reason)
         elif change.running == Running.RUNNING_REQUESTS_WAIT:
-            self._actions.freeze(False)  # those that a pause kept run to their ends too
+            self._actions.freeze(False)  # requests that a pause kept run to their end, too
         else:
             self._actions.abort_all(reason)
         self.check()
 
     def _is_quiet(self, change: _Change) -> bool:
-        """Whether nothing is left to wait for; freezes those that are kept when no hand-over needs them any more."""
+        """Whether nothing is left to wait for. Freezes kept requests once no hand-over needs them."""
         if self._actions.num_open_transfers():
             return False
         if change.running == Running.RUNNING_REQUESTS_KEEP:
@@ -278,28 +278,28 @@ class Lifecycle:
             self._end(change, InternalError(f"the {change.name} failed: {type(error).__name__}: {error}"))
             return
         self._change = None
-        self._go_on()
+        self._continue()
         change.reply(answer)
 
     def _end(self, change: _Change, error: ServiceError) -> None:
-        _log.warning("the %s was given up: %s", change.name, error.message)
+        _log.warning("%s failed: %s", change.name, error.message)
         self._change = None
-        self._go_on()
+        self._continue()
         change.refuse(error)
 
-    def _go_on(self) -> None:
-        """As the activity says."""
+    def _continue(self) -> None:
+        """Continues according to the activity."""
         self._actions.freeze(self.stopped)
         if not self.stopped and not self.draining:
             self._actions.end_drain()
 
-    def _check_free(self) -> None:
+    def _check_unchanging(self) -> None:
         if self._change is not None:
-            raise Mismatch(f"a {self._change.name} is under way: ask again when it is answered")
+            raise Mismatch(f"a {self._change.name} is in progress: retry after its reply")
 
     def _check_awake(self, method: str) -> None:
         if self.sleep_level:
-            raise Mismatch(f"the worker sleeps, at level {self.sleep_level}: call WakeUp before {method}")
+            raise Mismatch(f"the worker is asleep (level {self.sleep_level}): call WakeUp before {method}")
 
 
 def _seconds(timeout_ms: int) -> float:

@@ -1,4 +1,4 @@
-"""The engine brought to a halt and changed: what a Lifecycle does, done to one worker's parts."""
+"""Carries out lifecycle changes on one worker's parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from baton.worker.link.frames import EngineLink, Kind
 from baton.worker.process.control import ControlTarget
 from baton.worker.transfer.layout import layout_message
 
-_SIGN_SECONDS = 0.25
+_HEARTBEAT_SECONDS = 0.25
 
 
 class EngineLifecycleActions:
-    """Implements lifecycle.LifecycleActions. `identity` is what the worker reports of itself, and is kept up to date.
+    """Implements lifecycle.LifecycleActions. Updates `identity`, the state that the worker reports of itself.
 
-    `end_drain`: sessions take new requests again.
+    `end_drain` makes sessions accept new requests again.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class EngineLifecycleActions:
         return self._resident.read_weights(model)
 
     def use_weights(self, new: NewWeights) -> None:
-        with self._signs_of_life():
+        with self._heartbeats():
             self._resident.use_weights(new)
         self._adopt()
 
     def sleep(self, level: int) -> int:
-        with self._signs_of_life():
+        with self._heartbeats():
             return self._resident.sleep(level)
 
     def wake(self, new: NewWeights | None) -> None:
-        with self._signs_of_life():
+        with self._heartbeats():
             self._resident.wake(new)
         if new is not None:
             self._adopt()
@@ -95,23 +95,23 @@ class EngineLifecycleActions:
         self._link.wake()
 
     def _adopt(self) -> None:
-        """Everybody who asks is told of the weights that are in use."""
+        """Updates everything that reports the weights in use."""
         spec = self._resident.kv_spec
         self._identity.model.digest = spec.model_digest
         self._identity.layout.CopyFrom(layout_message(spec))
         self._handover.adopt(spec)
 
     @contextlib.contextmanager
-    def _signs_of_life(self) -> Iterator[None]:
-        """Moving memory can take longer than a step may: the front hears that the engine lives."""
+    def _heartbeats(self) -> Iterator[None]:
+        """Sends the state at an interval: moving memory can take longer than the front's step timeout."""
         state = worker_pb2.WatchStateResponse(state=self._target.state()).SerializeToString()
         done = threading.Event()
 
-        def tell() -> None:
-            while not done.wait(_SIGN_SECONDS):
+        def send_states() -> None:
+            while not done.wait(_HEARTBEAT_SECONDS):
                 self._link.post(Kind.STATE, 0, state)
 
-        thread = threading.Thread(target=tell, name="signs of life", daemon=True)
+        thread = threading.Thread(target=send_states, name="heartbeat", daemon=True)
         thread.start()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The engine process's log records, sent to its front, which writes all of a worker's log in one form."""
+"""Sends the engine process's log records to its front, which writes all of a worker's log in one format."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from baton.worker.link.frames import EngineLink, Kind
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
-# What the engine appends to a request's id to make it unique; in logs the id is the same in every service.
+# The engine appends a serial number to request ids; logs show the id that all services share.
 _SERIAL = re.compile(r"#[ep]\d+$")
 _KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno", "funcName", "threadName")
 
 
 class LinkLogHandler(logging.Handler):
-    """Sends records over the link. Works on every thread."""
+    """Sends records over the link. Thread-safe."""
 
     def __init__(self, link: EngineLink) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LinkLogHandler(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """A record as plain values, its text complete."""
+    """Returns a record as plain values, with its formatted text."""
     message = record.getMessage()
     if record.exc_info:
         message += "\n" + logging.Formatter().formatException(record.exc_info)

@@ -1,4 +1,4 @@
-"""The engine process's one loop: frames in, a step, frames out; asleep when there is nothing to do."""
+"""The loop of the engine process: reads frames, runs a step, sends frames. Sleeps while there is nothing to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineLoop(EngineListener, HandoverListener):
-    """Ties an engine to its link. Runs on the thread that made the engine, until told to stop.
+    """Connects an engine to its link. Runs on the thread that made the engine, until STOP is received.
 
     Raises LinkClosed when the front is gone.
     """
@@ -92,20 +92,20 @@ class EngineLoop(EngineListener, HandoverListener):
             handover.listen(spans)
 
     def run(self, on_ready: Callable[[], object] | None = None) -> None:
-        """Runs until STOP. `on_ready` is called once the front has been sent READY."""
+        """Runs until STOP. Calls `on_ready` after READY was sent."""
         self._state.report(self._clock(), at_once=True)
         self._link.send(Kind.READY, 0, self._state.current())
         if on_ready is not None:
             self._link.flush()
             on_ready()
         while not self._stopping:
-            self._turn(self._link.receive(self._patience()))
+            self._turn(self._link.receive(self._wait_seconds()))
         self._link.flush()
 
-    # What EngineControl operates.
+    # For EngineControl.
 
     def state(self) -> worker_pb2.WorkerState:
-        """As of now."""
+        """Returns the worker's current state."""
         state = worker_pb2.WorkerState()
         state.CopyFrom(self._identity)
         state.epoch = self._engine.epoch
@@ -118,7 +118,7 @@ class EngineLoop(EngineListener, HandoverListener):
         return state
 
     def counters(self) -> control_pb2.WorkerCounters:
-        """Totals since the start."""
+        """Returns totals since the start."""
         totals, transfers = self._engine.counters(), self._handover.counters()
         return control_pb2.WorkerCounters(
             num_steps=totals.num_steps,
@@ -146,22 +146,22 @@ class EngineLoop(EngineListener, HandoverListener):
         )
 
     def audit(self) -> PoolAudit:
-        """Walks the pool. Raises DataLoss."""
+        """Checks the whole block pool. Raises DataLoss."""
         return self._engine.audit()
 
     def count_blocks(self) -> PoolAudit:
-        """The pool's own counts. Cheap."""
+        """Returns the pool's own counts. Cheap."""
         return self._engine.count_blocks()
 
     def reset_prefix_cache(self) -> int:
-        """The new epoch."""
+        """Empties the prefix cache. Returns the new epoch."""
         epoch = self._engine.reset_prefix_cache()
         self._events.collect()
         self._state.report(self._clock(), at_once=True)
         return epoch
 
     def begin_drain(self) -> None:
-        """Takes no new work from now on."""
+        """Refuses new work."""
         self._sessions.draining = True
         self._handover.begin_drain()
         self._state.report(self._clock(), at_once=True)
@@ -171,12 +171,12 @@ class EngineLoop(EngineListener, HandoverListener):
         self._state.report(self._clock(), at_once=True)
 
     def abort_all(self, reason: str) -> None:
-        """Fails what still runs."""
+        """Fails all running requests."""
         self._sessions.abort_all(reason)
         self._handover.abort_all(reason)
 
     def num_requests(self) -> int:
-        """Requests of gateways and prefills of other workers that still run."""
+        """Returns the running requests of gateways and prefills of other workers."""
         return self._sessions.num_requests + self._handover.num_prefills
 
     def start_profile(self, num_steps: int) -> str:
@@ -184,7 +184,7 @@ class EngineLoop(EngineListener, HandoverListener):
         return self._profiler.start(num_steps)
 
     def stop_profile(self) -> tuple[str, int]:
-        """The trace's path, and its steps."""
+        """Returns the trace's path, and its number of steps."""
         return self._profiler.stop()
 
     def _turn(self, frames: list[Frame]) -> None:
@@ -205,7 +205,7 @@ class EngineLoop(EngineListener, HandoverListener):
         self._state.report(self._clock())
 
     def _report_outputs(self, outputs: StepOutputs) -> None:
-        """First to other workers, then to gateways, then to whoever reads logs and traces."""
+        """Reports outputs to other workers first, then to gateways, then to logs and traces."""
         self._handover.on_step(outputs)
         self._sessions.emit(outputs)
         for first in outputs.first_tokens:
@@ -215,7 +215,7 @@ class EngineLoop(EngineListener, HandoverListener):
             self._spans.finished(outputs.finishes)
             self._spans.failed(outputs.failures)
 
-    # EngineListener and HandoverListener.
+    # As EngineListener and HandoverListener.
 
     def on_admitted(self, requests: list[Request]) -> None:
         """Reports starts before the launch: gateways receive them even if the step ends this process."""
@@ -228,7 +228,7 @@ class EngineLoop(EngineListener, HandoverListener):
         self._link.flush()
 
     def on_first_token(self) -> None:
-        """Sends the token before the rest of this turn, in which a step's launch takes milliseconds."""
+        """Sends the token before the rest of this turn, in which the launch of a step takes milliseconds."""
         self._report_outputs(self._engine.take_outputs())
         self._link.flush()
 
@@ -237,15 +237,18 @@ class EngineLoop(EngineListener, HandoverListener):
         self._link.flush()
 
     def _advance(self) -> StepOutputs:
-        """While KV moves, frames and transfers are served beside the running step: nobody waits for its end."""
+        """Runs a turn of the engine.
+
+        While KV moves, does not wait for the step: frames and transfers are served meanwhile.
+        """
         watching = self._handover.num_open > 0 or self._engine.wants_prefills
         if watching != self._watching:
             self._watching = watching
             self._executor.watch(self._link.wake if watching else None)
         return self._engine.step(wait=not watching)
 
-    def _patience(self) -> float:
-        """How long the link may be waited on: until something is due."""
+    def _wait_seconds(self) -> float:
+        """Returns how long the loop may wait for frames, until something is due."""
         if self._engine.has_work() and not self._engine.waits:
             return 0.0
         due = self._state.deadline(self._changing)

@@ -1,4 +1,4 @@
-"""The engine as a process, or for the simulator as a thread: from its configuration to the end of its loop."""
+"""The engine as a process, or as a thread for the simulator: from its configuration to the end of its loop."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _ROLES = {
 
 
 def main(argv: list[str]) -> int:
-    """The process: `engine_process FD PULSE_FD BOARD_FD PARENT_PID`. The front stops it; signals are its business."""
+    """Runs the process: `main FD LIVENESS_FD STATUS_FD PARENT_PID`. The front stops it and handles signals."""
     descriptor, liveness, status_file, parent_pid = map(int, argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -71,9 +71,9 @@ def main(argv: list[str]) -> int:
 
 
 def run_engine(sock: socket.socket, step_status: StepStatus, own_process: bool = False) -> int:
-    """Runs an engine at the end of a link until it is told to stop. Returns an exit code; says on the link why.
+    """Runs an engine at the end of a link until STOP. Returns an exit code; sends the reason of a failure.
 
-    `step_status`: where its front sees what the device is at.
+    `step_status`: where the front reads which step the device computes.
     """
     link = EngineLink(sock)
     try:
@@ -170,7 +170,7 @@ def _make_handover(
 
 
 def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:
-    """What of the worker's state never changes."""
+    """Returns the part of the worker's state that never changes."""
     model, spec = executor.model, executor.kv_spec
     return worker_pb2.WorkerState(
         worker_id=worker_id,
@@ -189,7 +189,7 @@ def _receive_start(link: EngineLink) -> dict[str, Any]:
 
 
 def _die_with(parent_pid: int) -> None:
-    """No engine outlives its front, hung or not (Linux; elsewhere the link's end says it)."""
+    """Ends the engine with its front, even if it hangs (Linux; elsewhere the end of the link does)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:

@@ -1,4 +1,4 @@
-"""A torch profiler around the engine's steps, started and stopped between them. Imports torch when first used."""
+"""Profiles the engine's steps with torch, started and stopped between steps. Imports torch at the first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """One profile at a time, of some steps or until stopped. Used by the engine's thread."""
+    """One profile at a time, of a number of steps or until it is stopped. The engine's thread uses it."""
 
     def __init__(self, folder: str, executor: str, count_steps: Callable[[], int]) -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class StepProfiler:
         return self._profile is not None
 
     def start(self, num_steps: int) -> str:
-        """Records from now on, for so many steps; 0: until stop. Returns where the trace will be."""
+        """Records `num_steps` steps from now on; 0: until `stop`. Returns the path of the trace."""
         self._check()
         import torch
         from torch.profiler import ProfilerActivity, profile
@@ -54,13 +54,13 @@ class StepProfiler:
         return str(self._path)
 
     def on_step(self) -> None:
-        """After a turn of the engine, while active: ends a profile that is full."""
+        """Ends a complete profile. Call after each turn of the engine while active."""
         self._num_steps = self._count_steps() - self._first_step
         if self._wanted and self._num_steps >= self._wanted:
             self._end()
 
     def stop(self) -> tuple[str, int]:
-        """Ends the profile, if it still runs. Returns the last profile's file and how many steps it holds."""
+        """Ends a running profile. Returns the last profile's path and number of steps."""
         if self.active:
             self._end()
         if self._path == Path():
@@ -68,13 +68,13 @@ class StepProfiler:
         return str(self._path), self._num_steps
 
     def close(self) -> None:
-        """Writes what was recorded. Idempotent."""
+        """Writes a running profile. Idempotent."""
         if self.active:
             self._end()
 
     def _check(self) -> None:
         if self._executor == "sim":
-            raise Unsupported("executor=sim computes nothing that could be profiled: use cpu or cuda")
+            raise Unsupported("executor=sim computes nothing to profile; use cpu or cuda")
         if not self._folder:
             raise Mismatch("profiling is off: start the worker with --profile-dir FOLDER", field="profile_dir")
         if self.active:

@@ -1,4 +1,4 @@
-"""GenerateStream on the engine's side: requests of many streams in, one frame a step and stream out. Knows no gRPC."""
+"""GenerateStream on the engine's side: receives requests of many streams, sends one frame a step and stream."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
 
 class Runner(Protocol):
-    """What sessions need of an engine."""
+    """The operations of an engine that sessions use."""
 
     def submit(self, request: Request) -> None:
-        """Takes a request, or raises a ServiceError."""
+        """Accepts a request, or raises a ServiceError."""
 
     def abort(self, request_id: str) -> None:
         """Ends a request. Idempotent."""
@@ -45,29 +45,29 @@ class Runner(Protocol):
 
 
 class RemotePrefills(Protocol):
-    """What sessions need of the decode side of hand-overs."""
+    """The operations of the decode side that sessions use."""
 
     def expect(self, request: Request, prefill: types_pb2.Endpoint) -> None:
-        """A request that was just submitted may be prefilled by this worker."""
+        """Registers a submitted request that may be prefilled by the worker at `prefill`."""
 
     def num_prefill_cached_tokens(self, request: Request) -> int:
-        """How many of a finished request's transferred tokens the prefill worker had cached."""
+        """Returns how many of a finished request's transferred tokens the prefill worker had cached."""
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One stream. Who asks is not known here."""
+    """One stream. The client is not known here."""
 
     channel: int
     requests: dict[int, Request] = field(default_factory=dict)  # by slot
     slots: dict[Request, int] = field(default_factory=dict)  # the inverse
-    fresh: set[int] = field(default_factory=set)  # slots of which nothing was sent
-    frame: worker_pb2.GenerateStreamResponse | None = None  # what goes out next
-    first: worker_pb2.GenerateStreamResponse | None = None  # and before it: first tokens, which may overtake
+    fresh: set[int] = field(default_factory=set)  # slots for which nothing was sent
+    frame: worker_pb2.GenerateStreamResponse | None = None  # sent next
+    first: worker_pb2.GenerateStreamResponse | None = None  # first tokens, sent before `frame`: they may overtake
 
 
 class Sessions:
-    """All open streams. Used by the engine thread only."""
+    """All open streams. Only the engine thread uses it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Sessions:
         send: Send,
         remote: RemotePrefills | None = None,
         clock: Callable[[], float] = time.monotonic,
-        counted: bool = False,  # steps bring several tokens of a request: every frame counts them
+        counted: bool = False,  # steps return several tokens of a request, so every frame counts them
     ) -> None:
         self._engine = engine
         self._model = model
@@ -89,7 +89,7 @@ class Sessions:
         self._serial = itertools.count(1)
         self._sessions: dict[int, _Session] = {}
         self._session_of: dict[Request, _Session] = {}
-        self._unsent: list[_Session] = []  # those with a frame
+        self._unsent: list[_Session] = []  # sessions with a frame
         self._submitted: list[Request] = []  # since the last report of waits
         self._waiting: set[Request] = set()  # reported as waiting
         self._step = 0
@@ -101,22 +101,22 @@ class Sessions:
         return len(self._session_of)
 
     def open(self, channel: int) -> None:
-        """A stream began."""
+        """Opens a stream."""
         self._sessions[channel] = _Session(channel)
 
     def receive(self, channel: int, payload: bytes, prompts: Sequence[Prompt] = ()) -> None:
-        """Handles one GenerateStreamRequest. What is wrong with a request fails its slot, never the stream.
+        """Handles one GenerateStreamRequest. An invalid request fails its slot, never the stream.
 
-        `prompts`: of each submit, as the front read them; empty: it did not.
+        `prompts`: of each submit, as read by the front; empty if it read none.
         """
         session = self._sessions.get(channel)
         if session is None:
-            return  # cut a moment ago
+            return  # the stream was closed
         try:
             message = worker_pb2.GenerateStreamRequest.FromString(payload)
         except DecodeError:
             self.close(channel)
-            error = InvalidRequest("a message on the stream is no GenerateStreamRequest", worker_id=self._worker_id)
+            error = InvalidRequest("invalid GenerateStreamRequest", worker_id=self._worker_id)
             self._send(Kind.GENERATE_CLOSE, channel, status_of(error).SerializeToString())
             return
         for slot in message.aborts:
@@ -130,7 +130,7 @@ class Sessions:
                 self._fail(session, submit.slot, error)
 
     def close(self, channel: int) -> None:
-        """The stream ended: its requests are aborted. Idempotent."""
+        """Closes a stream and aborts its requests. Idempotent."""
         session = self._sessions.pop(channel, None)
         if session is None:
             return
@@ -140,7 +140,7 @@ class Sessions:
             self._engine.abort(request.request_id)
 
     def abort_all(self, reason: str) -> None:
-        """Fails every request, retryable."""
+        """Fails every request as retryable."""
         for session in self._sessions.values():
             for slot, request in list(session.requests.items()):
                 self._forget(session, slot, request)
@@ -148,7 +148,7 @@ class Sessions:
                 self._fail(session, slot, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
 
     def report_waits(self) -> None:
-        """Reports the requests submitted since the last call that no step computes yet."""
+        """Reports requests submitted since the last call that no step computes yet."""
         submitted, self._submitted = self._submitted, []
         for request in submitted:
             session = self._session_of.get(request)
@@ -157,7 +157,7 @@ class Sessions:
                 self._frame_of(session).waiting_slots.append(session.slots[request])
 
     def report_starts(self, requests: Sequence[Request]) -> bool:
-        """Sends those of the requests that were reported as waiting. Returns whether there are any."""
+        """Reports the start of requests that were reported as waiting. Returns whether there are any."""
         started: dict[_Session, list[int]] = {}
         for request in requests:
             if request not in self._waiting:
@@ -171,7 +171,10 @@ class Sessions:
         return bool(started)
 
     def report_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
-        """The worker that computed the request's prompt died. In a frame of its own: the next step may end this one."""
+        """Reports that a request's prefill worker died.
+
+        Uses a separate frame, since the next step may end this process.
+        """
         if session := self._session_of.get(request):
             session.fresh.discard(session.slots[request])
             loss = worker_pb2.SlotPeerLoss(slot=session.slots[request], worker_id=worker_id, message=message)
@@ -179,7 +182,7 @@ class Sessions:
             self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
 
     def emit(self, outputs: StepOutputs) -> None:
-        """Sends what a step brought, and what went wrong before it: one frame a stream, and one of first tokens."""
+        """Sends a step's outputs and earlier failures: one frame a stream, and one for first tokens."""
         self._step = max(self._step, outputs.step)
         for request, first, entries in outputs.prompt_logprobs:
             self._add_prompt_logprobs(request, first, entries)
@@ -200,7 +203,7 @@ class Sessions:
             if frame := session.frame:
                 session.frame = None
                 frame.step = self._step
-                # Frames that all count their tokens can be concatenated, and so can those of which none does.
+                # Frames can be concatenated if all of them count their tokens, or none does.
                 mixed = bool(frame.token_counts) and not self._counted
                 plain = not (mixed or frame.logprobs or frame.prompt_logprobs or frame.waiting_slots)
                 kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
@@ -209,9 +212,9 @@ class Sessions:
 
     def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: Prompt) -> None:
         if self.draining:
-            raise Unavailable("the worker is draining and takes no new requests", phase=types_pb2.PHASE_QUEUE)
+            raise Unavailable("the worker is draining and accepts no new requests", phase=types_pb2.PHASE_QUEUE)
         if running := session.requests.get(submit.slot):
-            # Nothing may follow a slot's failure, so that the slot's first request ends with it.
+            # A slot's failure must be its last message, so the slot's first request ends with it.
             self._forget(session, submit.slot, running)
             self._engine.abort(running.request_id)
             raise InvalidRequest(
@@ -278,7 +281,7 @@ class Sessions:
     def _without_first(
         self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> tuple[list[int], list[int], Mapping[int, TokenLogprobs]]:
-        """The columns without the plain first tokens, which go out ahead."""
+        """Moves plain first tokens to the first frame. Returns the other columns."""
         fresh = session.fresh.intersection(slots)
         session.fresh -= fresh
         first = [row for row, slot in enumerate(slots) if slot in fresh and row not in logprobs]
@@ -362,7 +365,7 @@ def _log_finish(finish: Finish) -> None:
 
 
 def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
-    """The contract's form of one token's log-probabilities."""
+    """Returns the contract's message of one token's log-probabilities."""
     return types_pb2.TokenLogprobs(
         logprob=logprobs.logprob,
         rank=logprobs.rank,

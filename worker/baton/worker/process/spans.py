@@ -1,12 +1,12 @@
-"""A request's spans on this worker, as the engine sends them to its front: one frame at the end of each part.
+"""Spans of requests on this worker, which the engine sends to its front at the end of each part.
 
     baton.worker.queue       from the submission to the first step; where another worker prefills, to the lease
     baton.worker.prefill     a prompt's computation, here for another worker or for this one's own request
     baton.worker.transfer    from the lease to the last block, at the decode worker
     baton.worker.decode      from the first token to the last
-    baton.worker.failed      instead of the others: from the submission to what went wrong
+    baton.worker.failed      instead of the others: from the submission to the failure
 
-Only requests with a sampled W3C trace context have spans; each is a child of the caller's. Together they leave no gap.
+Only requests with a sampled W3C trace context have spans, as children of the caller's span. The spans leave no gap.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class _Span(NamedTuple):
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether it is a trace context that asks for spans."""
+    """Whether the traceparent requests spans."""
     return sampled_context(traceparent) is not None
 
 
 class SpanSender(HandoverListener):
-    """Used by the engine thread only."""
+    """Sends spans of completed parts. Only the engine thread uses it."""
 
     def __init__(
         self, send: Send, clock: Callable[[], float] = time.monotonic, wall: Callable[[], int] = time.time_ns
@@ -58,14 +58,14 @@ class SpanSender(HandoverListener):
             self._send_spans(record.traceparent, record.request_id, spans)
 
     def finished(self, finishes: Iterable[Finish]) -> None:
-        """Generations ended a moment ago."""
+        """Sends the spans of generations that have just ended."""
         for finish in finishes:
             request = finish.request
             if not request.prefill_only and is_sampled(request.traceparent):
                 self._send_spans(request.traceparent, request.request_id, _generated(finish, self._clock()))
 
     def failed(self, failures: Iterable[Failure]) -> None:
-        """Generations could not go on, as of a moment ago."""
+        """Sends the spans of generations that have just failed."""
         for failure in failures:
             request = failure.request
             if is_sampled(request.traceparent):
@@ -74,7 +74,7 @@ class SpanSender(HandoverListener):
     def _send_spans(self, traceparent: str, request_id: str, spans: Iterable[_Span]) -> None:
         wall, now = self._wall(), self._clock()
         of_request = {"baton.request_id": _SERIAL.sub("", request_id)}
-        told = [
+        values = [
             (
                 span.name,
                 wall - round((now - span.began) * 1e9),
@@ -84,7 +84,7 @@ class SpanSender(HandoverListener):
             )
             for span in spans
         ]
-        self._send(Kind.SPAN, 0, json.dumps((traceparent, told)).encode())
+        self._send(Kind.SPAN, 0, json.dumps((traceparent, values)).encode())
 
 
 def _received(record: TransferRecord) -> list[_Span]:

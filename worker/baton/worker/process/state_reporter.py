@@ -1,4 +1,4 @@
-"""What the engine tells routers of itself: identity, epoch, load. Decides when it is worth telling."""
+"""Reports the worker's state to routers: identity, epoch, load. Decides when a report is due."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_INTERVAL_SECONDS = 1.0
 
 
 class StateReporter:
-    """Sends the state when it changes, ten times a second at most, and once a second at least."""
+    """Sends the state when it changes, at most ten times a second and at least once."""
 
     def __init__(self, read: Callable[[], worker_pb2.WorkerState], send: Callable[[bytes], None]) -> None:
         self._read = read
@@ -24,7 +24,7 @@ class StateReporter:
         self._looked_at = 0.0
 
     def current(self) -> bytes:
-        """The state as of now, as a WatchStateResponse."""
+        """Returns the current state as a WatchStateResponse."""
         return worker_pb2.WatchStateResponse(state=self._read()).SerializeToString(deterministic=True)
 
     def report(self, now: float, at_once: bool = False) -> None:
@@ -37,13 +37,13 @@ class StateReporter:
             self._sent, self._sent_at = state, now
 
     def deadline(self, changing: bool) -> float:
-        """When `report` must be called next; sooner while the state may have changed."""
-        # A state that was read and had not changed is not read again at once.
+        """Returns when `report` must be called next; sooner while the state may have changed."""
+        # An unchanged state is not read again at once.
         return self._looked_at + _MIN_INTERVAL_SECONDS if changing else self._sent_at + _MAX_INTERVAL_SECONDS
 
 
 def load_message(load: LoadSnapshot, spec: KvSpec, transfer_bytes_per_second: float) -> worker_pb2.WorkerLoad:
-    """The contract's form of the load."""
+    """Returns the contract's message of the load."""
     return worker_pb2.WorkerLoad(
         num_running=load.num_running,
         queue_depth=load.queue_depth,
@@ -63,7 +63,7 @@ def load_message(load: LoadSnapshot, spec: KvSpec, transfer_bytes_per_second: fl
 
 
 def totals_message(totals: EngineCounters) -> worker_pb2.WorkerTotals:
-    """The contract's form of what routers are told of the totals."""
+    """Returns the contract's message of the totals that routers use."""
     return worker_pb2.WorkerTotals(
         num_prompt_tokens=totals.num_prompt_tokens,
         num_cached_tokens=totals.num_cached_tokens,
@@ -75,7 +75,7 @@ def totals_message(totals: EngineCounters) -> worker_pb2.WorkerTotals:
 
 
 def host_cache_message(totals: EngineCounters) -> control_pb2.HostCacheCounters:
-    """The contract's form of what went to and came from host memory."""
+    """Returns the contract's message of what was copied to and from host memory."""
     return control_pb2.HostCacheCounters(
         num_hit_tokens=totals.num_host_hit_tokens,
         num_offloaded_blocks=totals.num_offloaded_blocks,
@@ -89,7 +89,7 @@ def host_cache_message(totals: EngineCounters) -> control_pb2.HostCacheCounters:
 
 
 def model_message(name: str, model: ModelSpec, max_model_len: int, block_size: int) -> types_pb2.ModelInfo:
-    """The model as it is served: its context may be bounded by the pool."""
+    """Returns the served model. The pool may limit its context."""
     return types_pb2.ModelInfo(
         name=name,
         digest=model.digest,

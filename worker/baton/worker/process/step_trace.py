@@ -1,8 +1,8 @@
-"""Where each engine step's time goes, a JSON line a step. Measured around engine and executor; knows no insides.
+"""Traces the time of each engine step, one JSON line a step. Measures around engine and executor.
 
-`prepare` is the host's work before the launch (scheduling, planning), `launch` the executor's on the host, `gap` how
-long the device idled before the step, `device` its own time, `wait` the host's for the step's end and its tokens,
-`update` what the engine then does with them, `interval` from the end of the step before to the end of this one.
+`prepare` is the host's work before the launch (scheduling, planning), `launch` the executor's launch on the host, `gap`
+the device's idle time before the step, `device` its own time, `wait` the host's wait for the step and its tokens,
+`update` the engine's work with them, `interval` from the end of the previous step to the end of this one.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _log = logging.getLogger(__name__)
 
 COLUMNS = ("prepare_us", "launch_us", "gap_us", "device_us", "wait_us", "update_us", "interval_us")
 KINDS = ("prefill", "mixed", "decode")
-_KEPT_STEPS = 1 << 17  # that a summary looks back on
+_KEPT_STEPS = 1 << 17  # in the summary
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """One step, in microseconds."""
+    """The times of one step, in microseconds."""
 
     step: int
     num_decodes: int
     num_prefill_tokens: int
     prepare_us: float
     launch_us: float
-    gap_us: float | None = None  # None: the executor does not know
+    gap_us: float | None = None  # None: the executor does not measure it
     device_us: float = 0.0
     wait_us: float = 0.0
     update_us: float = 0.0
@@ -48,7 +48,7 @@ class StepTimes:
 
 
 class StepTrace:
-    """Writes a line for each step of one engine. Used by the engine's thread."""
+    """Writes a line for each step of one engine. The engine's thread uses it."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.perf_counter) -> None:
         try:
@@ -61,12 +61,12 @@ class StepTrace:
         self._clock = clock
         self._launched: deque[StepTimes] = deque()
         self._kept: deque[dict[str, Any]] = deque(maxlen=_KEPT_STEPS)
-        self._collected: StepTimes | None = None  # in this turn
+        self._collected: StepTimes | None = None  # in the current turn
         self._began = 0.0
         self._collect_ended = 0.0
 
     def step(self, step: Callable[[], Answer]) -> Answer:
-        """One turn of the engine: `step` launches a step, collects one, both or neither."""
+        """Times one turn of the engine: `step` launches a step, collects one, both or neither."""
         self._began = self._clock()
         answer = step()
         times = self._collected
@@ -79,7 +79,7 @@ class StepTrace:
         return answer
 
     def launch(self, launch: Callable[[StepPlan], None], plan: StepPlan) -> None:
-        """Times a launch. One that fails leaves no line."""
+        """Times a launch. A failed launch has no line."""
         began = self._clock()
         launch(plan)
         num_prefill_tokens = plan.num_prefill_tokens
@@ -102,14 +102,14 @@ class StepTrace:
         times.wait_us = _us(ended - began)
         times.device_us = _us(result.seconds)
         times.gap_us = None if result.idle_seconds is None else _us(result.idle_seconds)
-        # The first step has none before it.
+        # There is no interval before the first step.
         times.interval_us = _us(ended - self._collect_ended) if self._collect_ended else 0.0
         self._collect_ended = ended
         self._collected = times
         return result
 
     def close(self) -> None:
-        """Ends the file, and logs the summary. Idempotent."""
+        """Closes the file, and logs the summary. Idempotent."""
         if self._file.closed:
             return
         self._file.close()
@@ -119,7 +119,7 @@ class StepTrace:
 
 
 class TracedExecutor:
-    """An Executor whose steps are traced."""
+    """An Executor with a trace of its steps."""
 
     def __init__(self, executor: Executor, trace: StepTrace) -> None:
         self.model = executor.model
@@ -164,14 +164,14 @@ class TracedExecutor:
 
 
 def kind_of(line: Mapping[str, Any]) -> str:
-    """What a step computed."""
+    """Returns the kind of a step, by what it computed."""
     if not line["num_prefill_tokens"]:
         return "decode"
     return "mixed" if line["num_decodes"] else "prefill"
 
 
 def summary(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A table: median and 99th percentile of every column, for each kind of step."""
+    """Returns a table: median and 99th percentile of every column, for each kind of step."""
     by_kind: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in KINDS}
     for line in lines:
         by_kind[kind_of(line)].append(line)

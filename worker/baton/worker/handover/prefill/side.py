@@ -180,7 +180,7 @@ class PrefillSide:
             raise InvalidRequest(f"prefill_id={submit.prefill_id} is in use on this stream", field="prefill_id")
         try:
             if self.draining:
-                raise Unavailable("the prefill worker is draining")
+                raise Unavailable("the prefill worker is draining and accepts no new prompts")
             name = f"{submit.request_id}#p{next(self._serial)}"
             request = prefill_of(submit, self._executor.model, name, self._clock(), known)
             self._engine.submit(request)
