@@ -1,4 +1,4 @@
-"""The worker service: front, engine, publisher and metrics, from start to a graceful end."""
+"""The worker service: front, engine, publisher and metrics, from its start to a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from baton.worker.link.frames import Kind
 
 _log = logging.getLogger(__name__)
 
-_INDEX_SECONDS = 1.0  # for the index to hear that this worker holds nothing
+_INDEX_SECONDS = 1.0  # for the index to receive that this worker holds nothing
 
 _ANY_HOSTS = ("0.0.0.0", "[::]")
 
 
 async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set, then drains. Raises a ServiceError when the engine fails to start, or ends."""
+    """Serves until `stop` is set, then drains. Raises a ServiceError if the engine fails to start, or ends."""
     config.validate()
     tls = Tls(config.tls, WORKER) if config.tls else None
     engine = EngineClient(config)
@@ -99,7 +99,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
 async def _exporting(
     config: WorkerConfig, engine: EngineClient, registry: prometheus_client.CollectorRegistry
 ) -> AsyncIterator[None]:
-    """The engine's spans go to the collector, where there is one."""
+    """Exports the engine's spans if a collector is configured."""
     async with tracing(config.otlp_endpoint, WORKER, config.worker_id or config.listen) as tracer:
         registry.register(TracingCollector(tracer))
         if tracer is not None:
@@ -117,7 +117,7 @@ def _advertised_host(config: WorkerConfig) -> str:
 
 
 async def _until_ready(engine: EngineClient, stop: asyncio.Event) -> bool:
-    """True once the engine takes requests; False when asked to stop, or the engine ended, before that."""
+    """Returns True once the engine accepts requests; False if `stop` is set or the engine has ended before."""
     await _first(engine.ready.wait(), engine.ended.wait(), stop.wait())
     return engine.ready.is_set() and not engine.ended.is_set() and not stop.is_set()
 
@@ -128,7 +128,7 @@ async def _keep_fresh(engine: EngineClient, collector: WorkerCollector) -> None:
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Returns when one of these has."""
+    """Returns when one of these has ended."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +139,7 @@ async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def _helpers(*runs: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs these beside the body. One that fails is logged; the worker serves on."""
+    """Runs these beside the body. Logs one that fails; the worker serves on."""
     tasks = [asyncio.create_task(run) for run in runs]
     for task in tasks:
         task.add_done_callback(_log_failure)

@@ -1,4 +1,4 @@
-"""ControlService on the gRPC side: asked of the engine, with readiness told before what it announces."""
+"""ControlService on the gRPC side: calls the engine, and updates readiness before the engine refuses work."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from baton.worker.link.methods import Method
 
 _log = logging.getLogger(__name__)
 
-_WRITE_SECONDS = 110.0  # for a profile's trace, which can be large
-_HALT_SECONDS = 60.0  # what 0 means as a request's timeout_ms
-_LOAD_SECONDS = 600.0  # for weights to be read, and memory to be taken
+_WRITE_SECONDS = 110.0  # for the trace of a profile, which can be large
+_HALT_SECONDS = 60.0  # the meaning of timeout_ms=0
+_LOAD_SECONDS = 600.0  # for reading weights and allocating memory
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
-    """Operation of this worker. `set_ready` says whether new work is taken."""
+    """Operates this worker. `set_ready` sets whether it accepts new work."""
 
     def __init__(self, engine: EngineClient, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         self._engine = engine
@@ -81,32 +81,32 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return control_pb2.StopProfileResponse.FromString(answer)
 
     async def drain(self, timeout_ms: int) -> control_pb2.DrainResponse:
-        """Takes no new requests; health says so first."""
+        """Reports that the worker is not ready, then refuses new requests."""
         await self._set_ready(False)
         request = control_pb2.DrainRequest(timeout_ms=timeout_ms)
         answer = await self._engine.call(Method.DRAIN, request.SerializeToString())
         return control_pb2.DrainResponse.FromString(answer)
 
     async def stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
-        """Counters and the pool's books, as of now."""
+        """Returns current counters, and the block pool's counts."""
         request = control_pb2.GetStatsRequest(audit=audit)
         answer = await self._engine.call(Method.GET_STATS, request.SerializeToString())
         return control_pb2.GetStatsResponse.FromString(answer)
 
     async def shut_down(self, timeout: float) -> None:
-        """Drains, and waits until the last request is gone. The engine aborts what is left at the timeout."""
+        """Drains, and waits for the last request. At the timeout the engine aborts the rest."""
         self._leaving = True
         left = (await self.drain(max(1, round(timeout * 1000)))).num_requests
-        _log.info("draining: %d requests still run, they have %g s", left, timeout)
+        _log.info("draining: %d requests are running, timeout %g s", left, timeout)
         try:
             await self._engine.call(Method.AWAIT_IDLE, timeout=timeout + 2.0)
         except DeadlineExceeded:
-            _log.warning("requests or transfers are left after the drain timeout; leaving anyway")
+            _log.warning("requests or transfers are left after the drain timeout; shutting down")
         else:
             _log.info("drained")
 
     async def _change(self, method: Method, request: Message, seconds: float, *, halts: bool = True) -> bytes:
-        """Asks the engine; readiness is gone before, where no request will be taken, and is true afterwards."""
+        """Calls the engine. If the change stops requests, unsets readiness first; updates it afterwards."""
         if halts:
             await self._set_ready(False)
         try:

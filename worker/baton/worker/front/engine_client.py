@@ -1,4 +1,4 @@
-"""The engine as its front sees it: started, spoken to, and missed at once when it ends. Knows no gRPC service."""
+"""The front's client of the engine: starts it, calls it, and detects its end at once. Knows no gRPC service."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0
 _CHECKS_PER_STEP_TIMEOUT = 4
-_IDLE_KINDS = (Kind.STATE, Kind.LOG, Kind.READY)  # come without work too
+_IDLE_KINDS = (Kind.STATE, Kind.LOG, Kind.READY)  # sent by an idle engine, too
 
 Handler = Callable[[int, bytes], None]  # channel, payload
 
 
 class EngineClient:
-    """One engine. `ready` is set when it takes requests; `ended`, with `end` saying why, when it is gone."""
+    """One engine. `ready` is set when it accepts requests; `ended` when it is gone, with the reason in `end`."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class EngineClient:
         self._stall_hooks: list[Callable[[bool], None]] = []
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._call_ids = itertools.count(1)
-        self._failure: ServiceError | None = None  # told by the engine, or found by the watch
+        self._failure: ServiceError | None = None  # reported by the engine, or detected by the watchdog
         self._num_frames = 0
         self._num_peer_messages = 0
         self._link: FrontLink | None = None
@@ -65,7 +65,7 @@ class EngineClient:
         self.ended = asyncio.Event()
 
     async def start(self, worker_id: str, advertised_host: str) -> None:
-        """Starts the engine; it loads its model in its own time."""
+        """Starts the engine, which then loads its model."""
         ours, theirs = socket.socketpair()
         self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
         if self._config.engine_process:
@@ -81,12 +81,12 @@ class EngineClient:
         self.send(Kind.START, payload=json.dumps(start).encode())
 
     async def stop(self) -> None:
-        """Ends the engine, and waits for its end. Idempotent."""
+        """Ends the engine and waits until it has ended. Idempotent."""
         if self._link is not None:
             self.send(Kind.STOP)
             self._link.close()
             if not self.ready.is_set():
-                self._kill()  # it may load a model for long, and has nothing to lose
+                self._kill()  # it may load a model for minutes, and has no requests
             await self.ended.wait()
 
     @property
@@ -96,14 +96,14 @@ class EngineClient:
 
     @property
     def stalled(self) -> bool:
-        """Whether the device takes far longer for a step than for such steps before. It may come back."""
+        """Whether a step takes far longer than such steps took before. The device may recover."""
         return self._watch is not None and self._watch.stalled and self.end is None
 
     @property
     def progress(self) -> int:
-        """Grows with each step of the engine, and with each message of a worker that computes a prompt for it.
+        """A number that grows with each step of the engine, and with each message to a prefill worker.
 
-        A prefill worker renews its leases only while its own engine gives signs of life.
+        A prefill worker renews its leases only while its own engine makes progress.
         """
         return self._num_peer_messages + (self._watch.progress if self._watch is not None else 0)
 
@@ -116,7 +116,7 @@ class EngineClient:
         self._lost_hooks.append(hook)
 
     def on_stall(self, hook: Callable[[bool], None]) -> None:
-        """Calls `hook` with True when the device stalls, and with False when it is back."""
+        """Calls `hook` with True when the device stalls, and with False when it recovers."""
         self._stall_hooks.append(hook)
 
     def send(self, kind: Kind, channel: int = 0, payload: bytes = b"") -> None:
@@ -128,21 +128,21 @@ class EngineClient:
             self._watch.wake()
 
     async def writable(self) -> None:
-        """Returns once the engine keeps up with what is sent."""
+        """Returns once the engine has received most of what was sent."""
         if self._link is not None:
             await self._link.writable()
 
     def probe(self) -> None:
-        """Somebody hears nothing of this worker: whether its engine still runs is looked at, and it is ended if not."""
+        """Checks whether the engine still runs, for a peer that receives nothing. Ends a stopped engine."""
         if self._liveness is not None and self.is_ready:
             self._liveness.probe()
 
     async def call(self, method: int, request: bytes = b"", timeout: float = 10.0) -> bytes:
-        """Asks the engine, between two steps. Raises ServiceError."""
+        """Calls the engine, which answers between two steps. Raises ServiceError."""
         if self.end is not None:
-            raise self.end.with_traceback(None)  # raised before, it would grow with each call
+            raise self.end.with_traceback(None)  # without the old traceback, which would grow with each call
         if not self.ready.is_set():
-            raise Unavailable("the worker is still starting")
+            raise Unavailable("the worker is starting")
         channel = next(self._call_ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[channel] = answer
@@ -151,18 +151,18 @@ class EngineClient:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise DeadlineExceeded(f"the engine did not answer within {timeout:g} s; a step takes that long") from None
+            raise DeadlineExceeded(f"the engine did not answer in {timeout:g} s; it may be in a long step") from None
         finally:
             del self._calls[channel]
 
     async def watch(self) -> None:
-        """Ends an engine that gives no sign of life for step_timeout. Runs until the engine has ended."""
+        """Ends an engine without a sign of life for step_timeout. Runs until the engine has ended."""
         if not self._config.step_timeout:
             await self.ended.wait()
             return
         silent_checks, seen = 0, -1
         while not self.ended.is_set():
-            # Counting checks, not seconds: a front that was itself suspended must not blame the engine.
+            # Counts checks, not seconds: after a suspension of the front itself, the engine must not be blamed.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.step_timeout / _CHECKS_PER_STEP_TIMEOUT):
                     await self.ended.wait()
@@ -183,8 +183,8 @@ class EngineClient:
         status_file = StepStatus.new_file()
         descriptors = (theirs.fileno(), their_liveness.fileno(), status_file)
         words = (sys.executable, "-m", "baton.worker.process.main", *map(str, (*descriptors, os.getpid())))
-        # Compute threads that spin between steps would take the cores from the services beside them. A stream that
-        # waits for a peer must not share a hardware queue with the steps; there are 8 by default.
+        # Spinning compute threads would take cores from other services between steps. A stream that waits for a peer
+        # must not share a hardware queue with the steps; the default is 8 queues.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
         with theirs, their_liveness:
             self._process = await asyncio.create_subprocess_exec(
@@ -222,7 +222,7 @@ class EngineClient:
             self._process.kill()
 
     async def _reap(self) -> str:
-        """Waits for the engine's exit, and says how it ended."""
+        """Waits for the engine's exit. Returns how it ended."""
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _EXIT_SECONDS)
             return "its thread ended" if not self._thread.is_alive() else "its thread does not end"
@@ -232,7 +232,7 @@ class EngineClient:
             async with asyncio.timeout(_EXIT_SECONDS):
                 code = await self._process.wait()
         except TimeoutError:
-            _log.warning("the engine process does not end within %g s; killing it", _EXIT_SECONDS)
+            _log.warning("the engine process did not end within %g s; killing it", _EXIT_SECONDS)
             self._kill()
             code = await self._process.wait()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -250,9 +250,9 @@ class EngineClient:
     def _on_stall_change(self, stalled: bool) -> None:
         self.num_stalls += stalled
         if stalled:
-            _log.warning("the device is stuck in a step that takes far longer than such steps do; streams may leave")
+            _log.warning("the device is stuck: a step takes far longer than such steps do; gateways may move requests")
         else:
-            _log.warning("the device is back")
+            _log.warning("the device has recovered")
         for hook in self._stall_hooks:
             hook(stalled)
 
@@ -265,7 +265,7 @@ class EngineClient:
             self._liveness.close()
         if self._watch is not None:
             self._watch.close()
-        # Streams are cut before the exit code is known: gateways must move on at once.
+        # Ends streams before the exit code is known: gateways must move on at once.
         self._lose(Unavailable("the worker's engine ended"))
         how = await self._reap()
         self.end = self._failure or InternalError(f"the engine ended: {how}")
@@ -295,7 +295,7 @@ class EngineClient:
 
 
 def error_of_status(serialized: bytes) -> ServiceError:
-    """The error that a google.rpc.Status stands for."""
+    """Returns the error that a google.rpc.Status describes."""
     status = status_pb2.Status.FromString(serialized)
     detail = types_pb2.ErrorDetail()
     for packed in status.details:

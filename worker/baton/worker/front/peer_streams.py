@@ -1,4 +1,4 @@
-"""Streams from this worker to the prefill workers it asks: dialled when the engine wants one. Parses nothing."""
+"""Streams from this worker to prefill workers, dialed when the engine opens them. Parses nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CONNECT_SECONDS = 2.0
 
 
 class PeerStreams:
-    """The engine opens, writes and closes; it is told of every message and of every end, with the reason.
+    """Relays streams that the engine opens, writes and closes. Reports every message and every end, with its reason.
 
-    A stream that ended is over: the engine opens another when it wants the peer again.
+    A stream that has ended is not opened again; the engine opens a new one.
     """
 
     def __init__(self, engine: EngineClient, dial: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
@@ -36,7 +36,6 @@ class PeerStreams:
         engine.on(Kind.PEER_CLOSE, self._on_close)
 
     async def close(self) -> None:
-        """Ends every stream."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -82,7 +81,7 @@ class PeerStreams:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                return "it could not be written"
+                return "the stream could not be written"
             finally:
                 if writing is not None:
                     writing.cancel()

@@ -1,7 +1,7 @@
-"""The stream to the kvstore: dialled, kept, dialled again, at any of its replicas.
+"""The stream to the kvstore, over any of its replicas. Reconnects when it ends.
 
 The engine numbers the events (kv/event_log.py) and sends them here without a pause. Events that a replica has not
-acknowledged are kept, so that the next replica receives only what it lacks.
+acknowledged are kept, so that the next replica receives only those that it lacks.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from baton.worker.link.frames import Kind
 _log = logging.getLogger(__name__)
 
 _METHOD = "/baton.v1.IndexService/Publish"
-_HEARTBEAT_SECONDS = 0.35  # the kvstore's lease is two of them, and some
+_HEARTBEAT_SECONDS = 0.35  # the kvstore's lease is a little more than twice that
 _HEARTBEATS_PER_ANSWER = 3
-_PATIENCE_SECONDS = 0.75
+_ANSWER_SECONDS = 0.75
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 0.5
 _CONNECT_SECONDS = 1.0
 _SETTLE_SECONDS = 0.01
-# A snapshot of 2 M blocks fits. A store that is further behind gets a new stream, and so a new snapshot.
+# A snapshot of 2 M blocks fits. A kvstore that is further behind gets a new stream with a new snapshot.
 _MAX_BACKLOG_BYTES = 64 << 20
 
-_Queued = tuple[bool, tuple[int, int]]  # whether it is answered; the epoch and sequence that it brings the index to
+_Queued = tuple[bool, tuple[int, int]]  # whether it is answered; the epoch and sequence number after it
 
 _Call = grpc.aio.StreamStreamCall[bytes, index_pb2.PublishResponse]
 
 
 class Publisher:
-    """Carries one engine's events to the kvstore, for as long as `run` runs. `addresses` are its replicas.
+    """Publishes one engine's events to the kvstore while `run` runs. `addresses` are its replicas.
 
-    Without it the worker serves on.
+    The worker serves without it, too.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class Publisher:
         self._term = 0
         self._outbox = SendQueue()
         self._queued: deque[_Queued] = deque()  # of each message in the queue
-        self._sent = (0, 0)  # epoch and sequence of what this stream sent last
+        self._sent = (0, 0)  # epoch and sequence number of the last message of this stream
         self._window = EventWindow()
-        self._is_greeted = False  # the hello is answered: what the engine sends goes out at once
-        self._asked: float | None = None  # since when an answer is due
-        self.num_acknowledged = 0  # the sequence that the store has applied
+        self._is_greeted = False  # the hello was answered: the engine's events are sent at once
+        self._asked: float | None = None  # when the oldest unanswered message was sent
+        self.num_acknowledged = 0  # the sequence number that the kvstore has applied
         self.connected = False
         self.num_connects = 0
         engine.on(Kind.PUBLISH, self._on_publish)
 
     async def run(self) -> None:
-        """Publishes until cancelled, from when the engine is ready."""
+        """Publishes from when the engine is ready, until it is cancelled."""
         await self._engine.ready.wait()
         turn, backoff, told = random.randrange(len(self._addresses)), _MIN_BACKOFF_SECONDS, ""
         try:
@@ -86,10 +86,10 @@ class Publisher:
                 if was_connected:
                     backoff, told = _MIN_BACKOFF_SECONDS, ""
                 if problem != told:
-                    _log.warning("kvstore %s: %s; serving on, the index is told later", address, problem)
+                    _log.warning("kvstore %s: %s; serving on, and publishing later", address, problem)
                     told = problem
                 turn += 1
-                # Another replica is asked at once; a wait comes after each round.
+                # The next replica is tried at once; a pause follows each round.
                 if not was_connected or len(self._addresses) == 1:
                     await asyncio.sleep(backoff / len(self._addresses))
                     backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
@@ -97,23 +97,25 @@ class Publisher:
             self._engine.send(Kind.PUBLISH_CLOSE, self._stream)
 
     async def settle(self, seconds: float) -> None:
-        """Returns when the store has answered whatever it was sent, or is not there, or after so many seconds."""
+        """Returns when the kvstore has answered every message, when it is gone, or after `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
         while self.connected and (self._queued or self._asked is not None):
             if asyncio.get_running_loop().time() >= deadline:
-                _log.warning("the kvstore did not hear within %g s that this worker ends; its lease will tell", seconds)
+                _log.warning(
+                    "the kvstore did not confirm this worker's end within %g s; its lease will expire", seconds
+                )
                 return
             await asyncio.sleep(_SETTLE_SECONDS)
 
     async def _attempt(self, address: str) -> str:
-        """Publishes over one stream to its end; returns why it ended."""
+        """Publishes over one stream until it ends. Returns the reason."""
         try:
             await self._publish(address)
         except grpc.aio.AioRpcError as error:
             return error_from_rpc(error, "it").message
         except (TimeoutError, NoCapacity) as error:
             return str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
-        return "it ended the stream"
+        return "the stream ended"
 
     async def _publish(self, address: str) -> None:
         self._outbox, self._queued, self._sent = SendQueue(self._max_backlog_bytes), deque(), (0, 0)
@@ -137,7 +139,7 @@ class Publisher:
                     raise
                 for helper in helpers:
                     if helper.done():
-                        helper.result()  # raises why it cancelled the call
+                        helper.result()  # raises its reason for cancelling the call
             finally:
                 self._is_greeted = False
                 for helper in helpers:
@@ -149,19 +151,19 @@ class Publisher:
             async for message in self._messages():
                 await call.write(message)
         except asyncio.InvalidStateError:
-            pass  # the call ended under the writer; its reader says why
+            pass  # the call ended during a write; its reader returns the reason
         except NoCapacity:
             call.cancel()
             raise
 
     async def _watch(self, call: _Call) -> None:
-        """Gives up a replica that does not answer."""
+        """Cancels the call when the replica does not answer."""
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
             now = asyncio.get_running_loop().time()
-            if self._asked is not None and now - self._asked > _PATIENCE_SECONDS:
+            if self._asked is not None and now - self._asked > _ANSWER_SECONDS:
                 call.cancel()
-                raise TimeoutError(f"no answer for {_PATIENCE_SECONDS:g} s")
+                raise TimeoutError(f"no answer for {_ANSWER_SECONDS:g} s")
 
     async def _messages(self) -> AsyncIterator[bytes]:
         due = asyncio.get_running_loop().time() + _HEARTBEAT_SECONDS

@@ -1,4 +1,4 @@
-"""What one gRPC stream still has to send: bounded, and merged where its reader lags. Knows no contents."""
+"""The unsent messages of one gRPC stream: bounded, and merged when the reader lags. Knows no contents."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 
 from baton.rpc.errors import NoCapacity, ServiceError
 
-# A reader this far behind is cut off: ~1 M tokens.
+# A reader this far behind is disconnected: about 1 M tokens.
 MAX_BUFFERED_BYTES = 4 << 20
-# Some thousand tokens: what goes ahead waits until the reader is through with them.
+# Some thousand tokens: urgent messages wait until the reader has read them.
 _MAX_MERGED_BYTES = 16 << 10
 
 
 class SendQueue:
-    """One writer pushes, one reader takes. Both on the same event loop."""
+    """One task pushes, one task takes, on the same event loop."""
 
     def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -26,9 +26,9 @@ class SendQueue:
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, message: bytes, mergeable: bool = False, ahead: bool = False) -> None:
-        """Adds a message. Mergeable ones mean the same when their bytes are concatenated.
+        """Adds a message. The bytes of mergeable messages may be concatenated.
 
-        `ahead`: mergeable, and may be read before all that waits.
+        `ahead`: mergeable, and may overtake all queued messages.
         """
         if self._closed:
             return
@@ -40,12 +40,12 @@ class SendQueue:
         if self._num_bytes > self._max_bytes:
             self._messages.clear()
             self._ahead.clear()
-            self.close(NoCapacity(f"the stream's reader lags by more than {self._max_bytes} bytes; it was cut off"))
+            self.close(NoCapacity(f"the stream was closed: its reader was more than {self._max_bytes} bytes behind"))
         else:
             self._wake()
 
     def close(self, error: ServiceError | None = None) -> None:
-        """Nothing more is pushed. What is there can still be taken. Idempotent: the first error counts."""
+        """Refuses more messages. Queued ones can still be taken. Idempotent: the first error counts."""
         if not self._closed:
             self._closed = True
             self._error = error
@@ -53,11 +53,11 @@ class SendQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether pushes are dropped by now."""
+        """Whether new messages are dropped."""
         return self._closed
 
     async def take(self) -> bytes | None:
-        """The next message, or several merged into one. None: the end; raises the error the queue was closed with."""
+        """Returns the next message, or several merged. None: the end. Raises the error that closed the queue."""
         while not (self._messages or self._ahead):
             if self._closed:
                 if self._error is not None:

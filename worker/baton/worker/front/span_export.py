@@ -1,4 +1,4 @@
-"""The engine's spans, handed to the service's tracer."""
+"""Exports the engine's spans through the service's tracer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.rpc.tracing import Tracer
 
 
 def export_spans(tracer: Tracer, payload: bytes) -> None:
-    """A SPAN frame of the engine: each of its spans becomes a child of the caller's."""
+    """Exports a SPAN frame: each of its spans is a child of the caller's."""
     traceparent, spans = json.loads(payload)
     parent = sampled_context(traceparent)
     if parent is None:

@@ -1,4 +1,4 @@
-"""WorkerService on the gRPC side: messages to the engine, their prompts read and hashed, and bytes back."""
+"""WorkerService on the gRPC side: passes messages to the engine, with prompts read and hashed, and bytes back."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 _DEFAULT_INTERVAL_MS = 1000
 _MIN_INTERVAL_MS = 100
-_MAX_PING_BYTES = 6  # its field's key, and a number
+_MAX_PING_BYTES = 6  # the field's key and a number
 
-# Concatenated, messages are merged.
+# Appending one of these to a message merges the two.
 _STALLED = worker_pb2.GenerateStreamResponse(stalled=True).SerializeToString()
 _STALLED_PREFILLS = worker_pb2.PrefillStreamResponse(stalled=worker_pb2.PrefillStalled()).SerializeToString()
 _STALLED_STATE = worker_pb2.WatchStateResponse(state=worker_pb2.WorkerState(stalled=True)).SerializeToString()
 
 
 class WorkerFront:
-    """Serves WorkerService with the engine behind `engine`."""
+    """Serves WorkerService with the engine."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class WorkerFront:
         self._generates: dict[int, SendQueue] = {}
         self._prefills: dict[int, SendQueue] = {}
         self._state = b""
-        self._reader: PromptReader | None = None  # None: the engine has not said how yet
+        self._reader: PromptReader | None = None  # None until the engine has sent its state
         self._state_changed = asyncio.Event()
         self._closed: ServiceError | None = None
         engine.on(Kind.STATE, self._on_state)
@@ -58,7 +58,7 @@ class WorkerFront:
 
     @staticmethod
     def register(front: WorkerFront, server: grpc.aio.Server) -> None:
-        """Offers the service. Streams of generations and prefills pass as bytes, in both directions."""
+        """Registers the service. Streams of generations and prefills pass as bytes in both directions."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "GenerateStream": grpc.stream_stream_rpc_method_handler(front.generate_stream),
             "PrefillStream": grpc.stream_stream_rpc_method_handler(front.prefill_stream),
@@ -88,7 +88,7 @@ class WorkerFront:
             yield message
 
     async def watch_state(self, request: worker_pb2.WatchStateRequest, context: Context) -> AsyncIterator[bytes]:
-        """Sends the state at once, when it changes, and when the interval has passed."""
+        """Sends the state at once, at every change, and at the interval."""
         interval = max(_MIN_INTERVAL_MS, request.max_interval_ms or _DEFAULT_INTERVAL_MS) / 1000
         while True:
             self._check_open()
@@ -121,7 +121,7 @@ class WorkerFront:
             del queues[channel]
             self._engine.send(close_kind, channel)
 
-        # Not a `finally`: a call cancelled while a message is being written leaves this generator suspended.
+        # Not in `finally`: if a call is cancelled during a write, this generator stays suspended.
         context.add_done_callback(cast(Any, end))
         while (message := await queue.take()) is not None:
             yield message
@@ -145,7 +145,7 @@ class WorkerFront:
                     self._engine.send(kind, channel, message)
                 await self._engine.writable()
         except (grpc.aio.UsageError, grpc.aio.AioRpcError):
-            pass  # the call ended under the reader; the queue is closed below
+            pass  # the call ended during a read; the queue is closed below
         finally:
             queue.close()
 
@@ -159,7 +159,7 @@ class WorkerFront:
         if self._closed is not None:
             raise self._closed
         if not self._engine.is_ready:
-            raise Unavailable("the worker is still starting")
+            raise Unavailable("the worker is starting")
 
     def _on_state(self, channel: int, payload: bytes) -> None:
         self._state = payload
@@ -195,7 +195,7 @@ class WorkerFront:
             return
         queue.push(payload, mergeable, ahead)
         if queue.closed:
-            _log.warning("a gateway's stream lags too far behind and is cut; its requests are aborted")
+            _log.warning("closed a gateway's stream that was too far behind; its requests are aborted")
             self._engine.send(Kind.GENERATE_CLOSE, channel)
 
     def _on_generate_close(self, channel: int, payload: bytes) -> None:
@@ -212,7 +212,7 @@ class WorkerFront:
 
 
 def _ping_of(request: bytes) -> int:
-    """The number of a message that is nothing but a ping; 0: it is something else."""
+    """Returns the number of a message that is only a ping; 0: it is another message."""
     if len(request) > _MAX_PING_BYTES:
         return 0
     try:

@@ -16,45 +16,45 @@ from typing import NamedTuple, cast
 
 _HEADER = struct.Struct("<IIB")  # payload bytes, channel, kind
 _READ_BYTES = 1 << 18
-# Beyond this much unsent output the engine waits for the front instead of piling up more.
+# With more unsent output than this, the engine waits for the front.
 _MAX_PENDING_BYTES = 8 << 20
 _CLOSE_SECONDS = 1.0
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries. The channel numbers one stream or one call within its kind."""
+    """The kind of a frame. Within a kind, the channel numbers one stream or one call."""
 
     # front to engine
     START = 1  # JSON: the configuration; the first frame
-    STOP = 2  # leave the loop
+    STOP = 2  # ends the loop
     GENERATE_OPEN = 3
     GENERATE = 4  # GenerateStreamRequest one way; GenerateStreamResponse the other, possibly with multi-token columns
     GENERATE_CLOSE = 5
     CALL = 6  # method number, then the request of a ControlService method
-    PUBLISH_OPEN = 7  # the index listens: say hello
+    PUBLISH_OPEN = 7  # a kvstore replica is ready for the engine's hello
     PUBLISH_CLOSE = 8
     SNAPSHOT_WANTED = 9
-    GENERATE_HASHED = 10  # GENERATE behind its prompts as the front read them, see prompts
+    GENERATE_HASHED = 10  # GENERATE after its prompts as the front read them, see prompts
     # engine to front
     READY = 20  # WatchStateResponse: the first state
-    FAILED = 21  # google.rpc.Status: why the engine cannot start or go on
+    FAILED = 21  # google.rpc.Status: why the engine failed
     GENERATE_PLAIN = 22  # GenerateStreamResponse without logprobs: those of one engine may be concatenated
     REPLY = 23  # the response of a call
     REFUSAL = 24  # google.rpc.Status: the error of a call
     STATE = 25  # WatchStateResponse
     PUBLISH = 26  # PublishRequest
     LOG = 27  # JSON: a log record
-    SPAN = 28  # JSON: a span that ended
-    GENERATE_FIRST = 29  # as GENERATE_PLAIN, of requests of which nothing was sent before: may overtake
-    # both ways: prefill streams that other workers opened to this one
+    SPAN = 28  # JSON: a completed span
+    GENERATE_FIRST = 29  # as GENERATE_PLAIN, for requests of which nothing was sent before; may overtake
+    # both ways: prefill streams from other workers to this one
     PREFILL_OPEN = 40
     PREFILL = 41  # PrefillStreamRequest in, PrefillStreamResponse out
     PREFILL_CLOSE = 42  # google.rpc.Status, or empty
-    PREFILL_HASHED = 43  # PREFILL in, behind its prompt as the front read it
+    PREFILL_HASHED = 43  # PREFILL in, after its prompt as the front read it
     # both ways: prefill streams from this worker to others
     PEER_OPEN = 50  # UTF-8: the address
     PEER = 51  # PrefillStreamRequest out, PrefillStreamResponse in
-    PEER_CLOSE = 52  # UTF-8: why
+    PEER_CLOSE = 52  # UTF-8: the reason
 
 
 class Frame(NamedTuple):
@@ -66,23 +66,23 @@ class Frame(NamedTuple):
 
 
 class LinkClosed(Exception):
-    """The other side is gone."""
+    """The other end of the link is closed."""
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """A frame as bytes."""
+    """Encodes a frame."""
     return _HEADER.pack(len(payload), channel, kind) + payload
 
 
 class FrameParser:
-    """Cuts a byte stream into frames."""
+    """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._wanted = _HEADER.size
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes."""
+        """Returns the frames that `data` completes."""
         buffer = self._buffer
         buffer += data
         frames: list[Frame] = []
@@ -104,15 +104,15 @@ class FrameParser:
 
 
 class EngineLink:
-    """The engine's end: blocking, used by one thread. Only `post` and `wake` may be called from others."""
+    """The engine's end of the link: blocking, for one thread. Only `post` and `wake` are for any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._parser = FrameParser()
         self._outgoing: list[bytes] = []
-        self._unsent = memoryview(b"")  # whole frames, but for the first
-        self._lock = threading.Lock()  # of the bytes on their way
+        self._unsent = memoryview(b"")  # whole frames, except the first
+        self._lock = threading.Lock()  # guards _unsent and writes to the socket
         self._wake_lock = threading.Lock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -127,22 +127,25 @@ class EngineLink:
         self._outgoing.append(payload)
 
     def post(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
-        """Sends a frame at once from any thread, whatever the engine thread does. Without a front it is dropped."""
+        """Sends a frame at once from any thread, even while the engine thread computes.
+
+        Drops it if the front is gone.
+        """
         with contextlib.suppress(LinkClosed), self._lock:
             if self._sock.fileno() >= 0:
                 self._unsent = memoryview(b"".join((self._unsent, encode_frame(kind, channel, payload))))
                 self._write()
         if self._unsent:
-            self.wake()  # the rest is the engine thread's
+            self.wake()  # the engine thread sends the rest
 
     def wake(self) -> None:
         """Ends a wait in `receive`, now or the next one. Thread-safe."""
-        with self._wake_lock, contextlib.suppress(BlockingIOError):  # full: a wake-up is pending anyway
+        with self._wake_lock, contextlib.suppress(BlockingIOError):  # full: a wake-up is pending
             if self._wake_writer >= 0:
                 os.write(self._wake_writer, b"\0")
 
     def flush(self) -> None:
-        """Writes what is queued. Waits only when the front lags by megabytes."""
+        """Writes queued frames. Waits only if the front is megabytes behind."""
         if self._outgoing or self._unsent:
             outgoing, self._outgoing = self._outgoing, []
             with self._lock:
@@ -153,7 +156,7 @@ class EngineLink:
                     self._write()
 
     def receive(self, timeout: float | None) -> list[Frame]:
-        """Flushes, waits for frames, a wake-up or the timeout, and returns the frames that are there.
+        """Flushes, waits for frames, a wake-up or the timeout, and returns the received frames.
 
         Raises LinkClosed when the front is gone.
         """
@@ -169,7 +172,7 @@ class EngineLink:
         return frames
 
     def close(self) -> None:
-        """Sends what is queued, for as long as the front takes it, then closes. Idempotent."""
+        """Sends queued frames while the front reads them, for a limited time, then closes. Idempotent."""
         if self._sock.fileno() < 0:
             return
         with contextlib.suppress(LinkClosed):
@@ -215,7 +218,7 @@ class EngineLink:
 
 
 class FrontLink(asyncio.Protocol):
-    """The front's end, on an event loop. Frames of one loop turn leave in one write."""
+    """The front's end of the link, on an event loop. Frames of one turn of the loop are sent in one write."""
 
     def __init__(self, on_frame: Callable[[Frame], None], on_closed: Callable[[], None]) -> None:
         self._on_frame = on_frame
@@ -231,24 +234,24 @@ class FrontLink(asyncio.Protocol):
     async def connect(
         cls, sock: socket.socket, on_frame: Callable[[Frame], None], on_closed: Callable[[], None]
     ) -> FrontLink:
-        """Takes over `sock`."""
+        """Creates a link over `sock`, which it owns."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(on_frame, on_closed), sock=sock)
         return link
 
     def send(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
-        """Queues a frame; after the link closed, drops it."""
+        """Queues a frame. Drops it after the link has closed."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(_HEADER.pack(len(payload), channel, kind))
         self._outgoing.append(payload)
 
     async def writable(self) -> None:
-        """Returns once the engine has taken most of what was sent."""
+        """Returns once the engine has received most of what was sent."""
         await self._writable.wait()
 
     def close(self) -> None:
-        """Ends the link; the engine sees the end of the stream."""
+        """Closes the link; the engine sees the end of the stream."""
         self._flush()
         if self._transport is not None:
             self._transport.close()

@@ -1,7 +1,7 @@
-"""Whether the engine's process still runs: a byte there and back, answered by a thread of its own beside the steps.
+"""Probes whether the engine's process runs: it answers each byte on a thread of its own, beside the steps.
 
-A long step, a lock held for long or a machine with too much to do delay the answer and mean nothing. A process that
-does not answer and that the system says is stopped will do nothing more by itself.
+A long step, a long-held lock or an overloaded machine only delays the answer. A process that does not answer and is
+stopped, according to the system, will not continue by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BYTES = 64
 
 
 def answer_probes(sock: socket.socket) -> threading.Thread:
-    """The engine's end: sends back whatever comes, from a thread, until the front is gone."""
+    """Starts a thread at the engine's end that sends back every byte, until the front is gone."""
     thread = threading.Thread(target=_answer, args=(sock,), name="liveness", daemon=True)
     thread.start()
     return thread
@@ -31,7 +31,7 @@ def _answer(sock: socket.socket) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process (Linux; False elsewhere, and for one that is gone)."""
+    """Whether a signal has stopped the process (Linux; False on other systems, and if the process has ended)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -40,9 +40,9 @@ def is_stopped(pid: int) -> bool:
 
 
 class LivenessProbe:
-    """The front's end. `on_stopped` is called once, when an answer is missing for `seconds` and the process is stopped.
+    """The front's end. Calls `on_stopped` once, if an answer is late by `seconds` and the process is stopped.
 
-    Costs nothing while nobody asks.
+    Costs nothing between probes.
     """
 
     def __init__(self, sock: socket.socket, pid: int, seconds: float, on_stopped: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class LivenessProbe:
         self._loop.add_reader(sock, self._take_answer)
 
     def probe(self) -> None:
-        """Asks, unless an answer is awaited already."""
+        """Sends a probe, unless an answer is pending."""
         if self._timer is None and self._sock.fileno() >= 0:
             with contextlib.suppress(OSError):
                 self._sock.send(b"\0")
@@ -65,7 +65,7 @@ class LivenessProbe:
             self._timer = self._loop.call_later(self._seconds / 2, self._overdue)
 
     def close(self) -> None:
-        """Asks no more. Idempotent."""
+        """Stops probing. Idempotent."""
         self._stop_waiting()
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock)
@@ -83,7 +83,7 @@ class LivenessProbe:
             self.close()
 
     def _overdue(self) -> None:
-        """Twice stopped, and silent between: no debugger that looks in for a moment."""
+        """Reports the process if it was stopped at two checks in a row; a debugger may stop it for a moment."""
         self._timer = None
         stopped = is_stopped(self._pid)
         if stopped and self._suspected:

@@ -1,4 +1,4 @@
-"""The calls that the front makes to the engine, by number."""
+"""The numbers of the front's calls to the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Method(enum.IntEnum):
-    """What a call to the engine asks for."""
+    """The method of a call to the engine."""
 
     DRAIN = 1
     GET_STATS = 2

@@ -1,9 +1,9 @@
-"""Prompts between the front and the engine of one worker: tokens as arrays, block hashes made beforehand.
+"""Prompts between the front and the engine of one worker: tokens as arrays, with their block hashes.
 
-What is done token by token, or block by block, is done by the front: it would hold the engine's thread up for steps.
-Hashes are made anew here, though the gateway and a decode worker made them too: a wrong hash from another process would
-give the KV of one prompt to another. What prompts begin with alike is hashed once.
-A frame of kind *_HASHED is a message behind its prompts. Only the front writes it; no other process can.
+The front does the work for each token and block, which would delay steps on the engine's thread. It hashes again what
+the gateway and a decode worker have hashed: a wrong hash from another process would give the KV of one prompt to
+another. A common prefix of prompts is hashed once. A frame of kind *_HASHED is a message after its prompts. Only the
+front writes it; no other process can.
 
     uint32 number of prompts | of each: uint32 bytes of tokens, uint32 bytes of hashes | of each: both | the message
 """
@@ -24,19 +24,19 @@ from baton.v1 import worker_pb2
 
 _UINT32 = struct.Struct("<I")
 _TOKEN_BYTES = 4
-_MIN_TAKEN_OUT = 512  # tokens that are worth taking out of a message, which is written anew for that
-_RUN_BLOCKS = 128  # hashed at a stretch: a tenth of a millisecond or two
+_MIN_TAKEN_OUT = 512  # the fewest tokens worth removing from a message, which is then encoded again
+_RUN_BLOCKS = 128  # hashed without a pause: 0.1 to 0.2 ms
 
 
 class Prompt(NamedTuple):
-    """What the front found out about one prompt of a message."""
+    """The front's data about one prompt of a message."""
 
-    token_ids: bytes = b""  # of the prompt, little-endian uint32; empty: they are in the message
-    block_hashes: bytes = b""  # of the full blocks of prompt and output so far, 16 bytes each; empty: not made
+    token_ids: bytes = b""  # the prompt as little-endian uint32; empty: the message has it
+    block_hashes: bytes = b""  # of the full blocks of prompt and output so far, 16 bytes each; empty: not computed
 
 
 class PromptReader:
-    """Reads messages on an event loop, and hashes in slices. What is malformed it leaves to the engine to say."""
+    """Reads messages on an event loop, and hashes in slices. The engine reports malformed messages."""
 
     def __init__(self, block_size: int, max_model_len: int) -> None:
         self._block_size = block_size
@@ -44,7 +44,7 @@ class PromptReader:
         self._hashes = PromptHashes(run_blocks=_RUN_BLOCKS)
 
     async def read_generate(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
-        """A GenerateStreamRequest without its long prompts, and the prompts of its submits."""
+        """Returns a GenerateStreamRequest without its long prompts, and the prompts of its submits."""
         try:
             message = worker_pb2.GenerateStreamRequest.FromString(payload)
         except DecodeError:
@@ -63,7 +63,7 @@ class PromptReader:
         return message.SerializeToString() if shortened else payload, prompts
 
     async def read_prefill(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
-        """A PrefillStreamRequest, and its prompt if it has one; the tokens stay in the message, packed as they are."""
+        """Returns a PrefillStreamRequest, and its prompt if it has one. The message keeps the packed tokens."""
         try:
             message = worker_pb2.PrefillStreamRequest.FromString(payload)
         except DecodeError:
@@ -75,7 +75,7 @@ class PromptReader:
 
     async def _hash(self, namespace: bytes, tokens: bytes) -> bytes:
         if len(namespace) != HASH_BYTES or len(tokens) >= self._max_model_len * _TOKEN_BYTES:
-            return b""  # will be refused
+            return b""  # the engine refuses it
         parts: list[bytes] = []
         for part in self._hashes.hash_runs(namespace, tokens, self._block_size):
             parts.append(part)
@@ -85,14 +85,14 @@ class PromptReader:
 
 
 def join_prompts(message: bytes, prompts: Sequence[Prompt]) -> bytes:
-    """The payload of a frame."""
+    """Encodes the payload of a frame."""
     parts = [part for prompt in prompts for part in prompt]
     sizes = struct.pack(f"<{1 + len(parts)}I", len(prompts), *map(len, parts))
     return b"".join((sizes, *parts, message))
 
 
 def split_prompts(payload: bytes) -> tuple[bytes, list[Prompt]]:
-    """A frame's message and prompts."""
+    """Decodes a frame's message and prompts."""
     (count,) = _UINT32.unpack_from(payload)
     sizes = struct.unpack_from(f"<{2 * count}I", payload, _UINT32.size)
     start = _UINT32.size * (1 + 2 * count)

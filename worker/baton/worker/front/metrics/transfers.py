@@ -3,21 +3,21 @@
 | metric | labels | |
 | --- | --- | --- |
 | baton_kv_transfers_total | direction | completed: every block arrived and was verified |
-| baton_kv_transfer_bytes_total | direction | of completed ones |
-| baton_kv_transfer_failed_total | direction | leases that ended without their blocks, whatever the cause |
-| baton_kv_transfer_retries_total | | failed ones that were asked of the same peer again |
-| baton_kv_transfer_checksum_errors_total | | failed ones of which a piece did not match its checksum |
-| baton_kv_transfer_refused_total | direction | prefills that were asked for and not done |
+| baton_kv_transfer_bytes_total | direction | of completed transfers |
+| baton_kv_transfer_failed_total | direction | leases that ended without their blocks, for any cause |
+| baton_kv_transfer_retries_total | | failed transfers that were requested from the same peer again |
+| baton_kv_transfer_checksum_errors_total | | failed transfers with a piece whose checksum did not match |
+| baton_kv_transfer_refused_total | direction | prefills that were requested and refused |
 | baton_kv_transfer_expired_leases_total | | leases that ended by silence |
-| baton_kv_transfer_mismatches_total | | peers whose layout cannot be served |
+| baton_kv_transfer_mismatches_total | | peers with an incompatible layout |
 | baton_kv_transfer_stray_pieces_total | | pieces of no open lease, discarded |
-| baton_kv_transfer_strangers_total | | KV connections refused: they did not show the receiver's key |
-| baton_kv_transfer_size_bytes | | histogram: of a transfer received |
+| baton_kv_transfer_strangers_total | | KV connections refused for a wrong receiver's key |
+| baton_kv_transfer_size_bytes | | histogram: size of a received transfer |
 | baton_kv_transfer_seconds | | histogram: from the lease to the last block |
 | baton_kv_transfer_exposed_seconds | | histogram: from the first token to the last block |
 | baton_kv_transfer_tail_seconds | | histogram: from the last layer to TransferComplete, at the sender |
-| baton_kv_transfer_bytes_per_second | transport, direction | lately, while bytes moved |
-| baton_kv_stranded_blocks | | of leases broken more than 2 s ago; anything but 0 is a defect |
+| baton_kv_transfer_bytes_per_second | transport, direction | recent, while bytes moved |
+| baton_kv_stranded_blocks | | blocks of leases broken more than 2 s ago; a value above 0 is a defect |
 
 `direction` is `received` at the decode worker and `sent` at the prefill worker. All carry `model_name`.
 """
@@ -34,7 +34,7 @@ from baton.v1 import control_pb2, kv_pb2
 _LABELS = ("model_name",)
 _DIRECTED = ("model_name", "direction")
 
-# metric, help, and the TransferCounters fields of what was received and of what was sent
+# metric, help, and the TransferCounters fields of received and of sent transfers
 _BY_DIRECTION = (
     ("baton_kv_transfers", "KV transfers completed.", "num_transfers", "num_sent_transfers"),
     ("baton_kv_transfer_bytes", "KV bytes of completed transfers.", "num_transfer_bytes", "num_sent_bytes"),
@@ -58,7 +58,7 @@ _HISTOGRAMS = (
 
 
 def transfer_metrics(counters: control_pb2.TransferCounters, model_name: str) -> Iterator[Metric]:
-    """The metrics that a worker's hand-overs stand for."""
+    """Returns the metrics of a worker's hand-overs."""
     for name, text, received, sent in _BY_DIRECTION:
         metric = CounterMetricFamily(name, text, labels=_DIRECTED)
         metric.add_metric((model_name, "received"), getattr(counters, received))
@@ -77,7 +77,7 @@ def transfer_metrics(counters: control_pb2.TransferCounters, model_name: str) ->
 
 
 def cumulative_buckets(histogram: control_pb2.Histogram) -> list[tuple[str, float]]:
-    """Returns the buckets as Prometheus has them. A histogram that is unset has the last one alone."""
+    """Returns the cumulative buckets for Prometheus. An unset histogram has only the last one."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     counts = accumulate(map(float, histogram.counts or [0]))
     return list(zip(bounds, counts, strict=True))

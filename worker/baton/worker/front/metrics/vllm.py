@@ -1,7 +1,7 @@
-"""A worker's metrics under the names that dashboards made for vLLM ask for. Knows names, counts nothing.
+"""A worker's metrics under vLLM's names, for dashboards that were made for it. Knows names, counts nothing.
 
-`engine` is always 0: one worker is one target. What a client sees (TTFT, ITL, latency, lengths, finish reasons) has its
-vLLM names at the gateway.
+`engine` is always 0: one worker is one target. The gateway has the vLLM names of what a client sees (TTFT, ITL,
+latency, lengths, finish reasons).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENGINE = "0"
 
 
 def vllm_metrics(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:
-    """The metrics that some stats stand for."""
+    """Returns the metrics of some stats."""
     own = [model_name, _ENGINE]
     for name, text, value in _gauges(stats):
         gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)

@@ -21,11 +21,11 @@ from baton.worker.front.metrics.vllm import vllm_metrics
 _log = logging.getLogger(__name__)
 
 _SCRAPE_SECONDS = 5.0
-# An engine answers between two steps. A scrape waits so long for that, then takes what was told last.
+# An engine answers between two steps. A scrape waits this long for it, then uses the last answer.
 _FRESH_SECONDS = 0.005
-_REFRESH_SECONDS = 1.0  # between two questions to the engine, while scrapes come
-_SCRAPED_SECONDS = 60.0  # after a scrape, others are expected for so long
-_IDLE_REFRESH_SECONDS = 4.0  # while none come: the first one finds an answer that is not too old
+_REFRESH_SECONDS = 1.0  # between two calls to the engine, while scrapes arrive
+_SCRAPED_SECONDS = 60.0  # after the last scrape, until scrapes are no longer expected
+_IDLE_REFRESH_SECONDS = 4.0  # without scrapes; keeps an answer for the next first one
 
 # WorkerCounters field, metric, help
 _COUNTERS = (
@@ -93,17 +93,17 @@ ReadStats = Callable[[], Awaitable[control_pb2.GetStatsResponse]]
 
 
 class Device(Protocol):
-    """What the worker's front knows by itself."""
+    """The front's own knowledge of the device."""
 
     num_stalls: int
 
     @property
     def stalled(self) -> bool:
-        """Now."""
+        """Whether the device is stuck now."""
 
 
 class WorkerCollector(Collector):
-    """Asks the engine when it is scraped, and before. Scrapes run on threads of the exporter, the link on `loop`."""
+    """Calls the engine at a scrape and between scrapes. Scrapes run on the exporter's threads, the link on `loop`."""
 
     def __init__(self, read_stats: ReadStats, device: Device, loop: asyncio.AbstractEventLoop, model_name: str) -> None:
         self._read_stats = read_stats
@@ -115,11 +115,11 @@ class WorkerCollector(Collector):
         self._scraped_at = -math.inf
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering must not ask an engine that is still starting."""
+        """Returns nothing: a registration must not call an engine that is starting."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as of the last second. An engine that does not answer has only `baton_worker_up` 0."""
+        """Returns every metric, at most a second old. If the engine does not answer, only `baton_worker_up` 0."""
         yield from self._device_metrics()
         future = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         try:
@@ -133,9 +133,9 @@ class WorkerCollector(Collector):
         yield from metrics_of(stats, self._model_name)
 
     async def keep_fresh(self) -> None:
-        """Sees to it that every scrape finds an answer, until it is cancelled. From when the engine is ready on."""
+        """Keeps a recent answer for scrapes, until it is cancelled. Call once the engine is ready."""
         while True:
-            with contextlib.suppress(Exception):  # a scrape tells
+            with contextlib.suppress(Exception):  # a scrape reports it
                 await self._ask()
             scraped = time.monotonic() - self._scraped_at < _SCRAPED_SECONDS
             await asyncio.sleep(_REFRESH_SECONDS if scraped else _IDLE_REFRESH_SECONDS)
@@ -151,14 +151,14 @@ class WorkerCollector(Collector):
         yield stalled
 
     def _answer(self, future: concurrent.futures.Future[control_pb2.GetStatsResponse]) -> control_pb2.GetStatsResponse:
-        """The engine's answer, or its last one where that is fresh. Raises what the asking raised, or TimeoutError."""
+        """Returns the engine's answer, or a recent one. Raises the error of the call, or TimeoutError."""
         last = self._last if time.monotonic() - self._last_at < _SCRAPE_SECONDS else None
         if last is None:
             return future.result(_SCRAPE_SECONDS)
         try:
             return future.result(_FRESH_SECONDS)
         except TimeoutError:
-            return last  # the answer that is on its way is kept for the next scrape
+            return last  # the pending answer is kept for the next scrape
 
     async def _read(self) -> control_pb2.GetStatsResponse:
         self._scraped_at = time.monotonic()
@@ -171,7 +171,7 @@ class WorkerCollector(Collector):
 
 
 def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator[Metric]:
-    """The metrics that some stats stand for, and some of them under vLLM's names too."""
+    """Returns the metrics of some stats, some of them under vLLM's names too."""
     for field, name, text in _COUNTERS:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters, field))
