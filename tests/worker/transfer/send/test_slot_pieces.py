@@ -250,7 +250,7 @@ def test_a_credit_that_makes_no_sense_ends_the_connection_and_every_copy(
     assert outgoing.await_end(started_piece)
     assert outgoing.ended()
     assert sender.aborted.wait(5.0)
-    with pytest.raises(ConnectionError, match="slot 7 came, which is not in use"):
+    with pytest.raises(ConnectionError, match="received for slot 7, which is not in use"):
         outgoing.wait_for_room()
     copies[0].ended.set()
     outgoing.settle(started_piece)

@@ -102,7 +102,7 @@ def test_ipc_is_for_one_host(ours):
 def test_nothing_in_common_is_said_with_both_sides():
     unknown = kv_pb2.TransportAddress(address="h:1")
     unknown.kind = 99
-    with pytest.raises(Mismatch, match=r"this worker has nccl, ipc, the peer takes tcp, 99") as caught:
+    with pytest.raises(Mismatch, match=r"this worker has nccl, ipc, the peer has tcp, 99") as caught:
         routes_to([*tcp_address("h:5"), unknown], ("nccl", "ipc"), HOST)
     assert caught.value.field == "transfer.transports"
 
@@ -195,8 +195,8 @@ def test_a_refused_kind_is_replaced_once_logged_and_remembered(many, caplog):
         receiver.wait_for(Landed)
         sender.wait_for(Pushed)
     assert receiver.read(TARGET) == sender.read((3, 9, 4, 20, 21))
-    assert "KV goes to 127.0.0.1:" in caplog.text
-    assert "over tcp: ipc failed: 0 senders have ipc slots, the maximum" in caplog.text
+    assert "sending KV to 127.0.0.1:" in caplog.text
+    assert "over tcp, since ipc failed: 0 senders have ipc slots, the maximum" in caplog.text
     # A new connection does not ask again.
     sender.transport.cut_outbound(1)
     wait_until(lambda: receiver.transport.num_connections == 0)

@@ -68,7 +68,7 @@ class KvConversion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """Where the sender writes. `push_id` is unique at the sender; transfer ids of two receivers may be equal."""
+    """The target of a push. `push_id` is unique at the sender; transfer ids of two receivers may be equal."""
 
     push_id: int
     addresses: Sequence[kv_pb2.TransportAddress]  # all addresses of the receiver; the transport chooses one

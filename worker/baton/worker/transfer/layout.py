@@ -1,19 +1,19 @@
-"""KV layouts on the wire, and which pairs KV can pass between. The one place that says what can be served.
+"""KV layouts as messages, and the pairs of layouts between which KV can be handed over.
 
-Both ends of a hand-over judge with the same function over the same two specs, the sender's and the receiver's, so
-they always agree. The sender converts; the rules:
+Both ends of a hand-over check the same two specs, the sender's and the receiver's, with the same function, so they
+always agree. The sender converts; the rules:
 
     model_digest                                       must be equal
     groups: number, kind, layers, num_kv_heads,        must be equal, group by group
             head_dim, window
-    block_size                                         any, at each end; of a group that keeps states: equal
+    block_size                                         any, at each end; equal for a group of states
     tp_size, tp_rank                                   any, where one of ranks and heads divides the other
     dtype                                              float32, bfloat16, float16, float8_e4m3: each into each;
-                                                       what a conversion loses stands in conversion/tensors.py
+                                                       see conversion/tensors.py for what a conversion loses
     kv_scales                                          equal, where both ends hold 8 bits
 
-The message of a cache of one full group over all layers has no groups: it is that of the releases that know none.
-The message of any other cache has its groups alone, which those releases refuse.
+A cache of one full group over all layers has a message without groups, as in releases before groups existed. Any other
+cache has a message with groups only, which those releases refuse.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _KINDS = {
 }
 _KIND_OF = {number: kind for kind, number in _KINDS.items()}
 
-_MAX_BLOCK_LAYER_BYTES = 64 << 20  # a piece holds a whole block; a layout that says more is no layout
-_MAX_LAYERS = 1 << 16  # as many as a piece can name
+_MAX_BLOCK_LAYER_BYTES = 64 << 20  # a piece holds a whole block; larger layouts are refused
+_MAX_LAYERS = 1 << 16  # the number of layers that a piece header can name
 
 
 def layout_message(spec: KvSpec) -> kv_pb2.KvLayout:
-    """Returns the contract's form of a spec."""
+    """Returns the contract's message of a spec."""
     message = kv_pb2.KvLayout(
         model_digest=spec.model_digest, block_size=spec.block_size, tp_size=spec.tp_size, tp_rank=spec.tp_rank
     )
@@ -61,7 +61,7 @@ def layout_message(spec: KvSpec) -> kv_pb2.KvLayout:
 
 
 def spec_of(message: kv_pb2.KvLayout) -> KvSpec:
-    """Returns the spec that a message stands for. Raises Mismatch where this version knows no such one."""
+    """Returns the spec of a message. Raises Mismatch if this version does not support it."""
     groups = tuple(map(_group_of, message.groups)) or (_full_group(message),)
     if message.block_size < 1:
         raise _mismatch("the peer's KV layout has block_size=0; it must be at least 1", "block_size")
@@ -69,7 +69,7 @@ def spec_of(message: kv_pb2.KvLayout) -> KvSpec:
     for group in groups:
         _check_ranks(group.num_kv_heads, tp_size)
     if message.tp_rank >= tp_size:
-        raise _mismatch(f"the peer has rank {message.tp_rank} of {tp_size}; it must be below", "tp_rank")
+        raise _mismatch(f"the peer has rank {message.tp_rank} of {tp_size}; it must be below tp_size", "tp_rank")
     layers = sorted(layer for group in groups for layer in group.layers)
     if layers != list(range(len(layers))):
         raise _mismatch("the peer's groups do not have each layer once, from 0 on", "groups")
@@ -84,9 +84,9 @@ def spec_of(message: kv_pb2.KvLayout) -> KvSpec:
 
 
 def check_convertible(sender: KvSpec, receiver: KvSpec) -> None:
-    """Raises Mismatch, naming what differs on both sides, unless the sender can convert into the receiver's layout.
+    """Raises Mismatch, with what differs at both ends, if the sender cannot convert into the receiver's layout.
 
-    Says nothing of whether these two ranks have heads in common.
+    Does not check whether these two ranks share heads.
     """
     different = list(_differences(sender, receiver))
     if different:
@@ -123,7 +123,7 @@ def _full_group(message: kv_pb2.KvLayout) -> KvGroup:
         if getattr(message, name) < 1:
             raise _mismatch(f"the peer's KV layout has {name}=0; it must be at least 1", name)
     if message.num_layers > _MAX_LAYERS:
-        raise _mismatch(f"the peer has {message.num_layers} layers; at most {_MAX_LAYERS} are moved", "num_layers")
+        raise _mismatch(f"the peer has {message.num_layers} layers; the maximum is {_MAX_LAYERS}", "num_layers")
     _check_scales(message.kv_scales, dtype, message.num_layers)
     layers = tuple(range(message.num_layers))
     scales = tuple(message.kv_scales)
@@ -134,12 +134,15 @@ def _group_of(message: kv_pb2.KvGroup) -> KvGroup:
     kind = _KIND_OF.get(message.kind)
     if kind is None:
         known = ", ".join(kind.value for kind in KvKind)
-        raise _mismatch(f"the peer has a group of kind number {message.kind}; this worker knows {known}", "groups")
+        raise _mismatch(f"the peer has a group of kind number {message.kind}; this worker has {known}", "groups")
     dtype = _dtype_of(message.dtype)
     if not message.layers or message.num_kv_heads < 1 or message.head_dim < 1:
         raise _mismatch("a group of the peer has no layers, no heads or no values; it must have some of each", "groups")
     if (kind is KvKind.WINDOW) != (message.window > 0):
-        raise _mismatch(f"a {kind.value} group of the peer has window={message.window}", "groups")
+        raise _mismatch(
+            f"a {kind.value} group of the peer has window={message.window}; above 0 is for window groups only",
+            "groups",
+        )
     _check_scales(message.kv_scales, dtype, len(message.layers))
     return KvGroup(
         kind,
@@ -155,7 +158,7 @@ def _group_of(message: kv_pb2.KvGroup) -> KvGroup:
 def _dtype_of(number: kv_pb2.KvDtype.ValueType) -> str:
     dtype = _NAMES.get(number)
     if dtype is None:
-        raise _mismatch(f"the peer's KV dtype is number {number}; this worker knows {', '.join(_DTYPES)}", "dtype")
+        raise _mismatch(f"the peer's KV dtype is number {number}; this worker has {', '.join(_DTYPES)}", "dtype")
     return dtype
 
 
@@ -169,7 +172,7 @@ def _check_ranks(num_heads: int, tp_size: int) -> None:
 def _check_scales(scales: Sequence[float], dtype: str, num_layers: int) -> None:
     count, expected = len(scales), 2 * num_layers
     if count and dtype != "float8_e4m3":
-        raise _mismatch(f"the peer has {count} kv_scales for {dtype}; only float8_e4m3 takes any", "kv_scales")
+        raise _mismatch(f"the peer has {count} kv_scales for {dtype}; only float8_e4m3 may have some", "kv_scales")
     if count not in (0, expected):
         raise _mismatch(f"the peer has {count} kv_scales; it must be {expected} of them, or none", "kv_scales")
     for scale in scales:
@@ -178,7 +181,7 @@ def _check_scales(scales: Sequence[float], dtype: str, num_layers: int) -> None:
 
 
 def _differences(sender: KvSpec, receiver: KvSpec) -> Iterator[tuple[str, object, object]]:
-    """What must be equal and is not: its name, and both values."""
+    """Returns the name of each difference, and both values."""
     if sender.model_digest != receiver.model_digest:
         yield "model_digest", sender.model_digest, receiver.model_digest
     if len(sender.groups) != len(receiver.groups):

@@ -49,7 +49,7 @@ def routes_to(
     if not offered:
         theirs = ", ".join(name_of(address.kind) for address in addresses) or "none"
         raise Mismatch(
-            f"the two ends have no transport in common: this worker has {', '.join(ours) or 'none'}, the peer takes "
+            f"the two ends have no transport in common: this worker has {', '.join(ours) or 'none'}, the peer has "
             f"{theirs}" + (" (ipc: on one host only)" if "ipc" in ours else ""),
             field="transfer.transports",
             phase=types_pb2.PHASE_TRANSFER,

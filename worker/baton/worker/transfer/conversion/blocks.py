@@ -1,7 +1,7 @@
-"""Pieces of KV in another worker's layout: other block size, other share of the heads, other dtype.
+"""Converts pieces of KV to another worker's layout: another block size, share of the heads or dtype.
 
-The sender converts, so that a piece is always whole blocks of the receiver. Moving values about is exact; what a
-change of dtype loses is said in `tensors`, which is loaded only for one, or on a device.
+The sender converts, so a piece is always whole blocks of the receiver. Moving values is exact. For the loss of a change
+of dtype see `tensors`, which is loaded only for that, or on a device.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4
 
 
 def conversion_to(sender: KvSpec, receiver: KvSpec) -> KvConversion | None:
-    """From one sender rank's layout to one receiver rank's. None: the sender's blocks are the receiver's, as they are.
+    """Returns the conversion from one sender rank's layout to one receiver rank's. None: the layouts are equal.
 
-    Raises Mismatch, naming both sides, where there is no conversion, or where these ranks have no heads to pass on.
+    Raises Mismatch, with both ends' values, if there is no conversion or these ranks share no heads.
     """
     check_convertible(sender, receiver)
     groups = [GroupConversion(sender, receiver, index) for index in range(len(sender.groups))]
@@ -39,9 +39,9 @@ def conversion_to(sender: KvSpec, receiver: KvSpec) -> KvConversion | None:
 
 
 def worker_conversion(sender: KvSpec, receiver: KvSpec) -> KvConversion | None:
-    """conversion_to between two workers of one rank each, as both ends of a hand-over ask for it.
+    """Returns the conversion between two workers of one rank each. Both ends of a hand-over call this.
 
-    Raises Mismatch for workers of several ranks too: an engine pushes to one receiver.
+    Raises Mismatch also for workers of several ranks: an engine pushes to one receiver.
     """
     check_convertible(sender, receiver)
     if sender.tp_size > 1 or receiver.tp_size > 1:
@@ -69,12 +69,15 @@ class BlockConversion:
         return self._group(layer).layer_bytes
 
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
-        """Returns the piece as the receiver takes it, from len(piece.block_ids) whole blocks of the sender."""
+        """Converts a piece, given as len(piece.block_ids) whole blocks of the sender."""
         return self._group(piece.layer).on_host(data, piece)
 
     def on_device(self, values: Tensor, piece: Piece) -> Tensor:
-        """The same of [len(piece.block_ids), num_layers, 2, kv heads of the rank, block_size, head_dim], in the
-        sender's dtype or as integers of its width: [num_blocks, num_layers, 2, heads, block_size, head_dim]."""
+        """Converts [len(piece.block_ids), num_layers, 2, KV heads of the rank, block_size, head_dim].
+
+        The values are of the sender's dtype, or integers of its width. Returns [num_blocks, num_layers, 2, heads,
+        block_size, head_dim].
+        """
         return self._group(piece.layer).on_device(values, piece)
 
     def _group(self, layer: int) -> GroupConversion:
@@ -85,7 +88,7 @@ class BlockConversion:
 
 
 class GroupConversion:
-    """The conversion of one group's pieces. Raises Mismatch where the two ranks have no heads of it in common."""
+    """Converts the pieces of one group. Raises Mismatch if the two ranks share none of its heads."""
 
     def __init__(self, sender: KvSpec, receiver: KvSpec, index: int) -> None:
         ours, theirs = sender.groups[index], receiver.groups[index]
@@ -110,7 +113,7 @@ class GroupConversion:
         self._cast: Cast | None = None
 
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
-        """As BlockConversion.on_host."""
+        """Converts a piece, as BlockConversion.on_host."""
         words = np.frombuffer(data, _WORDS[BYTES_PER_VALUE[self._from.dtype]])
         blocks = words.reshape(len(piece.block_ids), piece.num_layers, *self._shape)[:, :, :, self._from_heads]
         moved = regroup(blocks, piece.skip_tokens, piece.num_blocks, self._to_tokens)
@@ -119,7 +122,7 @@ class GroupConversion:
         return moved.data.cast("B")
 
     def on_device(self, values: Tensor, piece: Piece) -> Tensor:
-        """As BlockConversion.on_device."""
+        """Converts a piece, as BlockConversion.on_device."""
         from baton.worker.transfer.conversion import tensors
 
         moved = tensors.regroup(
@@ -143,9 +146,10 @@ def _tokens_a_block(spec: KvSpec, group: KvGroup) -> int:
 
 
 def regroup(blocks: NDArray[Any], skip_tokens: int, num_blocks: int, block_size: int) -> NDArray[Any]:
-    """[blocks, layers, 2, heads, tokens, dim] as num_blocks blocks of block_size tokens, from skip_tokens on.
+    """Returns [blocks, layers, 2, heads, tokens, dim] as `num_blocks` blocks of `block_size` tokens, after
+    `skip_tokens`.
 
-    What the last block has beyond the given ones is 0. One copy where one block size divides the other.
+    Pads the last block with 0. Copies once if one block size divides the other.
     """
     num_given, num_layers, parts, heads, size, dim = blocks.shape
     unit = math.gcd(size, block_size)

@@ -1,6 +1,6 @@
-"""Conversions that need torch: of dtypes anywhere, and of anything on a device.
+"""Conversions that need torch: between dtypes, and all on a device.
 
-What a change of dtype does to a value, kv_scale being the layer's for keys or for values (1 but for float8_e4m3):
+The effect of a change of dtype on a value; kv_scale is the layer's, for keys or for values (1 except for float8_e4m3):
 
     to float32       exact; from float8_e4m3 under a scale: value * scale, rounded once
     to bfloat16      to nearest: off by at most 2^-8 of the value; exact from float8_e4m3 whose scale is a power of 2
@@ -27,17 +27,17 @@ _DTYPES = {
     "float16": torch.float16,
     "float8_e4m3": torch.float8_e4m3fn,
 }
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # which every op takes on every device
-_LARGEST = {torch.float16: 65504.0, torch.float8_e4m3fn: 448.0}  # what lies beyond becomes these
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # integer dtypes that every op supports on every device
+_LARGEST = {torch.float16: 65504.0, torch.float8_e4m3fn: 448.0}  # larger values become these
 
 
 def as_words(values: Tensor) -> Tensor:
-    """The same bits as integers."""
+    """Returns the same bits as integers."""
     return values.view(_WORDS[values.element_size()])
 
 
 def regroup(blocks: Tensor, skip_tokens: int, num_blocks: int, block_size: int) -> Tensor:
-    """As conversion.regroup, on any device."""
+    """Regroups blocks as `blocks.regroup` does, on any device."""
     num_given, num_layers, parts, heads, size, dim = blocks.shape
     unit = math.gcd(size, block_size)
     at_sender, at_receiver = size // unit, block_size // unit
@@ -52,10 +52,10 @@ def regroup(blocks: Tensor, skip_tokens: int, num_blocks: int, block_size: int) 
 
 
 class Cast:
-    """From the sender's dtype and scales to the receiver's. Layers are numbered within the group. Thread-safe.
+    """Converts the sender's dtype and scales to the receiver's. Layers are numbered within the group. Thread-safe.
 
-    The host's processors convert 8-bit floats one by one: there, what any value of 8 or 16 bits becomes is computed
-    once, and looked up.
+    CPUs convert 8-bit floats one by one. On the host, the result of every 8-bit or 16-bit value is therefore computed
+    once and looked up.
     """
 
     def __init__(self, sender: KvGroup, receiver: KvGroup) -> None:
@@ -65,7 +65,7 @@ class Cast:
         self._tables: dict[int, NDArray[Any]] = {}  # by layer: [2, every value]
 
     def on_host(self, words: NDArray[Any], layer: int) -> NDArray[Any]:
-        """Values as integers of their width, [blocks, layers, 2, heads, tokens, dim], to those of the other dtype."""
+        """Converts values given as integers of their width: [blocks, layers, 2, heads, tokens, dim]."""
         if words.itemsize > 2:
             return self._on_host(words, layer)
         made = np.empty(words.shape, self._table(layer).dtype)
@@ -91,7 +91,7 @@ class Cast:
         return numbers
 
     def on_device(self, words: Tensor, layer: int) -> Tensor:
-        """The same on any device, to values of the other dtype; contiguous."""
+        """Converts the same on any device. Returns contiguous values."""
         values = words.view(self._from)
         return values if self._from == self._to else self._cast(values, layer)
 
@@ -108,9 +108,9 @@ class Cast:
 
 
 class _Scales:
-    """A group's, on whichever device they are needed.
+    """The scales of a group, on each device that needs them.
 
-    They stay tensors of that device: torch divides by a number of the host's by multiplying with its inverse.
+    They stay tensors of that device: torch divides by a host scalar by multiplying with its inverse.
     """
 
     def __init__(self, group: KvGroup) -> None:
@@ -118,7 +118,7 @@ class _Scales:
         self._on: dict[torch.device, Tensor] = {}
 
     def of(self, layer: int, num_layers: int, device: torch.device) -> Tensor | None:
-        """[num_layers, 2, 1, 1, 1] fp32. None: all are 1."""
+        """Returns [num_layers, 2, 1, 1, 1] fp32. None: all are 1."""
         if not self._numbers:
             return None
         scales = self._on.get(device)

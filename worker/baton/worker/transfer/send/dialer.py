@@ -76,7 +76,12 @@ class Dialer:
                 self._avoid(route, now)
                 self._totals.of(route.name).fell_back()
                 _log.warning(
-                    "KV goes to %s:%d over %s: %s failed: %s", route.host, route.port, after.name, route.name, reason
+                    "sending KV to %s:%d over %s, since %s failed: %s",
+                    route.host,
+                    route.port,
+                    after.name,
+                    route.name,
+                    reason,
                 )
         return self._open(usable[-1], self._dial(usable[-1], dialed), changed)
 

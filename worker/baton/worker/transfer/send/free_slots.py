@@ -58,5 +58,5 @@ class FreeSlots:
 
     def _give_back(self, slot: int) -> None:
         if slot >= self._num_slots or slot in self._free:
-            raise DataLoss(f"a credit for slot {slot} came, which is not in use")
+            raise DataLoss(f"a credit was received for slot {slot}, which is not in use")
         self._free.append(slot)
