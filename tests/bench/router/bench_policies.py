@@ -24,7 +24,7 @@ from bench.policies.clairvoyant import run_bound
 from bench.report import render_table, write_json
 
 from baton.services.simulate.cell import BATON, SHEDDING, Cell, run_cells
-from baton.services.simulate.cluster.metrics import Limits, Summary
+from baton.services.simulate.cluster.metrics import LatencyLimits, Summary
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.output import plot, table
 
@@ -83,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cells", type=int, default=0, help="of the grid at most; 0: all")
     parser.add_argument(
-        "--ttft", type=float, default=Limits().ttft, help="seconds to the first token of a good request"
+        "--ttft", type=float, default=LatencyLimits().ttft, help="seconds to the first token of a good request"
     )
-    parser.add_argument("--itl", type=float, default=Limits().itl, help="its mean seconds between tokens")
+    parser.add_argument("--itl", type=float, default=LatencyLimits().itl, help="its mean seconds between tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--bounds", type=_numbers, default=[], help="loads of which a clairvoyant bound is run, too")
@@ -107,7 +107,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _placement(options: argparse.Namespace) -> dict[str, object]:
-    limits = Limits(options.ttft, options.itl)
+    limits = LatencyLimits(options.ttft, options.itl)
     names = {BATON: "baton", SHEDDING: "shed", **{PEERS[name]: name for name in options.peers}}
     rows: list[tuple[str, ...]] = []
     ratios: list[tuple[float, dict[str, float]]] = []
@@ -189,7 +189,7 @@ def _compare(
 
 
 def _disaggregation(options: argparse.Namespace) -> dict[str, object]:
-    limits = Limits(options.ttft, options.itl)
+    limits = LatencyLimits(options.ttft, options.itl)
     cluster = ClusterSettings(roles=("prefill", "prefill", "decode", "decode"))
     rules = list(dict.fromkeys(("always", "never", *options.rules)))
     names = {BATON: "baton", **{DISAGGREGATION[name]: name for name in rules}}

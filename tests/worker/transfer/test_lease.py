@@ -85,7 +85,7 @@ def test_a_receiver_whose_peer_never_answers_fences_without_it():
 @pytest.mark.parametrize("make", [receiver, sender])
 def test_silence_ends_a_lease_and_signs_of_life_do_not(make):
     lease = make()
-    lease.heard(0.9)
+    lease.renew(0.9)
     assert lease.tick(1.8) == ()
     assert lease.tick(1.9) == (Action.SEND_ABORT, Action.FENCE)
     assert lease.expired
@@ -95,9 +95,9 @@ def test_silence_ends_a_lease_and_signs_of_life_do_not(make):
 def test_a_peer_that_lives_but_makes_no_progress_is_given_up(make):
     lease = make()
     for tenth in range(1, 50):
-        lease.heard(tenth / 10)
+        lease.renew(tenth / 10)
         assert lease.tick(tenth / 10) == ()
-    lease.heard(STALL)
+    lease.renew(STALL)
     assert Action.FENCE in lease.tick(STALL)
     assert not lease.expired
 
@@ -105,7 +105,7 @@ def test_a_peer_that_lives_but_makes_no_progress_is_given_up(make):
 def test_pieces_that_were_sent_and_never_land_are_given_up_soon():
     lease = receiver()
     lease.sent(0.5, 3, 300)
-    lease.heard(0.5 + SETTLE_SECONDS)
+    lease.renew(0.5 + SETTLE_SECONDS)
     assert lease.tick(0.4 + SETTLE_SECONDS) == ()
     lease.progressed(1.0)
     assert lease.tick(0.5 + SETTLE_SECONDS) == ()
@@ -114,11 +114,11 @@ def test_pieces_that_were_sent_and_never_land_are_given_up_soon():
 
 def test_our_own_deafness_is_nobodys_silence_but_earns_no_more_than_a_lease():
     lease = receiver()
-    lease.excuse(0.8, 0.5)
+    lease.ignore_gap(0.8, 0.5)
     assert lease.tick(1.4) == ()
     assert Action.FENCE in lease.tick(1.5)
     fresh = receiver()
-    fresh.excuse(0.0, 60.0)
+    fresh.ignore_gap(0.0, 60.0)
     assert fresh.deadline == LEASE
 
 
@@ -214,7 +214,7 @@ class LeaseModel(RuleBasedStateMachine):
 
     def receive(self, end: End, name: str) -> None:
         lease, now = end.lease, self.now
-        lease.heard(now)
+        lease.renew(now)
         if name == "SEND_SENT":
             self.act(end, lease.sent(now, NUM_PIECES, NUM_PIECES * 100))
         elif name == "SEND_COMPLETE":
@@ -325,7 +325,7 @@ class LeaseModel(RuleBasedStateMachine):
     def renew(self) -> None:
         if self.stream and self.receiver.alive and self.sender.alive:
             for end in self.ends:
-                end.lease.heard(self.now)
+                end.lease.renew(self.now)
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0]))
     def pass_time(self, seconds: float) -> None:

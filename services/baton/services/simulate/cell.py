@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.capacity import requests_per_second
-from baton.services.simulate.cluster.metrics import Limits, Record, Summary, summarize
+from baton.services.simulate.cluster.metrics import LatencyLimits, Record, Summary, summarize
 from baton.services.simulate.cluster.policy import BatonPolicy, PolicyFactory, SheddingPolicy
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.cluster.silence import silenced
@@ -39,7 +39,7 @@ class Cell:
     seconds: float
     seed: int = 0
     policy: str = BATON  # or module:attribute, a PolicyFactory
-    limits: Limits = field(default_factory=Limits)
+    limits: LatencyLimits = field(default_factory=LatencyLimits)
     rate: float = 0.0  # requests a second, instead of the load
     drain_seconds: float = 60.0
     max_requests: int = 0  # 0: all

@@ -13,7 +13,7 @@ from baton.services import settings
 from baton.services.simulate.calibration import read_device
 from baton.services.simulate.cell import Cell, policy_factory, run_cells, workload_of
 from baton.services.simulate.cluster.device import DeviceModel
-from baton.services.simulate.cluster.metrics import Limits, Summary
+from baton.services.simulate.cluster.metrics import LatencyLimits, Summary
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.config import SimulateConfig
 from baton.services.simulate.output import chaos_line, chaos_table, plot, table, write_json
@@ -73,7 +73,7 @@ def cells_of(config: SimulateConfig) -> list[Cell]:
     for policy in config.policies:
         policy_factory(policy)
     cluster = cluster_of(config)
-    limits = Limits(config.ttft_limit, config.itl_limit, config.ttft_limit_per_token)
+    limits = LatencyLimits(config.ttft_limit, config.itl_limit, config.ttft_limit_per_token)
     loads = ("1",) if config.rate else config.loads
     return [
         Cell(

@@ -159,7 +159,7 @@ class Unchecked(KvTls):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(str(self._folder / "worker.crt"), str(self._folder / "worker.key"))
         secured = TlsSocket(sock, context)
-        secured.shake_hands(seconds)
+        secured.handshake(seconds)
         return secured
 
 
@@ -239,7 +239,7 @@ def test_a_connection_whose_key_is_worn_is_replaced_when_nobody_uses_it(many, mo
     sender, receiver = many.make(filled(HostKv()), "direct+tls"), many.make(kind="direct+tls")
     hand_over(sender, receiver)
     receiver.wait_for(Landed)
-    monkeypatch.setattr(tls_socket, "_WORN_BYTES", 1)
+    monkeypatch.setattr(tls_socket, "_REKEY_BYTES", 1)
     made = []
     monkeypatch.setattr(KvTls, "connect", lambda *a, real=KvTls.connect: made.append(1) or real(*a))
     hand_over(sender, receiver, number=2)

@@ -93,11 +93,11 @@ class Lease:
             return min(self._expires_at, self._stalls_at)
         return math.inf if self.ended else self._due
 
-    def late(self, now: float, seconds: float) -> bool:
+    def is_late(self, now: float, seconds: float) -> bool:
         """Whether the lease was broken more than `seconds` ago and still holds its blocks."""
         return not self.ended and now - self._broken_at > seconds
 
-    def heard(self, now: float) -> None:
+    def renew(self, now: float) -> None:
         """Renews the lease: a message of the peer was received."""
         self._expires_at = max(self._expires_at, now + self._lease_seconds)
 
@@ -105,7 +105,7 @@ class Lease:
         """Postpones the stall deadline: bytes moved, or the prefill computed more."""
         self._stalls_at = max(self._stalls_at, now + self._stall_seconds)
 
-    def excuse(self, now: float, seconds: float) -> None:
+    def ignore_gap(self, now: float, seconds: float) -> None:
         """Ignores silence and stalls during the last `seconds`, when this process read nothing."""
         self._expires_at = max(self._expires_at, min(self._expires_at + seconds, now + self._lease_seconds))
         self._stalls_at = max(self._stalls_at, min(self._stalls_at + seconds, now + self._stall_seconds))

@@ -42,7 +42,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LatencyLimits:
     """What a request must keep to count as good."""
 
     ttft: float = 1.0
@@ -93,7 +93,7 @@ class Summary:
 
 def summarize(
     records: Sequence[Record],
-    limits: Limits,
+    limits: LatencyLimits,
     start: float,
     end: float,
     *,

@@ -125,7 +125,7 @@ class Network:
             stream.prefill.frame(Kind.PREFILL_CLOSE, stream.prefill_channel, b"")
 
 
-class Wire:
+class NetworkLink:
     """A hand-over's link to the network."""
 
     def __init__(self, network: Network, node: Node, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from baton.rpc.errors import ServiceError
 from baton.services.simulate.cluster.engine import CacheEvent, Coast, VirtualEngine
 from baton.services.simulate.cluster.executor import VirtualExecutor
-from baton.services.simulate.cluster.network import Network, VirtualHeartbeat, VirtualTransport, Wire
+from baton.services.simulate.cluster.network import Network, NetworkLink, VirtualHeartbeat, VirtualTransport
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import types_pb2, worker_pb2
@@ -376,9 +376,9 @@ class SimWorker(EngineListener):
             spec.layer_bytes(0),
             self._settings.device.transfer_bytes_per_second,
         )
-        wire = Wire(network, self, self.clock)
+        link = NetworkLink(network, self, self.clock)
         handover = Handover(
-            self.engine, self._executor, transport, wire, self.worker_id, HandoverSettings(), self.clock
+            self.engine, self._executor, transport, link, self.worker_id, HandoverSettings(), self.clock
         )
         # Its beats come from a thread otherwise.
         handover._heartbeat = cast("Heartbeat", VirtualHeartbeat(network.timeline))

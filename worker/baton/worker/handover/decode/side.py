@@ -331,8 +331,8 @@ class DecodeSide:
             self._drop_peer(peer, f"silent for {peer.silence_seconds:g} s")
 
     def _tick_lease(self, prefill: RemotePrefill, lease: ReceiverLease, now: float, deaf_seconds: float) -> None:
-        lease.excuse(now, deaf_seconds)
-        lease.heard(prefill.peer.last_message_at)
+        lease.ignore_gap(now, deaf_seconds)
+        lease.renew(prefill.peer.last_message_at)
         num_bytes = self._transport.num_landed_bytes(prefill.transfer_id)
         if num_bytes > prefill.num_landed_bytes:
             prefill.num_landed_bytes = num_bytes

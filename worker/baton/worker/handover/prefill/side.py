@@ -108,7 +108,7 @@ class PrefillSide:
 
     def num_stranded_blocks(self, now: float, seconds: float) -> int:
         """Returns the blocks of leases that were broken more than `seconds` ago and are not free yet."""
-        late = [job for job in self._jobs.values() if job.lease is not None and job.lease.late(now, seconds)]
+        late = [job for job in self._jobs.values() if job.lease is not None and job.lease.is_late(now, seconds)]
         return sum(job.progress.num_blocks for job in late if job.progress is not None)
 
     # For streams.
@@ -317,8 +317,8 @@ class PrefillSide:
             peer.last_message_at = min(now, peer.last_message_at + deaf_seconds)
         for job in list(self._jobs.values()):
             if job.lease is not None:
-                job.lease.excuse(now, deaf_seconds)
-                job.lease.heard(job.peer.last_message_at)
+                job.lease.ignore_gap(now, deaf_seconds)
+                job.lease.renew(job.peer.last_message_at)
                 self._apply(job, job.lease.tick(now))
             elif now >= job.hold_until:
                 self._fail(job, DeadlineExceeded("the decode worker reserved no blocks for the prompt in time"))

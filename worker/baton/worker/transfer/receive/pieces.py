@@ -119,7 +119,7 @@ class PieceAdmission:
         """Whether more pieces are expected. For any thread."""
         return self._involved.any_open()
 
-    def goes_on(self) -> bool:
+    def expects_more(self) -> bool:
         """Whether the next piece is likely to follow at once: the last one's transfer expects more."""
         return self._involved.last_is_open()
 

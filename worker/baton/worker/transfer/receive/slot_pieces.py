@@ -54,17 +54,17 @@ class SlotPieceReceiver:
         self._writing: deque[_Writing] = deque()  # copies out of slots, oldest first
         self._written_at = 0.0  # when the last piece was in its blocks
         self._moved_at = time.monotonic()  # when a piece was last announced or written
-        self._turned_at = 0.0  # when the thread last served a pending piece; 0: none is pending
+        self._served_at = 0.0  # when the thread last served a pending piece; 0: none is pending
         self._over = threading.Event()
 
     def receive(self) -> None:
         """Receives announcements, and writes pieces in order meanwhile."""
-        watch(self._sock, self._peer, self._over, lambda: self._turned_at, _STUCK_SECONDS, self._bulk.abort)
+        watch(self._sock, self._peer, self._over, lambda: self._served_at, _STUCK_SECONDS, self._bulk.abort)
         announced: deque[tuple[int, PieceHeader]] = deque()
         bulk, writing = self._bulk, self._writing
         ended = False
         while announced or writing or not ended:
-            self._turned_at = time.monotonic() if announced or writing else 0.0
+            self._served_at = time.monotonic() if announced or writing else 0.0
             if writing and has_ended(writing[0].pending):  # first: the sender may wait for this slot
                 self._finish_write(writing.popleft())
             elif not ended and (not (announced or writing or self._stays_awake()) or readable(self._sock, 0)):
@@ -107,7 +107,7 @@ class SlotPieceReceiver:
     def _stays_awake(self) -> bool:
         """Whether to spin: the sender copies on its own thread, and a woken thread could displace it from its core."""
         recent = time.monotonic() - self._moved_at < _SPIN_SECONDS
-        return recent and not self._bulk.writes_ahead and self._admission.goes_on()
+        return recent and not self._bulk.writes_ahead and self._admission.expects_more()
 
     def _nap(self, limit: float) -> None:
         """Sleeps briefly; a wait in the device would not see the sender's end. Raises ConnectionError after `limit`."""
@@ -121,7 +121,7 @@ class SlotPieceReceiver:
 
     def _announced(self, header: PieceHeader) -> int:
         """Returns the announced piece's slot, and expects its bytes there."""
-        self._turned_at = time.monotonic()
+        self._served_at = time.monotonic()
         slot = self._slot_of(header)
         self._busy.add(slot)
         self._admission.expect(header)

@@ -21,7 +21,14 @@ from baton.worker.transfer.send.free_slots import FreeSlots
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import PieceHeader, encode_piece
-from baton.worker.transfer.wire.sockets import Connection, await_peers_end, readable, send_all, shut_down, worn
+from baton.worker.transfer.wire.sockets import (
+    Connection,
+    needs_new_key,
+    readable,
+    send_all,
+    shut_down,
+    wait_for_peers_end,
+)
 from baton.worker.transfer.wire.stall_watchdog import watch
 
 SEND_SECONDS = 5.0  # for one piece, or until a slot is free
@@ -141,7 +148,7 @@ class InlinePieceSender:
         started_piece.data.wait()
 
     def ended(self) -> bool:
-        return readable(self._sock, 0) or worn(self._sock)
+        return readable(self._sock, 0) or needs_new_key(self._sock)
 
     def cut(self) -> None:
         shut_down(self._sock)
@@ -337,7 +344,7 @@ class SlotPieceSender:
             readable(self._sock, seconds)
 
     def _see_end(self) -> None:
-        await_peers_end(self._sock)
+        wait_for_peers_end(self._sock)
         with self._changed:
             self._ended = self._ended or "the peer ended the connection"
             self._changed.notify_all()

@@ -114,16 +114,16 @@ def readable(sock: Connection, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def await_peers_end(sock: Connection) -> None:
+def wait_for_peers_end(sock: Connection) -> None:
     """Returns when the peer sends no more, or the connection is shut down. Does not wake for data."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)  # includes errors and the hang-up of both ends
     poll.poll()
 
 
-def worn(sock: Connection) -> bool:
+def needs_new_key(sock: Connection) -> bool:
     """Whether an idle connection should be replaced, as its TLS key has encrypted much."""
-    return isinstance(sock, TlsSocket) and sock.worn
+    return isinstance(sock, TlsSocket) and sock.needs_new_key
 
 
 def shut_down(sock: Connection, how: int = socket.SHUT_RDWR) -> None:

@@ -24,13 +24,13 @@ def watch(
     sock: Connection,
     peer: str,
     over: threading.Event,
-    turned_at: Callable[[], float],
+    served_at: Callable[[], float],
     seconds: float,
     abort: Callable[[], None],
 ) -> None:
     """Calls `abort`, on a thread of its own, if pieces make no progress or do not end soon after the peer is gone.
 
-    `turned_at`: when the connection's thread last served pending pieces, by the monotonic clock; 0: none is pending.
+    `served_at`: when the connection's thread last served pending pieces, by the monotonic clock; 0: none is pending.
     `seconds`: the longest time that it may not serve them. Ends when `over` is set.
     """
     end = select.poll()
@@ -39,7 +39,7 @@ def watch(
     def run() -> None:
         gone_at, num_seen = 0.0, 0
         while not over.wait(_NAP_SECONDS):
-            now, at = time.monotonic(), turned_at()
+            now, at = time.monotonic(), served_at()
             if not gone_at and end.poll(0):
                 gone_at = now
             stands = at and (now - at > seconds or (gone_at and now - gone_at > _LOST_SECONDS))

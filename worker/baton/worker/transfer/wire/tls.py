@@ -23,7 +23,7 @@ _CHUNK_BYTES = 256 << 10  # sent or received by one call
 _TAKE_BYTES = 1 << 20  # filled in by one call
 _RECORD_BYTES = 17 << 10  # more than the largest record with its header
 # AES-GCM is safe for 388 GB under one key, and Python cannot request a new key: connections end earlier.
-_WORN_BYTES = 1 << 37
+_REKEY_BYTES = 1 << 37
 _MAX_BYTES = 1 << 38
 
 
@@ -37,13 +37,13 @@ class KvTls:
         """Secures a sender's end. Raises OSError if the peer is not a worker of the fleet, or is too slow."""
         context = self._tls.ssl_context(server_side=False)
         secured = TlsSocket(sock, context, self._tls.host_name_of(WORKER))
-        secured.shake_hands(seconds)
+        secured.handshake(seconds)
         return secured
 
     def accept(self, sock: socket.socket, seconds: float) -> TlsSocket:
         """Secures a receiver's end. Raises OSError if the peer has no certificate of the CA, or is too slow."""
         secured = TlsSocket(sock, self._tls.ssl_context(server_side=True))
-        secured.shake_hands(seconds)
+        secured.handshake(seconds)
         return secured
 
     def refusal(self, sock: socket.socket | TlsSocket) -> str:
@@ -64,9 +64,11 @@ class TlsSocket:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
-        self._lock = threading.Lock()  # guards the two above and _starved: OpenSSL has one state for both directions
+        self._lock = (
+            threading.Lock()
+        )  # guards the two above and _needs_input: OpenSSL has one state for both directions
         self._scratch = memoryview(bytearray(_CHUNK_BYTES))
-        self._starved = True  # nothing can be read before more bytes are received
+        self._needs_input = True  # nothing can be read before more bytes are received
         self._num_sent = 0
 
     @property
@@ -78,14 +80,14 @@ class TlsSocket:
     def buffered(self) -> bool:
         """Whether a read would return without the network."""
         with self._lock:
-            return not self._starved and (self._tls.pending() > 0 or self._incoming.pending > 0)
+            return not self._needs_input and (self._tls.pending() > 0 or self._incoming.pending > 0)
 
     @property
-    def worn(self) -> bool:
+    def needs_new_key(self) -> bool:
         """Whether the key has encrypted so much that a new connection should replace this one."""
-        return self._num_sent >= _WORN_BYTES
+        return self._num_sent >= _REKEY_BYTES
 
-    def shake_hands(self, seconds: float) -> None:
+    def handshake(self, seconds: float) -> None:
         """Runs the handshake. Raises SSLError if the peer's identity is wrong, TimeoutError, or another OSError."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
@@ -103,7 +105,7 @@ class TlsSocket:
                 done = True
             self._sock.sendall(self._outgoing.read())
             if done:
-                self._starved = False
+                self._needs_input = False
                 return
             left = deadline - time.monotonic()
             if left <= 0 or not poll.poll(left * 1000):
@@ -200,7 +202,7 @@ class TlsSocket:
                         done += count
                         total += count
             except ssl.SSLWantReadError:
-                self._starved = True
+                self._needs_input = True
         return total
 
     def _take(self, flags: int) -> int:
@@ -209,7 +211,7 @@ class TlsSocket:
         if count:
             with self._lock:
                 self._incoming.write(self._scratch[:count])
-                self._starved = False
+                self._needs_input = False
         return count
 
 

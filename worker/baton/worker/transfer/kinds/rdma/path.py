@@ -67,7 +67,7 @@ class RdmaPath:
 
         def closed(region: Region, sender_gone: bool) -> None:
             with self._lock:
-                (receiving.give_back if sender_gone else receiving.lose)(region)
+                (receiving.give_back if sender_gone else receiving.mark_lost)(region)
 
         return RdmaReceiver(self._staging, region, Slots(self._num_slots, self._slot_bytes, blob), closed)
 

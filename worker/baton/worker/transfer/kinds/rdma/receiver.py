@@ -64,7 +64,7 @@ class ReceivingAgent:
         """Frees a region whose sender is gone, after the quarantine."""
         self._free.append((self._clock() + QUARANTINE_SECONDS, region))
 
-    def lose(self, region: Region) -> None:
+    def mark_lost(self, region: Region) -> None:
         """Marks a region whose sender may write it until the agent is closed."""
         self._num_lost += 1
 
