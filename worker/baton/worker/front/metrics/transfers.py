@@ -39,13 +39,17 @@ _BY_DIRECTION = (
     ("baton_kv_transfers", "KV transfers completed.", "num_transfers", "num_sent_transfers"),
     ("baton_kv_transfer_bytes", "KV bytes of completed transfers.", "num_transfer_bytes", "num_sent_bytes"),
     ("baton_kv_transfer_failed", "Leases that ended without blocks.", "num_failed_transfers", "num_failed_pushes"),
-    ("baton_kv_transfer_refused", "Prefills asked for and not done.", "num_refused_prefills", "num_failed_prefills"),
+    ("baton_kv_transfer_refused", "Refused prefills.", "num_refused_prefills", "num_failed_prefills"),
 )
 _TOTALS = (
-    ("baton_kv_transfer_retries", "Failed transfers that were asked of the same peer again.", "num_retries"),
-    ("baton_kv_transfer_checksum_errors", "Transfers of which a piece arrived damaged.", "num_checksum_errors"),
+    ("baton_kv_transfer_retries", "Failed transfers that were requested again.", "num_retries"),
+    (
+        "baton_kv_transfer_checksum_errors",
+        "Transfers with a piece whose checksum did not match.",
+        "num_checksum_errors",
+    ),
     ("baton_kv_transfer_expired_leases", "Leases that ended by silence.", "num_expired_leases"),
-    ("baton_kv_transfer_mismatches", "Peers whose layout cannot be served.", "num_mismatches"),
+    ("baton_kv_transfer_mismatches", "Peers with an incompatible layout.", "num_mismatches"),
     ("baton_kv_transfer_stray_pieces", "Pieces of no open lease, discarded.", "num_stray_pieces"),
     ("baton_kv_transfer_strangers", "KV connections without the receiver's key.", "num_strangers"),
 )
@@ -53,7 +57,7 @@ _HISTOGRAMS = (
     ("baton_kv_transfer_size_bytes", "KV bytes of a transfer received.", "transfer_bytes"),
     ("baton_kv_transfer_seconds", "From the lease to the last block.", "transfer_seconds"),
     ("baton_kv_transfer_exposed_seconds", "From the first token to the last block.", "exposed_seconds"),
-    ("baton_kv_transfer_tail_seconds", "From the last layer to the receiver's word.", "tail_seconds"),
+    ("baton_kv_transfer_tail_seconds", "From the last layer to TransferComplete.", "tail_seconds"),
 )
 
 
@@ -92,7 +96,9 @@ def histogram_metric(name: str, text: str, histogram: control_pb2.Histogram, mod
 
 def _rates(counters: control_pb2.TransferCounters, model_name: str) -> Metric:
     labels = ("model_name", "transport", "direction")
-    metric = GaugeMetricFamily("baton_kv_transfer_bytes_per_second", "Lately, while bytes moved.", labels=labels)
+    metric = GaugeMetricFamily(
+        "baton_kv_transfer_bytes_per_second", "Recent bandwidth, while bytes moved.", labels=labels
+    )
     for rate in counters.rates:
         name = kv_pb2.TransportKind.Name(rate.kind).removeprefix("TRANSPORT_KIND_").lower()
         metric.add_metric((model_name, name, "received"), rate.received_bytes_per_second)

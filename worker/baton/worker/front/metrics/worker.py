@@ -36,8 +36,8 @@ _COUNTERS = (
     ("num_output_tokens", "baton_worker_output_tokens", "Tokens generated."),
     ("num_discarded_tokens", "baton_worker_discarded_tokens", "Tokens computed for requests that had ended."),
     ("num_cached_tokens", "baton_worker_cached_tokens", "Prompt tokens found in this worker's cache."),
-    ("num_preemptions", "baton_worker_preemptions", "Requests put back for want of KV blocks."),
-    ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks that made room for others."),
+    ("num_preemptions", "baton_worker_preemptions", "Requests preempted for lack of KV blocks."),
+    ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks evicted for others."),
     ("num_local_fallbacks", "baton_worker_local_fallbacks", "Prompts computed here after a remote prefill failed."),
 )
 # HostCacheCounters field, metric, help
@@ -56,9 +56,9 @@ _CONSTRAINTS = (
     ("num_compiled", "baton_worker_constraints_compiled", "Constraints compiled in the engine."),
     ("num_cache_hits", "baton_worker_constraints_cached", "Requests that found their constraint compiled."),
     ("num_tried", "baton_worker_constraints_tried", "Constraints compiled first in a process with limits."),
-    ("num_killed", "baton_worker_constraints_killed", "Constraints that met a limit in that process."),
+    ("num_killed", "baton_worker_constraints_killed", "Constraints that exceeded a limit in that process."),
     ("num_refused", "baton_worker_constraints_refused", "Requests refused for their constraint before a token."),
-    ("num_ended", "baton_worker_constraints_ended", "Requests ended as their masks took too much CPU time or memory."),
+    ("num_ended", "baton_worker_constraints_ended", "Requests whose masks exceeded CPU time or memory."),
 )
 _CONSTRAINT_GAUGES = (
     ("num_waiting", "baton_worker_constraints_waiting", "Requests that wait for their tenant's turn to compile."),
@@ -73,10 +73,10 @@ _LOAD_GAUGES = (
     ("queue_depth", "baton_worker_queue_depth", "Requests waiting for the batch."),
     ("num_pending_prefill_tokens", "baton_worker_pending_prefill_tokens", "Prompt tokens not yet computed."),
     ("num_context_tokens", "baton_worker_context_tokens", "Context tokens of all running requests."),
-    ("prefill_tokens_per_second", "baton_worker_prefill_tokens_per_second", "Measured over the last steps."),
-    ("decode_step_seconds", "baton_worker_decode_step_seconds", "Of a step that only decodes, measured lately."),
-    ("transfer_bytes_per_second", "baton_worker_transfer_bytes_per_second", "KV received, while transfers ran."),
-    ("restore_bytes_per_second", "baton_worker_restore_bytes_per_second", "KV copied from host memory, lately."),
+    ("prefill_tokens_per_second", "baton_worker_prefill_tokens_per_second", "Recent prefill throughput."),
+    ("decode_step_seconds", "baton_worker_decode_step_seconds", "Recent duration of a step that only decodes."),
+    ("transfer_bytes_per_second", "baton_worker_transfer_bytes_per_second", "Recent bandwidth of received KV."),
+    ("restore_bytes_per_second", "baton_worker_restore_bytes_per_second", "Recent bandwidth from host memory."),
     ("num_host_blocks", "baton_worker_host_blocks", "KV blocks that host memory has room for."),
     ("num_cached_host_blocks", "baton_worker_cached_host_blocks", "KV blocks in host memory."),
 )
@@ -142,7 +142,7 @@ class WorkerCollector(Collector):
 
     def _device_metrics(self) -> Iterator[Metric]:
         stalls = CounterMetricFamily(
-            "baton_worker_device_stalls", "Steps that took far longer than such steps do.", labels=_LABELS
+            "baton_worker_device_stalls", "Steps that exceeded their time limit.", labels=_LABELS
         )
         stalls.add_metric((self._model_name,), self._device.num_stalls)
         yield stalls
@@ -199,7 +199,7 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         gauge.add_metric((model_name,), getattr(stats.state.load, field))
         yield gauge
-    blocks = GaugeMetricFamily("baton_worker_blocks", "KV blocks by what they are for.", labels=("model_name", "use"))
+    blocks = GaugeMetricFamily("baton_worker_blocks", "KV blocks by use.", labels=("model_name", "use"))
     for field, use in _BLOCKS:
         blocks.add_metric((model_name, use), getattr(stats, field))
     yield blocks
@@ -207,7 +207,7 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     usage = GaugeMetricFamily("baton_worker_kv_usage", "Part of the KV blocks held or leased, 0 to 1.", labels=_LABELS)
     usage.add_metric((model_name,), 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0)
     yield usage
-    draining = GaugeMetricFamily("baton_worker_draining", "1 when no new requests are taken.", labels=_LABELS)
+    draining = GaugeMetricFamily("baton_worker_draining", "1 while no new requests are accepted.", labels=_LABELS)
     draining.add_metric((model_name,), float(stats.state.draining))
     yield draining
     yield from vllm_metrics(stats, model_name)
