@@ -61,7 +61,7 @@ def test_a_missing_tp_size_is_one():
         ("dtype", 99, "number 99"),
         ("dtype", 0, "number 0"),
         ("num_layers", 0, "num_layers=0"),
-        ("num_layers", 2**32 - 1, "at most 65536"),
+        ("num_layers", 2**32 - 1, "the maximum is 65536"),
         ("num_kv_heads", 0, "num_kv_heads=0"),
         ("head_dim", 0, "head_dim=0"),
         ("block_size", 0, "block_size=0"),
