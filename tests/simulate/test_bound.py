@@ -3,7 +3,7 @@ from dataclasses import replace
 from bench.policies.clairvoyant import pooled, run_bound
 
 from baton.services.simulate.cell import Cell, run_cell
-from baton.services.simulate.cluster.metrics import Limits
+from baton.services.simulate.cluster.metrics import LatencyLimits
 from baton.services.simulate.cluster.settings import ClusterSettings
 
 
@@ -16,7 +16,7 @@ def test_all_workers_as_one_have_the_speed_and_memory_of_all():
 
 
 def test_the_bound_is_not_beaten_and_leaves_out_what_would_fail():
-    limits = Limits(ttft=0.3, itl=0.02)
+    limits = LatencyLimits(ttft=0.3, itl=0.02)
     cell = Cell(ClusterSettings(roles=("decode",) * 2), "mixed", 1.3, 8.0, limits=limits)
     bound = run_bound(cell)
     assert run_cell(cell).goodput_per_second <= bound.goodput_per_second

@@ -1,8 +1,8 @@
 import math
 
-from baton.services.simulate.cluster.metrics import LOST_SECONDS, Limits, Record, summarize
+from baton.services.simulate.cluster.metrics import LOST_SECONDS, LatencyLimits, Record, summarize
 
-LIMITS = Limits(ttft=1.0, itl=0.05)
+LIMITS = LatencyLimits(ttft=1.0, itl=0.05)
 
 
 def record(arrived=0.0, ttft=0.5, itl=0.02, output=11, **values):
@@ -26,7 +26,7 @@ def test_a_request_is_good_within_both_limits():
 
 
 def test_a_limit_may_grow_with_the_prompt():
-    assert Limits(ttft=0.1, ttft_per_token=0.01).is_good(record(ttft=1.05))
+    assert LatencyLimits(ttft=0.1, ttft_per_token=0.01).is_good(record(ttft=1.05))
 
 
 def test_refused_and_unfinished_requests_count_as_offered_and_not_as_good():
