@@ -215,7 +215,7 @@ def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
 ) -> None:
     """With copies under way or without: the credit itself wakes it."""
     monkeypatch.setattr(outgoing_pieces, "_SPIN_SECONDS", 0.0)
-    monkeypatch.setattr(outgoing_pieces, "_LOOK_SECONDS", 4.0)
+    monkeypatch.setattr(outgoing_pieces, "_CHECK_SECONDS", 4.0)
     shipments = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
     for copy, started_piece in zip(copies[:num_done], shipments, strict=False):
         copy.ended.set()

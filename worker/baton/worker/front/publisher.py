@@ -68,7 +68,7 @@ class Publisher:
         self._sent = (0, 0)  # epoch and sequence number of the last message of this stream
         self._window = EventWindow()
         self._is_greeted = False  # the hello was answered: the engine's events are sent at once
-        self._asked: float | None = None  # when the oldest unanswered message was sent
+        self._unanswered_since: float | None = None  # when the oldest unanswered message was sent
         self.num_acknowledged = 0  # the sequence number that the kvstore has applied
         self.connected = False
         self.num_connects = 0
@@ -77,18 +77,18 @@ class Publisher:
     async def run(self) -> None:
         """Publishes from when the engine is ready, until it is cancelled."""
         await self._engine.ready.wait()
-        turn, backoff, told = random.randrange(len(self._addresses)), _MIN_BACKOFF_SECONDS, ""
+        index, backoff, logged = random.randrange(len(self._addresses)), _MIN_BACKOFF_SECONDS, ""
         try:
             while True:
-                address = self._addresses[turn % len(self._addresses)]
+                address = self._addresses[index % len(self._addresses)]
                 problem = await self._attempt(address)
                 was_connected, self.connected = self.connected, False
                 if was_connected:
-                    backoff, told = _MIN_BACKOFF_SECONDS, ""
-                if problem != told:
+                    backoff, logged = _MIN_BACKOFF_SECONDS, ""
+                if problem != logged:
                     _log.warning("kvstore %s: %s; serving on, and publishing later", address, problem)
-                    told = problem
-                turn += 1
+                    logged = problem
+                index += 1
                 # The next replica is tried at once; a pause follows each round.
                 if not was_connected or len(self._addresses) == 1:
                     await asyncio.sleep(backoff / len(self._addresses))
@@ -99,7 +99,7 @@ class Publisher:
     async def settle(self, seconds: float) -> None:
         """Returns when the kvstore has answered every message, when it is gone, or after `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while self.connected and (self._queued or self._asked is not None):
+        while self.connected and (self._queued or self._unanswered_since is not None):
             if asyncio.get_running_loop().time() >= deadline:
                 _log.warning(
                     "the kvstore did not confirm this worker's end within %g s; its lease will expire", seconds
@@ -120,7 +120,7 @@ class Publisher:
     async def _publish(self, address: str) -> None:
         self._outbox, self._queued, self._sent = SendQueue(self._max_backlog_bytes), deque(), (0, 0)
         self._stream = next(self._streams)
-        self._is_greeted, self._asked = False, None
+        self._is_greeted, self._unanswered_since = False, None
         async with self._dial(address) as channel:
             method: grpc.aio.StreamStreamMultiCallable[bytes, index_pb2.PublishResponse] = channel.stream_stream(
                 _METHOD, response_deserializer=index_pb2.PublishResponse.FromString
@@ -161,7 +161,7 @@ class Publisher:
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
             now = asyncio.get_running_loop().time()
-            if self._asked is not None and now - self._asked > _ANSWER_SECONDS:
+            if self._unanswered_since is not None and now - self._unanswered_since > _ANSWER_SECONDS:
                 call.cancel()
                 raise TimeoutError(f"no answer for {_ANSWER_SECONDS:g} s")
 
@@ -196,11 +196,11 @@ class Publisher:
         return index_pb2.PublishRequest(heartbeat=heartbeat).SerializeToString()
 
     def _ask(self) -> None:
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().time()
+        if self._unanswered_since is None:
+            self._unanswered_since = asyncio.get_running_loop().time()
 
     def _on_response(self, address: str, response: index_pb2.PublishResponse) -> None:
-        self._asked = None
+        self._unanswered_since = None
         if not self.connected:
             self.connected = True
             self.num_connects += 1

@@ -13,7 +13,7 @@ from baton.worker.transfer.lease import ReceiverLease
 class Stage(enum.Enum):
     """The progress of a prefill."""
 
-    ASKED = "asked"  # queued at the peer
+    QUEUED = "queued"  # queued at the peer
     STARTED = "started"  # the peer computes it; waits for free blocks here
     LEASED = "leased"
 
@@ -44,7 +44,7 @@ class RemotePrefill:
     num_tokens: int  # that the peer computes, including cached ones
     deadline: float  # of the current stage
     num_retries: int = 0
-    stage: Stage = Stage.ASKED
+    stage: Stage = Stage.QUEUED
     lease: ReceiverLease | None = None
     transfer_id: int = 0
     block_ids: tuple[BlockId, ...] = ()
@@ -52,10 +52,10 @@ class RemotePrefill:
     num_landed_bytes: int = 0
     broken: bool = False  # the transfer failed midway, and may be retried
     first_token_at: float | None = None
-    wanted: bool = True  # False: the request was aborted
+    needed: bool = True  # False: the request was aborted
     ended: bool = False  # the first token was the last
 
     @property
     def computes_there(self) -> bool:
         """Whether the peer computes the prompt, and has not sent its first token."""
-        return self.stage is not Stage.ASKED and self.first_token_at is None
+        return self.stage is not Stage.QUEUED and self.first_token_at is None

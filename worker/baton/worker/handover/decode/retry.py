@@ -14,7 +14,7 @@ def worth_a_retry(prefill: RemotePrefill, backoff: PeerBackoff, now: float) -> b
     endpoint, deadline = prefill.peer.endpoint, prefill.request.deadline
     return (
         prefill.broken
-        and prefill.wanted
+        and prefill.needed
         and not prefill.ended
         and prefill.num_retries < MAX_RETRIES
         and prefill.peer.open

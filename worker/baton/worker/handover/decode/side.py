@@ -159,7 +159,7 @@ class DecodeSide:
         if prefill is None:
             return
         if prefill.lease is None or aborted:
-            prefill.wanted = False
+            prefill.needed = False
             self._give_up(prefill, "the request ended")
         prefill.ended = True  # its first token was the last: the other blocks are still useful for the cache
 
@@ -181,7 +181,9 @@ class DecodeSide:
             elif kind in self._handlers and peer.greeted:
                 self._handlers[kind](peer, message)
             else:
-                raise InvalidRequest(f"{'unknown' if peer.greeted else 'before the hello'}: message {kind!r}")
+                raise InvalidRequest(
+                    f"message {kind!r} is {'unknown' if peer.greeted else 'not allowed before the hello'}"
+                )
         except DecodeError:
             self._drop_peer(peer, "invalid PrefillStreamResponse")
         except ServiceError as error:
@@ -216,7 +218,7 @@ class DecodeSide:
 
     def _on_started(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         prefill = peer.prefills.get(message.started.prefill_id)
-        if prefill is None or prefill.stage is not Stage.ASKED:
+        if prefill is None or prefill.stage is not Stage.QUEUED:
             return
         cached_there = message.started.num_cached_tokens - prefill.num_cached_tokens
         prefill.request.num_prefill_cached_tokens = max(0, cached_there)
@@ -325,7 +327,7 @@ class DecodeSide:
             if prefill.lease is not None:
                 self._tick_lease(prefill, prefill.lease, now, deaf_seconds)
             elif now >= prefill.deadline:
-                waited = "its start" if prefill.stage is Stage.ASKED else "free blocks here"
+                waited = "its start" if prefill.stage is Stage.QUEUED else "free blocks here"
                 self._give_up(prefill, f"timeout while waiting for {waited}")
         for peer in self._peers.tick(now, deaf_seconds):
             self._drop_peer(peer, f"silent for {peer.silence_seconds:g} s")
@@ -369,7 +371,7 @@ class DecodeSide:
         assert lease.state is State.FREED
         self._counters.num_failed_transfers += 1
         self._counters.num_expired_leases += lease.expired
-        if prefill.wanted and prefill.peer.open:
+        if prefill.needed and prefill.peer.open:
             endpoint = prefill.peer.endpoint
             self._backoff.transfer_failed(endpoint.address, endpoint.epoch, self._clock())
         if worth_a_retry(prefill, self._backoff, self._clock()):

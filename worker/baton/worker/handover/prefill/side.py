@@ -140,7 +140,9 @@ class PrefillSide:
             elif kind in self._handlers and peer.greeted:
                 self._handlers[kind](peer, message)
             else:
-                raise InvalidRequest(f"{'unknown' if peer.greeted else 'before the hello'}: message {kind!r}")
+                raise InvalidRequest(
+                    f"message {kind!r} is {'unknown' if peer.greeted else 'not allowed before the hello'}"
+                )
         except DecodeError:
             self._drop_peer(peer, InvalidRequest("invalid PrefillStreamRequest"))
         except ServiceError as error:

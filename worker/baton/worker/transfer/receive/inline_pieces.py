@@ -80,7 +80,7 @@ class InlinePieceReceiver:
         left = header.num_bytes
         if part is not None:
             kv_bytes = self._executor.kv_bytes
-            assert kv_bytes is not None, "asked before"
+            assert kv_bytes is not None, "the caller checked"
             views = block_views(kv_bytes, part.layers, block_ids_of(transfer, part))
             left -= _receive_into(
                 self._sock,

@@ -37,7 +37,7 @@ _NUM_READ_AHEAD = 2
 _WAIT_SECONDS = 0.25
 _BRIEF_BYTES = 64 << 20  # the receiver is not ready for a lone piece of this size before its copy has ended
 _SPIN_SECONDS = 500e-6  # the longest that a slot takes to return while the transport moves well
-_LOOK_SECONDS = 1e-3  # between checks whether a copy has ended
+_CHECK_SECONDS = 1e-3  # between checks whether a copy has ended
 _JOIN_SECONDS = 2.0
 
 
@@ -260,7 +260,7 @@ class SlotPieceSender:
                 return False
             if time.monotonic() >= deadline:
                 break
-            self._nap(_LOOK_SECONDS)
+            self._nap(_CHECK_SECONDS)
         return True
 
     def finish(self, started_piece: StartedPiece) -> None:

@@ -41,14 +41,14 @@ def installed() -> bool:
 def load(cuda_major: int | None = None) -> Any:
     """Loads the bindings of the wheel for this CUDA, or any wheel for host memory. Raises Unsupported."""
     os.environ.setdefault("UCX_LOG_FILE", "stderr")  # read when the library is loaded; its default is stdout
-    wanted = _PACKAGES if cuda_major is None else (f"nixl_cu{cuda_major}",)
+    packages = _PACKAGES if cuda_major is None else (f"nixl_cu{cuda_major}",)
     problems = []
-    for package in wanted:
+    for package in packages:
         try:
             return importlib.import_module(f"{package}._bindings")
         except ImportError as error:
             problems.append(f"{package}: {error}")
-    name = wanted[0].replace("_", "-")
+    name = packages[0].replace("_", "-")
     raise Unsupported(f"transport rdma needs NIXL (pip install {name}; Linux only): {'; '.join(problems)}")
 
 
