@@ -118,6 +118,6 @@ def test_a_connection_without_pieces_is_never_stuck(ends, monkeypatch):
         assert receiver.wait_for(Landed).transfer_id == number
         sender.wait_for(Pushed)
         time.sleep(1.0)
-    (link,) = sender.transport._links.values()
+    (link,) = sender.transport._connections.values()
     assert not link._connection.ended()
     assert not path.aborted.is_set()

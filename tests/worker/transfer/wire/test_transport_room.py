@@ -96,9 +96,9 @@ def test_a_receiver_makes_room_by_the_connection_that_was_not_used_for_longest(m
     settle()
     landed(third, receiver, 4)
     assert path.num_senders == 2
-    (gone,) = second.transport._links.values()
+    (gone,) = second.transport._connections.values()
     wait_until(lambda: gone._connection is None)
-    (kept,) = first.transport._links.values()
+    (kept,) = first.transport._connections.values()
     assert not kept._connection.ended()
     settle()
     landed(second, receiver, 5)
@@ -142,7 +142,7 @@ def test_a_sender_makes_room_among_its_own_connections(many):
         landed(sender, receiver, number)
         settle()
     assert by_ipc(sender).num_fallbacks == 0
-    assert [link.ended for link in sender.transport._links.values()].count(True) <= 1
+    assert [link.ended for link in sender.transport._connections.values()].count(True) <= 1
     landed(sender, receivers[0], 4)
     assert by_ipc(sender).num_fallbacks == 0
     assert by_ipc(sender).num_sent_pieces == 16
@@ -153,7 +153,7 @@ def test_a_push_under_way_keeps_its_connection(many):
     first, second = (many.make(HostKv(), "ipc") for _ in range(2))
     first.transport.open(inbound(TARGET))
     sender.transport.connect(outbound(first))
-    wait_until(lambda: [link._connection for link in sender.transport._links.values()] != [None])
+    wait_until(lambda: [link._connection for link in sender.transport._connections.values()] != [None])
     settle()
     landed(sender, second, 2)
     assert by_ipc(sender).num_fallbacks == 1

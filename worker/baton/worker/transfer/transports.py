@@ -55,7 +55,7 @@ class Transports:
         self._totals = Totals(self._paths)
         self._transfers = OpenTransfers(executor.kv_spec, self._events)
         self._dialer = Dialer(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
-        self._links: dict[tuple[Route, ...], OutboundConnection] = {}
+        self._connections: dict[tuple[Route, ...], OutboundConnection] = {}
         self._pushes: dict[int, tuple[Push, OutboundConnection]] = {}
         self._key = secrets.token_bytes(KEY_BYTES)
         self._receiver = KvListener(host, port, self._key, executor, self._transfers, self._paths, self._totals, tls)
@@ -80,12 +80,12 @@ class Transports:
         return self._totals.by_kind()
 
     def close(self) -> None:
-        links = list(self._links.values())
-        for link in links:
-            link.close()
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
         self._receiver.close()
-        for link in links:
-            link.join()
+        for connection in connections:
+            connection.join()
         for path in self._paths.values():
             if path is not None:
                 path.close()
@@ -106,27 +106,27 @@ class Transports:
     def connect(self, outbound: Outbound) -> None:
         routes = routes_to(outbound.addresses, self._paths, self._identity)
         push = Push(outbound)
-        link = self._links.get(routes)
-        if link is None or not link.begin(push):
-            self._links = {known: other for known, other in self._links.items() if not other.ended}
-            link = self._links[routes] = self._new_link(routes)
-            link.begin(push)
-        self._pushes[outbound.push_id] = push, link
+        connection = self._connections.get(routes)
+        if connection is None or not connection.begin(push):
+            self._connections = {known: other for known, other in self._connections.items() if not other.ended}
+            connection = self._connections[routes] = self._new_connection(routes)
+            connection.begin(push)
+        self._pushes[outbound.push_id] = push, connection
 
     def push(self, push_id: int, piece: Piece) -> None:
         if entry := self._pushes.get(push_id):
-            push, link = entry
-            link.send(push, piece)
+            push, connection = entry
+            connection.send(push, piece)
 
     def finish(self, push_id: int) -> None:
         if entry := self._pushes.get(push_id):
-            push, link = entry
-            link.end(push)
+            push, connection = entry
+            connection.end(push)
 
     def fence_outbound(self, push_id: int) -> None:
         if entry := self._pushes.get(push_id):
-            push, link = entry
-            link.fence(push)
+            push, connection = entry
+            connection.fence(push)
         else:
             self._events.post(PushFenced(push_id))
 
@@ -140,10 +140,10 @@ class Transports:
 
     def _make_room(self, kind: str) -> bool:
         """Retires the longest idle connection of a kind. Runs on a connection's thread."""
-        return retire_longest_idle(kind, list(self._links.values()))
+        return retire_longest_idle(kind, list(self._connections.values()))
 
-    def _new_link(self, routes: tuple[Route, ...]) -> OutboundConnection:
+    def _new_connection(self, routes: tuple[Route, ...]) -> OutboundConnection:
         name = f"{routes[0].host}:{routes[0].port}"
         return OutboundConnection(
-            name, lambda changed, dialled: self._dialer.open(routes, changed, dialled), self._events
+            name, lambda changed, dialed: self._dialer.open(routes, changed, dialed), self._events
         )
