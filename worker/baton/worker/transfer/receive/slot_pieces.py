@@ -67,7 +67,7 @@ class SlotPieceReceiver:
             self._served_at = time.monotonic() if announced or writing else 0.0
             if writing and has_ended(writing[0].pending):  # first: the sender may wait for this slot
                 self._finish_write(writing.popleft())
-            elif not ended and (not (announced or writing or self._stays_awake()) or readable(self._sock, 0)):
+            elif not ended and (not (announced or writing or self._spins()) or readable(self._sock, 0)):
                 header = receive_header(self._sock)
                 ended = header is None
                 if header is not None:
@@ -79,7 +79,7 @@ class SlotPieceReceiver:
             elif announced:
                 self._begin_write(*announced.popleft())
             elif writing:
-                self._nap(_GONE_SECONDS if ended else _WRITE_SECONDS)
+                self._wait_briefly(_GONE_SECONDS if ended else _WRITE_SECONDS)
             else:
                 os.sched_yield()
 
@@ -104,13 +104,16 @@ class SlotPieceReceiver:
     def close(self, sender_gone: bool) -> None:
         self._bulk.close(sender_gone)
 
-    def _stays_awake(self) -> bool:
+    def _spins(self) -> bool:
         """Whether to spin: the sender copies on its own thread, and a woken thread could displace it from its core."""
         recent = time.monotonic() - self._moved_at < _SPIN_SECONDS
         return recent and not self._bulk.writes_ahead and self._admission.expects_more()
 
-    def _nap(self, limit: float) -> None:
-        """Sleeps briefly; a wait in the device would not see the sender's end. Raises ConnectionError after `limit`."""
+    def _wait_briefly(self, limit: float) -> None:
+        """Sleeps or spins; a wait in the device would not see the sender's end.
+
+        Raises ConnectionError after `limit`.
+        """
         still = time.monotonic() - self._moved_at
         if still >= limit:
             raise ConnectionError(f"an announced piece did not arrive in {limit:g} s")

@@ -102,7 +102,7 @@ class InlinePieceSender:
         self._sock = sock
         self._executor = executor
         self._totals = totals
-        self._ahead = BackgroundThread("kv-read")
+        self._reads = BackgroundThread("kv-read")
         self._num_started = 0
 
     def room(self) -> bool:
@@ -120,7 +120,7 @@ class InlinePieceSender:
             return data, checksum_of(*data) if outbound.checksum else None
 
         in_place = outbound.conversion is None and self._executor.kv_bytes is not None
-        data = Result.of(read) if in_place else self._ahead.run(read)
+        data = Result.of(read) if in_place else self._reads.run(read)
         self._num_started += 1
         return _Inline(
             lambda num_bytes, checksum: header_of(outbound, piece, num_bytes, checksum, None),
@@ -154,7 +154,7 @@ class InlinePieceSender:
         shut_down(self._sock)
 
     def close(self) -> None:
-        self._ahead.close()
+        self._reads.close()
         self._sock.close()
 
 
@@ -192,16 +192,16 @@ class SlotPieceSender:
         self._ended = ""
         self._broken: OSError | None = None  # why no more pieces can be sent
         self._moved_at = 0.0  # when the previous piece was finished
-        self._on_way: deque[float] = deque()  # when each unfinished piece was started
+        self._unfinished: deque[float] = deque()  # when each unfinished piece was started
         self._over = threading.Event()
         sock.settimeout(None)
-        self._ending = threading.Thread(target=self._see_end, name="kv-end", daemon=True)
+        self._ending = threading.Thread(target=self._await_peers_end, name="kv-end", daemon=True)
         self._ending.start()
-        watch(sock, peer, self._over, self._on_way_since, _STUCK_SECONDS, self._give_up)
+        watch(sock, peer, self._over, self._unfinished_since, _STUCK_SECONDS, self._give_up)
 
     def room(self) -> bool:
         """Whether a slot is free and no slot's last piece is unfinished; both share one SlotCopy."""
-        return self._any_free() and len(self._on_way) < self._num_slots
+        return self._any_free() and len(self._unfinished) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         return self._sender.announces_first and outbound.conversion is None and not outbound.checksum
@@ -213,7 +213,7 @@ class SlotPieceSender:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"the receiver returned none of {self._num_slots} slots in {SEND_SECONDS:g} s")
-            self._nap(left)
+            self._wait_briefly(left)
 
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
         self._check()
@@ -232,8 +232,8 @@ class SlotPieceSender:
             # copy queues may block the device until the receiver is notified (as while kernel code is loaded).
             header = header.with_checksum(checksum_of(*read_piece(self._executor, piece, conversion)))
         started = time.monotonic()
-        self._on_way.append(started)
-        brief = self._sender.announces_first and len(self._on_way) == 1 and num_bytes <= _BRIEF_BYTES
+        self._unfinished.append(started)
+        brief = self._sender.announces_first and len(self._unfinished) == 1 and num_bytes <= _BRIEF_BYTES
         if brief:
             self._announce(header)
         announce = no_announcement if brief else lambda: self._announce(header)
@@ -260,7 +260,7 @@ class SlotPieceSender:
                 return False
             if time.monotonic() >= deadline:
                 break
-            self._nap(_CHECK_SECONDS)
+            self._wait_briefly(_CHECK_SECONDS)
         return True
 
     def finish(self, started_piece: StartedPiece) -> None:
@@ -270,7 +270,7 @@ class SlotPieceSender:
             self._check()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"a piece was not copied in {SEND_SECONDS:g} s")
-        self._on_way.popleft()
+        self._unfinished.popleft()
         self._check_unbroken()
         now = time.monotonic()
         seconds = now - max(started_piece.started, self._moved_at)
@@ -315,10 +315,10 @@ class SlotPieceSender:
         if self._broken is not None:
             raise self._broken
 
-    def _on_way_since(self) -> float:
+    def _unfinished_since(self) -> float:
         """Returns when the oldest unfinished piece was started; 0: there is none."""
         try:
-            return self._on_way[0]
+            return self._unfinished[0]
         except IndexError:
             return 0.0
 
@@ -335,15 +335,15 @@ class SlotPieceSender:
             shut_down(self._sock, socket.SHUT_RD)  # the thread that awaits the peer's end does the rest
             return False
 
-    def _nap(self, seconds: float) -> None:
+    def _wait_briefly(self, seconds: float) -> None:
         """Waits for a byte of the receiver, at most `seconds`. Spins while a slot is likely to return at once."""
-        last = max(self._moved_at, self._on_way[-1]) if self._on_way else self._moved_at
+        last = max(self._moved_at, self._unfinished[-1]) if self._unfinished else self._moved_at
         if time.monotonic() - last < _SPIN_SECONDS:
             os.sched_yield()  # even sleep(0) takes tens of microseconds
         else:
             readable(self._sock, seconds)
 
-    def _see_end(self) -> None:
+    def _await_peers_end(self) -> None:
         wait_for_peers_end(self._sock)
         with self._changed:
             self._ended = self._ended or "the peer ended the connection"
