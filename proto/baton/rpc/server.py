@@ -217,7 +217,9 @@ def _unary(behavior: Callable[..., Any], method: str, check: Check | None) -> Ca
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
         except Exception as error:
-            await abort_with(context, _as_service_error(error, method))
+            failure = _as_service_error(error, method)
+        request = None
+        return await abort_with(context, _without_frames(failure))
 
     return call
 
@@ -234,9 +236,21 @@ def _stream(behavior: Callable[..., Any], method: str, check: Check | None) -> C
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
         except Exception as error:
-            await abort_with(context, _as_service_error(error, method))
+            failure = _as_service_error(error, method)
+        request = None
+        await abort_with(context, _without_frames(failure))
 
     return call
+
+
+def _without_frames(error: ServiceError) -> ServiceError:
+    """Returns the error without what it was raised from.
+
+    A call keeps what aborted it, and that the frames it went through: what they hold would stay until the next
+    garbage collection.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _as_service_error(error: Exception, method: str) -> ServiceError:

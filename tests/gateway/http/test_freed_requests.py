@@ -1,13 +1,16 @@
 """A request's body and texts are freed when it ends, not by a later garbage collection."""
 
 import asyncio
+import contextlib
 import gc
 import os
+import weakref
 
 import pytest
 from attack.usage import resident_bytes
 from support.gateway.rest_harness import FakeGenerator, RawClient, request_bytes, rest_side
 
+from baton.gateway.fairness.fair_threads import FairThreads
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.memory import trim_memory
 from baton.rpc.errors import InvalidRequest
@@ -56,6 +59,46 @@ async def test_refused_requests_leave_nothing_large(no_collector, path):
             assert bodies_alive() == []
             held.append(held_bytes())
         assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
+
+
+TOO_LONG = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": WORD}]},
+    "/v1/completions": {"prompt": WORD},
+    "/v1/responses": {"input": WORD},
+    "/v1/messages": {"messages": [{"role": "user", "content": WORD}], "max_tokens": 1},
+    "/tokenize": {"prompt": WORD},
+}
+
+
+@pytest.mark.parametrize("path", TOO_LONG)
+async def test_prompts_that_are_too_long_leave_nothing(no_collector, path):
+    async with rest_side() as rest:
+        held = []
+        for _ in range(ROUNDS):
+            for _ in range(REQUESTS):
+                assert (await rest.post(path, TOO_LONG[path])).status == 400
+            held.append(held_bytes())
+        assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
+
+
+async def test_work_that_fails_on_a_thread_is_freed(no_collector):
+    texts = []
+
+    class Text:
+        pass
+
+    def work():
+        text = Text()
+        texts.append(weakref.ref(text))
+        raise ValueError(text)
+
+    threads = FairThreads(1, "work")
+    for _ in range(3):
+        with contextlib.suppress(ValueError):
+            await threads.run(work, "owner", 1.0)
+    await asyncio.sleep(0)
+    threads.close()
+    assert [text() for text in texts] == [None] * 3
 
 
 async def test_a_client_that_leaves_has_its_request_freed(no_collector):

@@ -30,6 +30,7 @@ class FairThreads:
             return await future
         finally:
             turn.cancel()
+            del future  # an error's frames hold this one: together they would stay until the next collection
 
     def close(self) -> None:
         """Ends the threads; what waits is dropped."""
