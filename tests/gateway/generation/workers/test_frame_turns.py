@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 from support.gateway.scripted_services import until
 
-from baton.gateway.generation.workers.frame_order import TURN_PIECES, TURN_TOKENS, merged_pieces, turns
+from baton.gateway.generation.workers.frame_order import TURN_PIECES, TURN_SECONDS, TURN_TOKENS, merged_pieces, turns
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.server import RpcServer, Service
@@ -89,7 +90,7 @@ class OneFrame(worker_pb2_grpc.WorkerServiceServicer):
                 yield frame
 
 
-async def handed_over(make_frame, num_slots):
+async def handed_over(make_frame, num_slots, taker=Taker):
     """What came of one frame over a real stream; "turn" wherever others had the event loop."""
     log = []
     servicer = OneFrame(make_frame)
@@ -97,7 +98,7 @@ async def handed_over(make_frame, num_slots):
     async with RpcServer("127.0.0.1:0", [Service("baton.v1.WorkerService", servicer, register)], 0) as server:
         stream = WorkerStream("w1", f"127.0.0.1:{server.port}", lambda stream: None, GenerationCounters())
         for name in range(num_slots):
-            stream.submit(worker_pb2.SubmitRequest(request_id=str(name)), Taker(log, name))
+            stream.submit(worker_pb2.SubmitRequest(request_id=str(name)), taker(log, name))
 
         async def others():
             while True:
@@ -156,3 +157,27 @@ async def test_a_step_of_many_requests_is_no_single_turn():
     assert [name for turn in found for name, _ in turn] == list(range(num_slots))
     # A request ends after its last token.
     assert log.index((0, "finish")) > log.index((0, 1))
+
+
+class SlowTaker(Taker):
+    """Takes a turn's time for each token, as parsers do where the machine is busy."""
+
+    def on_tokens(self, token_ids, logprobs):
+        time.sleep(TURN_SECONDS)
+        super().on_tokens(token_ids, logprobs)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+async def test_a_turn_ends_where_handing_over_takes_long(num_steps):
+    num_slots = 20
+
+    def frame(num_submits):
+        if num_submits < num_slots:
+            return None
+        slots = list(range(num_slots)) * num_steps
+        made = worker_pb2.GenerateStreamResponse(slots=slots, token_ids=[7] * len(slots))
+        made.finishes.add(slot=0, reason=types_pb2.FINISH_REASON_LENGTH)
+        return made
+
+    tokens, _ = await handed_over(frame, num_slots, SlowTaker)
+    assert [len(turn) for turn in by_turn(tokens)] == [1] * num_slots

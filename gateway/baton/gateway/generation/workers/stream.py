@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from baton.gateway.generation.retry_budget import Loss, WorkerLost
-from baton.gateway.generation.workers.frame_order import TURN_PIECES, merged_pieces, turns
+from baton.gateway.generation.workers.frame_order import TURN_SECONDS, Piece, merged_pieces, turns
 from baton.gateway.generation.workers.slot_receiver import IgnoredSlot, SlotReceiver
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.channel import Dial
@@ -193,21 +193,24 @@ class WorkerStream:
         if frame.waiting_slots or frame.started_slots:
             self._waiting.update(self._receivers.keys() & frame.waiting_slots)
             self._waiting.difference_update(frame.started_slots)
+        pieces: Sequence[Piece]
         if counts or frame.logprobs or len(set(slots)) < len(slots):
             # The frame holds several steps because the gateway lags.
             entries = ((entry.slot, entry.tokens) for entry in frame.logprobs)
-            for number, pieces in enumerate(turns(merged_pieces(slots, counts, token_ids, entries))):
-                if number:
+            pieces = merged_pieces(slots, counts, token_ids, entries)
+        else:
+            pieces = [(slot, (token_id,), None) for slot, token_id in zip(slots, token_ids, strict=True)]
+        for number, turn in enumerate(turns(pieces)):
+            if number:
+                yield
+                self._silent_ticks = 0
+            until = time.monotonic() + TURN_SECONDS
+            for slot, mine, logprobs in turn:
+                if time.monotonic() >= until:
                     yield
                     self._silent_ticks = 0
-                for slot, mine, logprobs in pieces:
-                    self._hand_over(slot, mine, logprobs)
-        else:
-            for begin in range(0, len(slots), TURN_PIECES):
-                if begin:
-                    yield
-                end = begin + TURN_PIECES
-                self._hand_over_step(slots[begin:end], token_ids[begin:end])
+                    until = time.monotonic() + TURN_SECONDS
+                self._hand_over(slot, mine, logprobs)
         for finish in frame.finishes:
             self._finish(finish)
         for failure in frame.failures:
@@ -233,16 +236,6 @@ class WorkerStream:
                 receiver.on_prefill_lost(loss.worker_id, loss.message)
             except Exception:
                 self._give_up(loss.slot)
-
-    def _hand_over_step(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
-        receivers = self._receivers
-        for slot, token_id in zip(slots, token_ids, strict=True):
-            receiver = receivers.get(slot)
-            if receiver is not None:
-                try:
-                    receiver.on_tokens((token_id,), None)
-                except Exception:
-                    self._give_up(slot)
 
     def _hand_over(
         self, slot: int, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
