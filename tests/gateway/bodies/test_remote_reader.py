@@ -42,7 +42,7 @@ class Received(SimpleNamespace):
     """A body as it came, and what was noted."""
 
     def __init__(self, body):
-        super().__init__(body=body, headers={}, ignored=[])
+        super().__init__(body=body, pieces=[body[:1000], bytearray(body[1000:])], headers={}, ignored=[])
 
     def ignore(self, names):
         self.ignored += names
@@ -51,7 +51,7 @@ class Received(SimpleNamespace):
 @pytest.fixture(scope="module")
 def reader():
     reader = RemoteReader()
-    wait_until(lambda: reader.read(CompletionRequest, False, as_json(BODIES["texts"][1])), "the process reads")
+    wait_until(lambda: reader.read(CompletionRequest, False, [as_json(BODIES["texts"][1])]), "the process reads")
     yield reader
     reader.close()
 
@@ -84,14 +84,14 @@ def test_a_body_that_is_no_json_is_refused_there_as_here(reader):
 
 def test_small_bodies_stay_here():
     reader = RemoteReader()
-    assert reader.read(CompletionRequest, False, b" " * REMOTE_BYTES) is None
+    assert reader.read(CompletionRequest, False, [b" " * REMOTE_BYTES]) is None
     assert reader._process is None
 
 
 def test_nothing_waits_until_the_process_has_started():
     reader = RemoteReader()
     try:
-        assert reader.read(CompletionRequest, False, as_json(BODIES["texts"][1])) is None
+        assert reader.read(CompletionRequest, False, [as_json(BODIES["texts"][1])]) is None
     finally:
         reader.close()
 
@@ -100,12 +100,12 @@ def test_a_process_that_ended_is_started_again():
     reader = RemoteReader()
     body = as_json(BODIES["texts"][1])
     try:
-        wait_until(lambda: reader.read(CompletionRequest, False, body), "the process reads")
+        wait_until(lambda: reader.read(CompletionRequest, False, [body]), "the process reads")
         first = reader._process
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-        assert reader.read(CompletionRequest, False, body) is None
-        wait_until(lambda: reader.read(CompletionRequest, False, body), "another process reads")
+        assert reader.read(CompletionRequest, False, [body]) is None
+        wait_until(lambda: reader.read(CompletionRequest, False, [body]), "another process reads")
         assert reader._process is not first
     finally:
         reader.close()
@@ -114,7 +114,7 @@ def test_a_process_that_ended_is_started_again():
 def test_the_process_ends_with_the_gateways_end_of_the_socket():
     reader = RemoteReader()
     body = as_json(BODIES["texts"][1])
-    wait_until(lambda: reader.read(CompletionRequest, False, body), "the process reads")
+    wait_until(lambda: reader.read(CompletionRequest, False, [body]), "the process reads")
     reader._socket.close()
     assert reader._process.wait(10) == 0
     reader.close()

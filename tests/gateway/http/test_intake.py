@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 from support.gateway.rest_harness import RawClient, request_bytes, until
 
+from baton.gateway.http.connection import HttpConnection
 from baton.gateway.http.intake import Intake, network_of
 from baton.gateway.http.server import HttpServer
 
@@ -82,6 +84,36 @@ async def test_a_tenants_chunks_do_not_wait_for_anothers():
         await neighbour.send(head % b"neighbour" + b"1\r\na\r\n" * 600 + b"0\r\n\r\n")
         assert (await neighbour.answer()).body == b"600"
         assert app.seen == ["neighbour"]
+
+
+async def test_a_turn_of_the_event_loop_receives_little_of_what_many_send_fast(monkeypatch):
+    received, most = 0, 0
+    whole = HttpConnection.data_received
+
+    def data_received(connection, data):
+        nonlocal received
+        received += len(data)
+        whole(connection, data)
+
+    def send(port, data):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(data)
+            client.recv(1000)
+
+    def look():
+        nonlocal received, most
+        received, most = 0, max(most, received)
+        handle[0] = loop.call_soon(look)
+
+    monkeypatch.setattr(HttpConnection, "data_received", data_received)
+    loop = asyncio.get_running_loop()
+    handle = [loop.call_soon(look)]
+    async with serving() as (app, server):
+        data = request_of("a", b"x" * (8 << 20))
+        await asyncio.gather(*(asyncio.to_thread(send, server.port, data) for _ in range(6)))
+        assert app.seen == ["a"] * 6
+    handle[0].cancel()
+    assert most <= 1 << 20
 
 
 async def test_what_follows_a_refused_head_is_not_parsed():

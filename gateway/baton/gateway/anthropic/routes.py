@@ -40,7 +40,7 @@ class Messages:
         with serving.counting_rejections(), fields_named(FIELDS):
             check_version(exchange.headers)
             request, model, turn = await serving.bodies.run(
-                partial(self._read, exchange), len(exchange.body), exchange.owner
+                partial(self._read, exchange), exchange.num_body_bytes, exchange.owner
             )
             request_id = serving.admit(exchange, turn.fields, 1)
             token_ids = await encode_turn(model, turn)
@@ -69,7 +69,7 @@ class CountTokens:
         with fields_named(FIELDS):
             check_version(exchange.headers)
             model, turn = await self._serving.bodies.run(
-                partial(self._read, exchange), len(exchange.body), exchange.owner
+                partial(self._read, exchange), exchange.num_body_bytes, exchange.owner
             )
             token_ids = await encode_turn(model, turn)
         count = TokenCount(len(token_ids), ContextManagement(len(token_ids)))

@@ -29,10 +29,11 @@ class Reading(Struct, frozen=True):
     representable: bool = True  # False: the request has values that MessagePack does not
 
 
-def send_frame(sock: socket.socket, data: bytes) -> None:
-    """Sends data behind its length."""
-    sock.sendall(len(data).to_bytes(_LENGTH_BYTES, "little"))
-    sock.sendall(data)
+def send_frame(sock: socket.socket, *pieces: bytes | bytearray) -> None:
+    """Sends pieces of one frame behind their length."""
+    sock.sendall(sum(map(len, pieces)).to_bytes(_LENGTH_BYTES, "little"))
+    for piece in pieces:
+        sock.sendall(piece)
 
 
 def receive_frame(sock: socket.socket) -> bytearray:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from msgspec import Struct, msgpack
 
@@ -30,19 +31,19 @@ class RemoteReader:
         self._closed = False
         self._lock = threading.Lock()
 
-    def read(self, kind: type[Struct], strict: bool, body: bytes) -> Reading | None:
+    def read(self, kind: type[Struct], strict: bool, pieces: Sequence[bytes | bytearray]) -> Reading | None:
         """Returns what the process read. None: it did not; read the body here. Nothing waits for the process's start.
 
         Bodies of up to REMOTE_BYTES are left to the caller.
         """
-        if len(body) <= REMOTE_BYTES:
+        if sum(map(len, pieces)) <= REMOTE_BYTES:
             return None
         sock = self._connection()
         if sock is None:
             return None
         try:
             send_value(sock, Task(kind.__module__, kind.__qualname__, strict))
-            send_frame(sock, body)
+            send_frame(sock, *pieces)
             reading = msgpack.decode(receive_frame(sock), type=Reading)
         except (OSError, EOFError) as error:
             _log.warning("the process that reads large bodies ended or hangs, and is started again: %s", error)

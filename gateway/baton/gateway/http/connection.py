@@ -38,6 +38,7 @@ _WRITE_LOW_WATER = 16 << 10
 _CHUNKS_A_TURN = 512
 _CHUNK_REST_SECONDS = 0.002
 _REQUEST_COST = 2048  # of a turn, beside the body's bytes
+_BULK_BYTES = 64 << 10  # received at once: a client that sends so much more receives in turns
 
 App = Callable[[Exchange], Coroutine[None, None, None] | None]
 
@@ -60,6 +61,8 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._turn: Turn | None = None  # what `current`, or the next chunks, wait for
         self._reads_in_turn = False  # the next chunks wait for it
+        self._receipt: Turn | None = None  # what the next bytes of a bulk wait for
+        self._receives_in_turn = False  # they do
         self._reading_paused = False
         self._lingering = False
         self._lingered_bytes = 0
@@ -101,6 +104,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self._pending.clear()
+        if self._receipt is not None:
+            self._receipt.cancel()
         self._break_off()
         self._stop_current()
 
@@ -133,6 +138,8 @@ class HttpConnection(asyncio.Protocol):
             self.unused = False
             self._unread.append(data)
             self._read_on()
+        if len(data) >= _BULK_BYTES and not self._transport.is_closing():
+            self._receive_in_turn(len(data))
 
     def expire(self, now: float) -> None:
         """Acts where a deadline has passed. The server calls it about every second."""
@@ -144,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
             if now >= self._idle_deadline:
                 self._idle_deadline = math.inf
                 self._transport.close()
-        elif self._unread:
+        elif self._unread or self._receives_in_turn:
             # It is this end that is slow.
             self._reader.deadline = max(self._reader.deadline, now + self._limits.header_timeout)
         elif now >= self._reader.deadline:
@@ -197,6 +204,18 @@ class HttpConnection(asyncio.Protocol):
         busy = self._current is not None or bool(self._pending) or self._reads_in_turn
         return bool(self._unread) and not (busy or self._broken_off)
 
+    def _receive_in_turn(self, num_bytes: int) -> None:
+        """Receives no more before it is this client's turn: a turn of the event loop takes one piece of a bulk."""
+        exchange = self._reader.begun or self._current
+        owner = self._network if exchange is None else self._intake.owner(exchange, self._network)
+        self._receives_in_turn = True
+        self._receipt = self._intake.bulks.take(owner, num_bytes, self._receive_on)
+        self._hold_reading()
+
+    def _receive_on(self) -> None:
+        self._receives_in_turn = False
+        self._hold_reading()
+
     def _read_on(self) -> None:
         """Reads what has come, to the end of a request; chunks when it is their turn."""
         while self._may_read:
@@ -236,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _hold_reading(self) -> None:
         """Lets the client wait while enough is unread."""
-        enough = len(self._unread) > _MAX_UNREAD_BYTES
+        enough = self._receives_in_turn or len(self._unread) > _MAX_UNREAD_BYTES
         if enough != self._reading_paused and not self._transport.is_closing():
             if enough:
                 self._transport.pause_reading()
@@ -294,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.fail(exchange.rejection)
             return
         owner = exchange.owner = self._intake.owner(exchange, self._network)
-        cost = _REQUEST_COST + len(exchange.body)
+        cost = _REQUEST_COST + exchange.num_body_bytes
         self._turn = self._intake.requests.take(owner, cost, partial(self._start, exchange))
 
     def _start(self, exchange: Exchange) -> None:

@@ -59,9 +59,9 @@ class Exchange:
         "_leading_zeros",
         "_length",
         "_num_early_bytes",
+        "_pieces",
         "_wire",
         "authority",
-        "body",
         "cors",
         "ended",
         "headers",
@@ -94,7 +94,7 @@ class Exchange:
         self.query = query.decode("latin-1")
         self.http_version = http_version
         self.headers = headers  # by lower-case name
-        self.body = b""
+        self._pieces: Sequence[bytes | bytearray] = ()  # of the body
         self.received = time.perf_counter()
         self.request_id = ""
         self.owner = ""  # by which work for it takes turns with that for others
@@ -115,6 +115,27 @@ class Exchange:
         self._length = 0
         self._num_early_bytes = 0  # of the head, that went out before it was made
         self._leading_zeros = 0  # of the next chunk's size, that went out already
+
+    @property
+    def body(self) -> bytes:
+        """The body as one piece. Joining a large one takes milliseconds."""
+        if len(self._pieces) != 1 or not isinstance(self._pieces[0], bytes):
+            self._pieces = (b"".join(self._pieces),)
+        return bytes(self._pieces[0])
+
+    @property
+    def pieces(self) -> Sequence[bytes | bytearray]:
+        """The body as it came."""
+        return self._pieces
+
+    @property
+    def num_body_bytes(self) -> int:
+        """The body's size."""
+        return sum(map(len, self._pieces))
+
+    def receive(self, pieces: Sequence[bytes | bytearray]) -> None:
+        """Takes the body."""
+        self._pieces = pieces
 
     @property
     def writable(self) -> bool:
@@ -268,7 +289,7 @@ class Exchange:
         hooks, self.on_end = self.on_end, []
         for hook in hooks:
             hook(self)
-        self.body = b""
+        self._pieces = ()
         self.on_disconnect, self.on_writable = [], []
         self._wire.exchange_ended(self, self._keep_alive)
 

@@ -35,6 +35,7 @@ class Intake:
     tenant_of: Callable[[Exchange], str] = _no_tenant  # empty: not known
     requests: Turns = field(default_factory=Turns)  # a request's way up to its first wait
     chunks: Turns = field(default_factory=Turns)  # some chunks of a body
+    bulks: Turns = field(default_factory=Turns)  # a piece of what comes faster than it is read
 
     def owner(self, exchange: Exchange, network: str) -> str:
         """Returns whose turn reads this request."""

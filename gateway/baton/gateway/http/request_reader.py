@@ -145,7 +145,7 @@ class RequestReader:
         if exchange is None:
             return
         self._join_pieces()
-        exchange.body = b"".join(self._body)
+        exchange.receive(self._body)
         self.state = State.WAITING
         self.deadline = math.inf
         self._begin_message()
@@ -184,7 +184,7 @@ class RequestReader:
             self._refuse(self._too_large())
         self.deadline += len(data) / _MIN_BODY_RATE
         if len(data) >= _LARGE_PIECE or not self._body:
-            self._body.append(data)  # joined at the end: a buffer that grows is copied again and again
+            self._body.append(data)  # not joined: a buffer that grows is copied again and again
         elif isinstance(last := self._body[-1], bytearray):
             last += data  # pieces of two bytes would each take twenty times their size
         else:

@@ -61,7 +61,7 @@ class ChatCompletions:
     async def __call__(self, exchange: Exchange) -> None:
         serving = self._serving
         with serving.counting_rejections():
-            checked = await serving.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
+            checked = await serving.bodies.run(partial(self._check, exchange), exchange.num_body_bytes, exchange.owner)
             request, use, model = checked.request, checked.use, checked.model
             info = model.require_info()
             n = request.n or 1

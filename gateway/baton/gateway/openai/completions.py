@@ -51,7 +51,7 @@ class Completions:
     async def __call__(self, exchange: Exchange) -> None:
         serving = self._serving
         with serving.counting_rejections():
-            checked = await serving.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
+            checked = await serving.bodies.run(partial(self._check, exchange), exchange.num_body_bytes, exchange.owner)
             request, model, sources = checked.request, checked.model, checked.sources
             info = model.require_info()
             n = request.best_of or request.n or 1

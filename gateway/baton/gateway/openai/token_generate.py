@@ -121,7 +121,7 @@ class TokenGenerate:
     async def __call__(self, exchange: Exchange) -> None:
         serving = self._serving
         with serving.counting_rejections(), fields_named(_FIELDS):
-            checked = await serving.bodies.run(partial(self._check, exchange), len(exchange.body), exchange.owner)
+            checked = await serving.bodies.run(partial(self._check, exchange), exchange.num_body_bytes, exchange.owner)
             request, fields, model = checked.request, checked.fields, checked.model
             n = fields.n or 1
             request_id = serving.admit(exchange, fields, n)

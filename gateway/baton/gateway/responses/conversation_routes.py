@@ -53,7 +53,7 @@ class Conversations:
             exchange.ignore(ignored_items(request.items or (), "items"))
             return request.metadata or {}, checked_items(request.items) if request.items else []
 
-        metadata, items = await self._bodies.run(read, len(exchange.body), exchange.owner)
+        metadata, items = await self._bodies.run(read, exchange.num_body_bytes, exchange.owner)
         _respond(exchange, await self._store.create(_tenant(exchange), metadata, items))
 
     async def get(self, exchange: Exchange) -> None:
@@ -62,7 +62,7 @@ class Conversations:
 
     async def update(self, exchange: Exchange) -> None:
         """Handles POST /v1/conversations/{conversation_id}."""
-        request = await self._bodies.run(partial(self._updates.read, exchange), len(exchange.body), exchange.owner)
+        request = await self._bodies.run(partial(self._updates.read, exchange), exchange.num_body_bytes, exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
         _respond(exchange, await self._store.update(_tenant(exchange), _ids(exchange)[0], metadata))
@@ -86,7 +86,7 @@ class Conversations:
             exchange.ignore(ignored_items(request.items, "items"))
             return checked_items(request.items)
 
-        items = await self._bodies.run(read, len(exchange.body), exchange.owner)
+        items = await self._bodies.run(read, exchange.num_body_bytes, exchange.owner)
         _respond(exchange, listed(await self._store.add(_tenant(exchange), _ids(exchange)[0], items)))
 
     async def get_item(self, exchange: Exchange) -> None:

@@ -55,7 +55,9 @@ class Responses:
     async def create(self, exchange: Exchange) -> None:
         """Handles POST /v1/responses."""
         with self._service.counting_rejections():
-            request = await self._service.bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
+            request = await self._service.bodies.run(
+                partial(self._read, exchange), exchange.num_body_bytes, exchange.owner
+            )
         begun = await self._service.begin(exchange, request)
         running = begun.running
         waits = not request.background or request.stream

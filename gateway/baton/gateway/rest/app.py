@@ -68,11 +68,11 @@ class App:
             if not route.public:
                 exchange.identity = self._gate.identify(keys_in_headers(exchange.headers), route.scope)
             exchange.ignore(check_query(route, exchange.query))
-            if len(exchange.body) > LARGE_BYTES:
+            if exchange.num_body_bytes > LARGE_BYTES:
                 exchange.on_end.append(lambda _: self._trimmer.trim_soon())
             if route.method == "POST" and route.scope is Scope.INFERENCE:
                 exchange.on_end.append(self._count_refusal)
-                if self._refusals.must_check(exchange.identity, len(exchange.body)):
+                if self._refusals.must_check(exchange.identity, exchange.num_body_bytes):
                     return self._finish(exchange, self._check_first(exchange, route))
             work = route.handler(exchange)
         except Exception as error:
@@ -88,7 +88,7 @@ class App:
 
     def _count_refusal(self, exchange: Exchange) -> None:
         admitted = bool(exchange.limit_headers)
-        self._refusals.count_response(exchange.identity, exchange.status, len(exchange.body), admitted)
+        self._refusals.count_response(exchange.identity, exchange.status, exchange.num_body_bytes, admitted)
 
     def _answer_options(self, exchange: Exchange) -> None:
         self._count(exchange, "OPTIONS")

@@ -44,5 +44,5 @@ class Resumable:
         tenant = exchange.identity.tenant.name
         journal = await self._store.resume(tenant, request_id, exchange.path, positions, _HEADER)
         exchange.request_id = request_id
-        exchange.body = journal.head.body
+        exchange.receive((journal.head.body,))
         exchange.journal = journal

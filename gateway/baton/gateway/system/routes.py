@@ -39,7 +39,7 @@ class Tokens:
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Handles POST /tokenize."""
-        request, chat = await self._bodies.run(partial(self._read, exchange), len(exchange.body), exchange.owner)
+        request, chat = await self._bodies.run(partial(self._read, exchange), exchange.num_body_bytes, exchange.owner)
         model = allowed_model(self._catalog, exchange.identity, request.model)
         token_ids = await _encode(model, request, chat)
         names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
@@ -53,7 +53,9 @@ class Tokens:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Handles POST /detokenize."""
-        request, model = await self._bodies.run(partial(self._read_ids, exchange), len(exchange.body), exchange.owner)
+        request, model = await self._bodies.run(
+            partial(self._read_ids, exchange), exchange.num_body_bytes, exchange.owner
+        )
         try:
             text = await model.tokenizer.decode_async(request.tokens)
         except ServiceError as error:

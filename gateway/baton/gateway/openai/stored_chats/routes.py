@@ -98,7 +98,7 @@ class StoredChats:
 
     async def update(self, exchange: Exchange) -> None:
         """Handles POST /v1/chat/completions/{completion_id}."""
-        request = await self._bodies.run(partial(self._decoder.read, exchange), len(exchange.body), exchange.owner)
+        request = await self._bodies.run(partial(self._decoder.read, exchange), exchange.num_body_bytes, exchange.owner)
         metadata = request.metadata or {}
         check_metadata(metadata)
         chat = await self._store.update(exchange.identity.tenant.name, _id_of(exchange), metadata)
