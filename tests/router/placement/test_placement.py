@@ -51,6 +51,28 @@ def test_less_urgent_requests_leave_half_of_each_queue_to_the_others(priority, b
     assert choose([standing(num_running=64, queue_depth=bound - 1)], priority=priority)
 
 
+def test_a_tenant_that_fills_the_queues_has_no_newcomer_refused():
+    """Beyond the queues' bound there is room for those below their share, and a bound of that."""
+    tenants = {"flood": TenantLoad(1.0, 64 * 4000, 64)}
+    full = standing(num_running=64, queue_depth=64)
+    with pytest.raises(NoCapacity, match="64 requests waiting"):
+        choose([full], tenants, tenant="flood")
+    assert choose([full], tenants, tenant="new")
+    tenants["new"] = TenantLoad(1.0, 4000, 1)
+    assert choose([standing(num_running=64, queue_depth=79)], tenants, tenant="new")
+    with pytest.raises(NoCapacity, match="80 requests waiting"):
+        choose([standing(num_running=64, queue_depth=80)], tenants, tenant="new")
+    tenants["new"] = TenantLoad(1.0, 65 * 4000, 65)
+    with pytest.raises(NoCapacity):
+        choose([full], tenants, tenant="new")
+
+
+def test_without_tenants_the_queues_bound_is_everyones():
+    full = standing(num_running=64, queue_depth=64)
+    with pytest.raises(NoCapacity):
+        choose([full], {"": TenantLoad(1.0, 64 * 4000, 64)})
+
+
 def test_an_urgent_request_does_not_wait_for_those_it_overtakes():
     behind = costs.local(
         standing(num_pending_prefill_tokens=10_000), demand(), costs.decode_alone(standing(), demand(), 0.02)

@@ -233,6 +233,20 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
     check_all(rig, requests)
 
 
+def test_a_tenant_that_fills_the_queue_has_no_newcomer_refused():
+    rig = make_rig(make_executor(max_num_requests=2), max_num_requests=2, max_queue_depth=8)
+    requests = [make_request(prompt_of(5, salt=number), tenant="flood") for number in range(10)]
+    rig.submit(*requests)
+    with pytest.raises(NoCapacity, match="the queue takes 8"):
+        rig.submit(make_request(prompt_of(5), tenant="flood"))
+    newcomers = [make_request(prompt_of(5, salt=20 + number), tenant="new") for number in range(2)]
+    rig.submit(*newcomers)
+    with pytest.raises(NoCapacity, match="12 requests wait"):
+        rig.submit(make_request(prompt_of(5), tenant="new"))
+    rig.drain()
+    check_all(rig, [*requests, *newcomers])
+
+
 def test_a_request_id_in_use_is_refused():
     rig = make_rig()
     rig.submit(make_request([5, 6], request_id="same"))

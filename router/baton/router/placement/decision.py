@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from baton.router.placement import filter as filters
 from baton.router.placement.costs import seconds_per_seat
-from baton.router.placement.fair_share import BACKGROUND_PART, exceeds_share, fullness, queue_bound, wait_pressure
+from baton.router.placement.fair_share import (
+    BACKGROUND_PART,
+    exceeds_share,
+    fullness,
+    is_below_share,
+    queue_bound,
+    wait_pressure,
+)
 from baton.router.placement.policy import Option, rank
 from baton.router.placement.promises import Promises, promise_of
 from baton.router.placement.standing import NO_TRAFFIC, Demand, Objectives, Standing, Traffic
@@ -51,7 +58,8 @@ def decide(
     of full queues, or no option meets the time limit.
     """
     demand = asked.demand
-    bound = queue_bound(max_queue_depth, asked.priority)
+    below_share = is_below_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens)
+    bound = queue_bound(max_queue_depth, asked.priority, below_share)
     decoding = [one for one in standings if one.view.can_decode]
     lending = [one for one in standings if one.view.can_prefill_for_others]
     decodes = _with_room(decoding, asked, bound)

@@ -8,6 +8,7 @@ are served in the proportion in which they wait.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from baton.router.placement.costs import Costs
@@ -18,6 +19,9 @@ from baton.router.requests.in_flight import TenantLoad
 _FULL = 0.8
 # Of an objective's room, what a wait may be expected to take.
 _WAIT_PART = 0.5
+# The part of a queue that is kept, beyond its bound, for tenants below their share: a tenant that fills the queues
+# while it is alone has no other refused.
+_NEWCOMERS_PART = 0.25
 # Less urgent requests leave so much of each queue to the others.
 BACKGROUND_PART = 0.5
 
@@ -52,6 +56,16 @@ def exceeds_share(
     return share * how_full / _FULL > weight / weights
 
 
-def queue_bound(max_queue_depth: int, priority: int) -> int:
-    """How many requests may wait at a worker before one of this priority is refused there."""
-    return max(1, int(max_queue_depth * BACKGROUND_PART)) if priority > 0 else max_queue_depth
+def is_below_share(tenants: Mapping[str, TenantLoad], tenant: str, weight: float, num_tokens: int) -> bool:
+    """Returns whether a tenant has less than its share with so many more tokens, where others have some too."""
+    has_others = any(name != tenant for name in tenants)
+    return has_others and not exceeds_share(tenants, tenant, weight, num_tokens, _FULL)
+
+
+def queue_bound(max_queue_depth: int, priority: int, below_share: bool = False) -> int:
+    """How many requests may wait at a worker before one of this priority is refused there.
+
+    `below_share`: its tenant has less than its share.
+    """
+    bound = max(1, int(max_queue_depth * BACKGROUND_PART)) if priority > 0 else max_queue_depth
+    return bound + math.ceil(bound * _NEWCOMERS_PART) if below_share else bound

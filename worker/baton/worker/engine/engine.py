@@ -33,6 +33,7 @@ from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.scheduler import Scheduler
 from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.scheduling.step_draft import ScheduledStep
+from baton.worker.scheduling.tenant_queues import may_exceed
 
 if TYPE_CHECKING:
     from baton.worker.sampling.grammar.grammars import Grammars
@@ -115,7 +116,7 @@ class Engine:
             raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
         if request.constraint is not None and self._grammars is None:
             raise Unsupported("this worker takes no constraints", field="constraint")
-        self._check_queue()
+        self._check_queue(request.tenant)
         state = self._new_state(request)
         if not self._requests.add(state):
             return
@@ -317,10 +318,10 @@ class Engine:
 
     # Submitting.
 
-    def _check_queue(self) -> None:
-        queued = self._scheduler.num_queued
-        limit = self._settings.max_queue_depth
-        if queued - self._scheduler.batch.num_free_rows >= limit:
+    def _check_queue(self, tenant: str) -> None:
+        queued, limit = self._scheduler.num_queued, self._settings.max_queue_depth
+        excess = queued - self._scheduler.batch.num_free_rows - limit
+        if excess >= 0 and not may_exceed(tenant, self._scheduler.queued(), limit, excess):
             raise NoCapacity(
                 f"{queued} requests wait, the queue takes {limit}", retry_after_ms=int(self._retry_seconds() * 1000)
             )
