@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BYTES_PER_VALUE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "simulated": 8}
 
@@ -59,11 +59,20 @@ class KvSpec:
     groups: tuple[KvGroup, ...]
     tp_size: int = 1
     tp_rank: int = 0
+    # Of each KV layer: transfers look them up for every piece.
+    _group_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _bytes_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        group_of = tuple(index for index, group in enumerate(self.groups) for _ in group.layers)
+        sizes = [self.bytes_per_block_layer(group) for group in self.groups]
+        object.__setattr__(self, "_group_of", group_of)
+        object.__setattr__(self, "_bytes_of", tuple(sizes[index] for index in group_of))
 
     @property
     def num_layers(self) -> int:
         """Of all groups."""
-        return sum(group.num_layers for group in self.groups)
+        return len(self._group_of)
 
     @property
     def bytes_per_block(self) -> int:
@@ -81,15 +90,11 @@ class KvSpec:
 
     def group_of(self, layer: int) -> int:
         """Returns the index of the group that a KV layer belongs to; the last one for layers that do not exist."""
-        for index, group in enumerate(self.groups):
-            if layer < group.num_layers:
-                return index
-            layer -= group.num_layers
-        return len(self.groups) - 1
+        return self._group_of[layer] if layer < len(self._group_of) else len(self.groups) - 1
 
     def layer_bytes(self, layer: int) -> int:
-        """Returns the bytes of one block in one KV layer."""
-        return self.bytes_per_block_layer(self.groups[self.group_of(layer)])
+        """Returns the bytes of one block in one KV layer; the last one's for layers that do not exist."""
+        return self._bytes_of[layer] if layer < len(self._bytes_of) else self._bytes_of[-1]
 
     @property
     def largest_layer_bytes(self) -> int:
