@@ -19,7 +19,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.handover.bandwidth import Bandwidth
 from baton.worker.handover.counters import HandoverCounters, counters_message
 from baton.worker.handover.decode.side import DecodeSide
-from baton.worker.handover.heartbeat import Beat, Heartbeat
+from baton.worker.handover.heartbeat import Beat, Heartbeat, LeaseRenewal
 from baton.worker.handover.listener import HandoverListener, HandoverListeners
 from baton.worker.handover.prefill.side import PrefillSide
 from baton.worker.handover.settings import MAX_BEAT_SECONDS, HandoverSettings
@@ -70,6 +70,7 @@ class Handover(EngineListener):
         worker_id: str,
         settings: HandoverSettings,
         clock: Callable[[], float] = time.monotonic,
+        renewal: LeaseRenewal | None = None,  # None: a thread
     ) -> None:
         hello = kv_pb2.PeerHello(
             worker_id=worker_id,
@@ -83,14 +84,14 @@ class Handover(EngineListener):
         self._clock = clock
         self._counters = HandoverCounters()
         self._listeners = HandoverListeners()
-        self._heartbeat = Heartbeat(settings.hang_seconds, clock)
+        self._heartbeat = renewal or Heartbeat(settings.hang_seconds, clock)
         self._beats = False  # whether any peer receives heartbeats
         self._ticked_at = self._checked_at = clock()
         self._bandwidth = Bandwidth()
         self._bandwidth_of: dict[str, Bandwidth] = {}  # by transport
-        renewal = kv_pb2.LeaseRenewal(epoch=engine.epoch)
-        self._to_decode = worker_pb2.PrefillStreamResponse(renewal=renewal).SerializeToString()
-        self._to_prefill = worker_pb2.PrefillStreamRequest(renewal=renewal).SerializeToString()
+        sign = kv_pb2.LeaseRenewal(epoch=engine.epoch)
+        self._to_decode = worker_pb2.PrefillStreamResponse(renewal=sign).SerializeToString()
+        self._to_prefill = worker_pb2.PrefillStreamRequest(renewal=sign).SerializeToString()
         self.prefill_side = PrefillSide(
             engine,
             executor,

@@ -5,8 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 Beat = Callable[[], None]
+
+
+class LeaseRenewal(Protocol):
+    """Renews leases by calling each peer's beat every so often."""
+
+    def alive(self, now: float) -> None:
+        """Notes that the engine thread runs."""
+
+    def set(self, beats: Mapping[object, Beat], interval: float) -> None:
+        """Calls these from now on, that often."""
+
+    def close(self) -> None:
+        """Ends the calls. Idempotent."""
 
 
 class Heartbeat:

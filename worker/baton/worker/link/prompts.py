@@ -2,8 +2,10 @@
 
 The front does the work for each token and block, which would delay steps on the engine's thread. It hashes again what
 the gateway and a decode worker have hashed: a wrong hash from another process would give the KV of one prompt to
-another. A common prefix of prompts is hashed once. A frame of kind *_HASHED is a message after its prompts. Only the
-front writes it; no other process can.
+another. A common prefix of prompts is hashed once. A prompt is parsed once, here; the engine parses the rest of its
+message again, in 3 to 11 us. Gateways send prompts as numbers, and not packed as decode workers do, because older
+workers read only numbers: 32 Ki tokens take 0.3 ms here and 2 ms at the gateway. A frame of kind *_HASHED is a message
+after its prompts. Only the front writes it; no other process can.
 
     uint32 number of prompts | of each: uint32 bytes of tokens, uint32 bytes of hashes | of each: both | the message
 """

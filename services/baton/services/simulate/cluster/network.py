@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -324,7 +324,7 @@ class VirtualHeartbeat:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._beats: dict[object, Callable[[], None]] = {}
+        self._beats: Mapping[object, Callable[[], None]] = {}
         self._interval = 0.25
         self._is_due = False
         self._closed = False
@@ -332,7 +332,7 @@ class VirtualHeartbeat:
     def alive(self, now: float) -> None:
         """A simulated engine never hangs by itself."""
 
-    def set(self, beats: dict[object, Callable[[], None]], interval: float) -> None:
+    def set(self, beats: Mapping[object, Callable[[], None]], interval: float) -> None:
         """Who is told from now on, and how often."""
         self._beats, self._interval = beats, interval
         if beats and not self._is_due:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
 
 from baton.rpc.errors import ServiceError
 from baton.services.simulate.cluster.engine import CacheEvent, Coast, VirtualEngine
@@ -22,9 +21,6 @@ from baton.worker.link.frames import Kind
 from baton.worker.process.state_reporter import load_message, model_message
 from baton.worker.requests.outputs import EngineListener, StepOutputs
 from baton.worker.transfer.layout import layout_message
-
-if TYPE_CHECKING:
-    from baton.worker.handover.heartbeat import Heartbeat
 
 MODEL = "simulated"
 _ROLES = {
@@ -376,10 +372,13 @@ class SimWorker(EngineListener):
             spec.layer_bytes(0),
             self._settings.device.transfer_bytes_per_second,
         )
-        link = NetworkLink(network, self, self.clock)
-        handover = Handover(
-            self.engine, self._executor, transport, link, self.worker_id, HandoverSettings(), self.clock
+        return Handover(
+            self.engine,
+            self._executor,
+            transport,
+            NetworkLink(network, self, self.clock),
+            self.worker_id,
+            HandoverSettings(),
+            self.clock,
+            VirtualHeartbeat(network.timeline),
         )
-        # Its beats come from a thread otherwise.
-        handover._heartbeat = cast("Heartbeat", VirtualHeartbeat(network.timeline))
-        return handover
