@@ -193,6 +193,7 @@ def test_a_worker_that_knows_no_groups_refuses_them():
         (1, {"layers": []}, "no layers"),
         (1, {"layers": [0, 1, 2, 3]}, "each layer once"),
         (1, {"layers": [0, 1, 3, 7]}, "each layer once"),
+        (1, {"layers": range(65535)}, "65537 layers; the maximum is 65536"),
         (1, {"kv_scales": [1.0]}, "1 kv_scales"),
     ],
 )

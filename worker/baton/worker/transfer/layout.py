@@ -62,6 +62,9 @@ def layout_message(spec: KvSpec) -> kv_pb2.KvLayout:
 
 def spec_of(message: kv_pb2.KvLayout) -> KvSpec:
     """Returns the spec of a message. Raises Mismatch if this version does not support it."""
+    num_layers = sum(len(group.layers) for group in message.groups) or message.num_layers
+    if num_layers > _MAX_LAYERS:
+        raise _mismatch(f"the peer has {num_layers} layers; the maximum is {_MAX_LAYERS}", "num_layers")
     groups = tuple(map(_group_of, message.groups)) or (_full_group(message),)
     if message.block_size < 1:
         raise _mismatch("the peer's KV layout has block_size=0; it must be at least 1", "block_size")
@@ -122,8 +125,6 @@ def _full_group(message: kv_pb2.KvLayout) -> KvGroup:
     for name in ("num_layers", "num_kv_heads", "head_dim"):
         if getattr(message, name) < 1:
             raise _mismatch(f"the peer's KV layout has {name}=0; it must be at least 1", name)
-    if message.num_layers > _MAX_LAYERS:
-        raise _mismatch(f"the peer has {message.num_layers} layers; the maximum is {_MAX_LAYERS}", "num_layers")
     _check_scales(message.kv_scales, dtype, message.num_layers)
     layers = tuple(range(message.num_layers))
     scales = tuple(message.kv_scales)
