@@ -107,7 +107,7 @@ def test_a_quiet_fleet_says_so_and_a_request_shows_up_with_its_times_and_its_evi
     expect(tab["#workers-count"]).to_have_text("2 workers")
     expect(tab["#placements-none"]).to_contain_text("No request has been placed yet")
     expect(tab["#flows-none"]).to_have_text("No KV has moved in the last seconds.")
-    assert "no request has ended lately" in tile(tab, "TTFT")
+    assert "no request has ended recently" in tile(tab, "TTFT")
     row = worker_row(tab, "prefill-0")
     assert (row["Role"], row["State"], row["Running"]) == ("prefill", "serving", "0")
     assert int(row["Epoch"]) > 0

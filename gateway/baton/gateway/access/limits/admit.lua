@@ -1,13 +1,13 @@
--- Reserves one request of all limits, or none of them. One that only looks reserves none.
+-- Reserves one request of all limits, or of none. A dry run reserves nothing.
 local me, lease_ms = ARGV[1], tonumber(ARGV[4])
 local running, reserved = tonumber(ARGV[2]), tonumber(ARGV[3]) -- of this gateway, with this request
 local asked = {tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])}
 local limits = {tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])}
 local most_running, budget = tonumber(ARGV[11]), tonumber(ARGV[12])
 local tokens = asked[2] + asked[3]
-local only_looks = ARGV[19] == '1'
+local dry_run = ARGV[19] == '1'
 
--- What this gateway admitted while Redis was away, or had lost.
+-- Adds what this gateway admitted while Redis was unreachable, or what Redis lost.
 for kind = 1, 3 do
   add(kind, tonumber(ARGV[12 + kind]))
 end
@@ -34,13 +34,13 @@ if most_running > 0 or budget > 0 then
   if refused == 0 and budget > 0 and taken > budget then
     refused, used = 5, taken - tokens
   end
-  if refused == 0 and not only_looks then
+  if refused == 0 and not dry_run then
     save_lease(me, running, reserved, lease_ms)
   else
     save_lease(me, running - asked[1], reserved - tokens, lease_ms)
   end
 end
-if refused == 0 and not only_looks then
+if refused == 0 and not dry_run then
   for kind = 1, 3 do
     add(kind, asked[kind])
   end

@@ -1,4 +1,4 @@
--- Which gateways there are: this one is here. Returns how many were heard of within their lease.
+-- Renews this gateway's lease. Returns the number of gateways with a valid lease.
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local lease_ms = tonumber(ARGV[2])

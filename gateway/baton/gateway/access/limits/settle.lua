@@ -1,6 +1,6 @@
--- Corrects a reservation to what was used, and says how many requests this gateway runs.
+-- Corrects a reservation to the actual usage, and records how many requests this gateway runs.
 local me, lease_ms = ARGV[1], tonumber(ARGV[4])
-local cell = tonumber(ARGV[5]) -- where it was reserved; -1: nowhere
+local cell = tonumber(ARGV[5]) -- of the reservation; -1: none
 local changes = {0, tonumber(ARGV[7]), tonumber(ARGV[8])}
 local spends, has_leases = ARGV[9] == '1', ARGV[10] == '1'
 

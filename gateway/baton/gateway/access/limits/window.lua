@@ -1,6 +1,6 @@
--- One tenant's limits, by Redis's own clock. What every script begins with; window.py does the same in one process.
--- KEYS: 1 the last minute, 2 who runs how many requests, 3 tokens by month.
--- CELL_MS and CELLS are put before this text.
+-- One tenant's limits, by Redis's own clock. Precedes every script; window.py does the same in one process.
+-- KEYS: 1 the last minute, 2 running requests by gateway, 3 tokens by month.
+-- CELL_MS and CELLS are defined before this text.
 local RING = CELLS + 1
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -15,12 +15,12 @@ local function slot(kind, cell)
   return KINDS[kind] .. cell % RING
 end
 
-local function begin_anew()
+local function reset_window()
   redis.call('DEL', KEYS[1])
   totals, newest, mark = {0, 0, 0}, 0, now_ms
 end
 
-local function forget_cells(first, final)
+local function drop_cells(first, final)
   local fields, kinds = {}, {}
   for cell = first, final do
     for kind = 1, 3 do
@@ -50,11 +50,11 @@ local function add(kind, amount)
 end
 
 if not last or now - last >= RING then
-  begin_anew()
+  reset_window()
 elseif last - now > 10000 / CELL_MS then
-  -- The clock went back, as after a failover: what counted counts as of now.
+  -- The clock went back, as after a failover: the usage counts from now on.
   local kept, old_mark = totals, mark
-  begin_anew()
+  reset_window()
   mark = old_mark
   for kind = 1, 3 do
     add(kind, kept[kind])
@@ -62,7 +62,7 @@ elseif last - now > 10000 / CELL_MS then
 elseif now < last then
   now = last
 elseif now > last then
-  forget_cells(last + 1, now)
+  drop_cells(last + 1, now)
 end
 
 local function save_window()
@@ -70,7 +70,7 @@ local function save_window()
   redis.call('PEXPIRE', KEYS[1], 2 * CELLS * CELL_MS)
 end
 
--- Milliseconds until so much of a kind is forgotten.
+-- Returns the milliseconds until `needed` of a kind expire.
 local function wait_ms(kind, needed)
   local fields = {}
   for cell = now - CELLS, now do
@@ -86,7 +86,7 @@ local function wait_ms(kind, needed)
   return CELLS * CELL_MS
 end
 
--- Requests and tokens that other gateways run. A gateway that is not heard of for its lease runs none.
+-- Returns requests and tokens of other gateways. A gateway whose lease has expired has none.
 local function others(me, lease_ms)
   local requests, tokens = 0, 0
   local leases = redis.call('HGETALL', KEYS[2])
@@ -127,7 +127,7 @@ local function month_of(seconds)
   return (year + era * 400 + (month <= 2 and 1 or 0)) * 100 + month
 end
 
--- The month, and the tokens of it: never fewer than the gateway that asks has been told before.
+-- Returns the month and its tokens, never fewer than the calling gateway already knows.
 local function spend(amount, known_month, known)
   local month = month_of(tonumber(time[1]))
   local spent = tonumber(redis.call('HGET', KEYS[3], month)) or 0

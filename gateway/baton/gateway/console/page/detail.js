@@ -1,4 +1,4 @@
-// One request: where its time went, and why it was placed as it was.
+// Shows one request: its times, and the explanation of its placement.
 
 import { byId, element } from "./dom.js";
 import { bytes, count, duration, percent, plural, rate, bandwidth } from "./format.js";
@@ -12,7 +12,7 @@ export class Detail {
     this.dialog = byId("detail");
     byId("detail-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("click", (event) => {
-      if (event.target === this.dialog) this.dialog.close(); // beside it
+      if (event.target === this.dialog) this.dialog.close(); // a click outside
     });
   }
 
@@ -44,11 +44,11 @@ function factsOf(told) {
   return [element("dl", { className: "facts" }, ...nodes)];
 }
 
-/** Bars on one scale, from the question to a router on. */
+/** Bars on one scale, starting at the placement request. */
 function timelineOf(result) {
   const title = element("h3", { textContent: "Time" });
   if (!result?.times) {
-    const text = result ? "No times were told for this placement." : "The times are told when the request has ended.";
+    const text = result ? "No times were reported for this placement." : "The times are reported when the request has ended.";
     return [title, element("p", { className: "empty", textContent: text })];
   }
   const { times } = result;
@@ -84,9 +84,9 @@ function transferNote(times) {
 }
 
 function waysOf(told) {
-  const title = element("h3", { textContent: "Why here" });
+  const title = element("h3", { textContent: "Candidates" });
   const note = element("p", { className: "note", textContent:
-    "Every way to run it, and the seconds of delay that each would have added, by cause. The first was taken." });
+    "The candidate placements with the seconds of delay that each would add, by cause. The first was chosen." });
   const shown = told.ways.slice(0, MOST_WAYS);
   const top = Math.max(...shown.map((way) => way.total), 1e-9);
   const used = COSTS.filter((kind) => shown.some((way) => way.costs[kind]));
@@ -106,12 +106,12 @@ function waysOf(told) {
       element("strong", { textContent: duration(way.total), title: spoken }), element("span", { className: "unseen", textContent: spoken }));
   });
   const more = told.ways.length - shown.length;
-  const rest = more > 0 ? [element("p", { className: "note", textContent: `And ${plural(more, "dearer way")}.` })] : [];
+  const rest = more > 0 ? [element("p", { className: "note", textContent: `And ${plural(more, "slower candidate")}.` })] : [];
   return [title, note, legend, element("ol", { className: "ways" }, ...items), ...rest];
 }
 
 function evidenceOf(told) {
-  const head = ["Worker", "Cached", "Requests", "Waiting", "Backlog", "State's age", "Prefill", "Transfer", "Not considered because"];
+  const head = ["Worker", "Cached", "Requests", "Waiting", "Backlog", "State's age", "Prefill", "Transfer", "Refused because"];
   const numbers = new Set([1, 2, 3, 4, 5, 6, 7]);
   const rows = told.evidence.map((one) => {
     const refused = Boolean(one.refusal);
@@ -128,6 +128,6 @@ function evidenceOf(told) {
     element("thead", {}, element("tr", {}, ...head.map((text, at) =>
       element("th", { textContent: text, className: numbers.has(at) ? "number" : "", attributes: { scope: "col" } })))),
     element("tbody", {}, ...rows));
-  const region = { tabindex: "0", role: "region", "aria-label": "What was known of each worker" };
-  return [element("h3", { textContent: "What was known" }), element("div", { className: "scroll", attributes: region }, table)];
+  const region = { tabindex: "0", role: "region", "aria-label": "Evidence for each worker" };
+  return [element("h3", { textContent: "Evidence" }), element("div", { className: "scroll", attributes: region }, table)];
 }

@@ -1,26 +1,26 @@
-// KV on its way from workers that prefill to workers that decode.
+// KV transfers from prefill workers to decode workers.
 
 import { byId, element } from "./dom.js";
 import { bandwidth, plural, rate } from "./format.js";
 import { svg } from "./svg.js";
 
-const MOST = 24; // lines that can be told apart
+const MOST = 24; // more lines cannot be distinguished
 const MOST_NARROW = 12;
 const ROW = 26;
-const ROW_NARROW = 40; // the figure is below the name
+const ROW_NARROW = 40; // with the value below the name
 const NARROW = 560;
-const LABEL = 184; // pixels of a name and its figure
+const LABEL = 184; // pixels of a name and its value
 const LABEL_NARROW = 112;
-const MOST_LETTERS = 14; // of a name
+const MOST_LETTERS = 14; // letters of a name
 const WIDEST = 12;
 
-/** The picture, and the table that says the same. */
+/** The diagram, and a table with the same values. */
 export class Flows {
   constructor() {
     this.chart = byId("flows-chart");
     this.flows = [];
-    this.more = ""; // what the picture leaves out
-    this.drawn = new Set(); // the lines of the picture before
+    this.more = ""; // note about flows that are not drawn
+    this.drawn = new Set(); // the lines drawn last time
     new ResizeObserver(() => this._draw()).observe(this.chart);
   }
 
@@ -37,7 +37,7 @@ export class Flows {
     this._draw();
   }
 
-  /** The largest; one that was drawn before stays while it is among twice as many, so that the picture is calm. */
+  /** Returns the largest flows. A flow drawn before stays while it is among twice as many, to avoid flicker. */
   _chosen(most) {
     const candidates = this.flows.slice(0, 2 * most);
     const stay = candidates.filter((flow) => this.drawn.has(keyOf(flow))).slice(0, most);
@@ -82,7 +82,7 @@ function keyOf(flow) {
 function totalsBy(flows, key) {
   const totals = new Map();
   for (const flow of flows) totals.set(flow[key], (totals.get(flow[key]) ?? 0) + flow.bytes_per_second);
-  // By name, so that nothing jumps from second to second.
+  // Sorted by name, so that nothing jumps every second.
   return [...totals].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
 }
 

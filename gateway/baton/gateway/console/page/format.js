@@ -1,15 +1,15 @@
-// Figures as people read them. What is not known is a dash.
+// Formats values for people. An unknown value is a dash.
 
 const COUNT = new Intl.NumberFormat("en");
 const NOTHING = "–";
 const PREFIXES = ["", "k", "M", "G", "T", "P"];
 
-/** A whole number with separators. */
+/** Formats an integer with separators. */
 export function count(value) {
   return value === null ? NOTHING : COUNT.format(Math.round(value));
 }
 
-/** A number in three figures: 1.24 M. */
+/** Formats a number with three digits: 1.24 M. */
 export function short(value) {
   if (value === null) return NOTHING;
   let at = 0;
@@ -22,31 +22,31 @@ export function short(value) {
   return at === 0 ? text : `${text} ${PREFIXES[at]}`;
 }
 
-/** Something a second. */
+/** Formats a rate per second. */
 export function rate(value) {
   return value === null ? NOTHING : `${short(value)}/s`;
 }
 
-/** Bytes a second. */
+/** Formats bytes per second. */
 export function bandwidth(value) {
   return value === null ? NOTHING : `${bytes(value)}/s`;
 }
 
-/** Bytes. */
+/** Formats bytes. */
 export function bytes(value) {
   if (value === null) return NOTHING;
   const text = short(value);
   return text.includes(" ") ? `${text}B` : `${text} B`;
 }
 
-/** A part of one, in percent. */
+/** Formats a fraction in percent. */
 export function percent(part) {
   if (part === null) return NOTHING;
   const hundredth = part * 100;
   return `${hundredth > 0 && hundredth < 9.95 ? hundredth.toFixed(1) : Math.round(hundredth)} %`;
 }
 
-/** Seconds. */
+/** Formats seconds. */
 export function duration(seconds) {
   if (seconds === null) return NOTHING;
   if (seconds === 0) return "0 ms";
@@ -57,7 +57,7 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
 }
 
-/** How long ago, in words as short as they can be. */
+/** Formats an age as a short text. */
 export function age(seconds) {
   if (seconds < 0.95) return "now";
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
@@ -65,7 +65,7 @@ export function age(seconds) {
   return `${Math.round(seconds / 3600)} h`;
 }
 
-/** One of many, in words: 1 worker, 2 workers. */
+/** Formats a count with its noun: 1 worker, 2 workers. */
 export function plural(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 }

@@ -1,4 +1,4 @@
-// The console: follows the gateway's snapshots and shows the newest one.
+// The console: streams the gateway's snapshots and shows the latest one.
 
 import { Detail } from "./detail.js";
 import { byId } from "./dom.js";
@@ -12,21 +12,21 @@ import { Workers } from "./workers.js";
 
 const FIRST_DELAY_MS = 500;
 const MAX_DELAY_MS = 5000;
-const STALE_SECONDS = 3; // routers answer every second
+const STALE_SECONDS = 3; // routers reply every second
 
 class Console {
   constructor() {
     this.apiKey = recall("api_key", "");
     this.isPaused = false;
-    this.hasShown = false; // a picture
-    this.stopped = null; // the AbortController of the stream that runs
+    this.hasShown = false; // whether a snapshot was shown
+    this.stopped = null; // the AbortController of the current stream
     this.detail = new Detail();
     this.parts = [new Tiles(byId("tiles")), new Flows(), new Workers(), new Placements((id) => this.open("placement_id", id))];
     this._listen();
     this.follow();
   }
 
-  /** Follows until the page is hidden or a key is asked for. */
+  /** Streams snapshots until the page is hidden or a key is required. */
   async follow() {
     this.stopped?.abort();
     const stopped = (this.stopped = new AbortController());
@@ -51,7 +51,7 @@ class Console {
     }
   }
 
-  /** The newest snapshot. */
+  /** Shows a snapshot. */
   take(snapshot) {
     byId("sign-in").hidden = true;
     byId("change-key").hidden = !this.apiKey;
@@ -61,7 +61,7 @@ class Console {
     this._notice(troubleOf(snapshot));
     if (this.isPaused) return;
     this._live(isStale ? "lost" : "live", isStale ? "No router answers" : "Live");
-    if (isStale && this.hasShown) return; // the last picture says more
+    if (isStale && this.hasShown) return; // the last snapshot is more useful
     this.hasShown = true;
     for (const part of this.parts) part.show(snapshot);
     const rates = snapshot.window ? `Rates are of the last ${Math.round(snapshot.window)} s.` : "";
@@ -74,7 +74,7 @@ class Console {
     this._notice(`${error.message} What is shown is what was known last.`);
   }
 
-  /** The gateway wants a key, or another one. */
+  /** Shows the form for a key. */
   askForKey(refused) {
     const had = Boolean(this.apiKey);
     this._live("locked", "Locked");
@@ -120,7 +120,7 @@ class Console {
       const id = byId("find-id").value.trim();
       if (id) this.open("request_id", id);
     });
-    // A page that nobody looks at asks for nothing.
+    // A hidden page requests nothing.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.stopped?.abort();
       else if (byId("sign-in").hidden) this.follow();
@@ -145,7 +145,7 @@ class Console {
   }
 }
 
-/** What is wrong with the fleet as a whole, in words; empty: nothing. */
+/** Returns the problems of the whole fleet as a text; empty if there are none. */
 function troubleOf({ routers, heard_age, workers, fleet }) {
   const silent = routers.filter((one) => one.problem).map((one) => `${one.address}: ${one.problem}`);
   if (heard_age === null) return `No router has answered yet (${silent.join("; ")}).`;

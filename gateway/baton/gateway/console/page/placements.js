@@ -1,4 +1,4 @@
-// Requests as routers placed them.
+// The table of recent placements.
 
 import { byId, element } from "./dom.js";
 import { age, count, duration } from "./format.js";

@@ -1,27 +1,27 @@
-// What the console asks of the gateway. Knows no page.
+// The console's requests to the gateway. Knows nothing of the page.
 
 import { eventData } from "./sse.js";
 
-const SILENCE_MS = 6000; // a snapshot comes every second
+const SILENCE_MS = 6000; // snapshots arrive every second
 const ASK_MS = 10_000;
 
-/** The gateway refused: its own words. */
+/** The gateway refused a request. The message is the gateway's. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 
-  /** A key, or another key, would help. */
+  /** Returns whether a valid key would help. */
   get wantsKey() {
     return this.status === 401 || this.status === 403;
   }
 }
 
-/** Nobody answered, or what came ended. */
+/** The gateway did not answer, or the stream ended. */
 export class ConnectionLost extends Error {}
 
-/** Snapshots, as they come. Ends with an error only, or when the signal is aborted. */
+/** Yields snapshots. Ends only with an error, or when the signal is aborted. */
 export async function* snapshots(apiKey, signal) {
   const silence = new AbortController();
   let timer = setTimeout(() => silence.abort(), ASK_MS);
@@ -36,14 +36,14 @@ export async function* snapshots(apiKey, signal) {
     throw new ConnectionLost("The gateway ended the connection.");
   } catch (error) {
     if (error instanceof Refused || signal.aborted) throw error;
-    if (silence.signal.aborted) throw new ConnectionLost("The gateway has not said anything for a while.");
-    throw error instanceof ConnectionLost ? error : new ConnectionLost("The connection broke off.", { cause: error });
+    if (silence.signal.aborted) throw new ConnectionLost("The gateway has sent nothing for a while.");
+    throw error instanceof ConnectionLost ? error : new ConnectionLost("The connection was lost.", { cause: error });
   } finally {
     clearTimeout(timer);
   }
 }
 
-/** Why a placement was made; `name` is placement_id or request_id. */
+/** Requests the explanation of a placement. `name` is placement_id or request_id. */
 export async function explain(apiKey, name, value) {
   const path = `console/placement?${new URLSearchParams({ [name]: value })}`;
   const response = await send(path, apiKey, AbortSignal.timeout(ASK_MS));

@@ -1,11 +1,11 @@
-// Makes SVG nodes, and small lines of what happened lately.
+// Makes SVG nodes and sparklines.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const FEWEST = 15; // values that the whole width stands for
+const FEWEST = 15; // minimum number of values over the whole width
 const WIDTH = 100;
 const HEIGHT = 24;
 
-/** One SVG element. */
+/** Makes an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(NAMESPACE, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -13,7 +13,7 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** A line through the last values, from zero up; gaps where there was none. */
+/** A sparkline of the last values on a scale from 0, with gaps for missing ones. */
 export class Sparkline {
   constructor(capacity) {
     this.capacity = capacity;
@@ -24,7 +24,7 @@ export class Sparkline {
     this.node = svg("svg", { ...attributes, "aria-hidden": "true" }, this.area, this.line);
   }
 
-  /** The newest value; null: there is none. */
+  /** Adds the latest value; null if it is missing. */
   add(value) {
     this.values.push(value);
     if (this.values.length > this.capacity) this.values.shift();

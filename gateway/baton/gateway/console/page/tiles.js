@@ -1,4 +1,4 @@
-// The figures of the whole fleet.
+// Tiles with the values of the whole fleet.
 
 import { element } from "./dom.js";
 import { bandwidth, count, duration, percent, rate } from "./format.js";
@@ -6,7 +6,7 @@ import { Sparkline } from "./svg.js";
 
 const HISTORY = 60; // snapshots
 
-// A tile's name, its value in words, what is said below it, and the number that its line follows.
+// A tile's name, its formatted value, the note below it, and the number for its sparkline.
 const TILES = [
   ["Workers", (f) => `${count(f.num_alive)}`, (f) => deadOf(f), null],
   ["Running", (f) => count(f.running), (f) => `${count(f.queue_depth)} queued`, (f) => f.running],
@@ -18,11 +18,11 @@ const TILES = [
   ["KV moved", (f) => bandwidth(f.transfer_bytes_per_second), () => "between workers", (f) => f.transfer_bytes_per_second],
 ];
 const PERCENTILES = [
-  ["TTFT", "ttft", "From a router's question to the first token, of requests that ended lately"],
-  ["ITL", "itl", "Between two tokens, each request's mean, of requests that ended lately"],
+  ["TTFT", "ttft", "From the placement request to the first token, for recently ended requests"],
+  ["ITL", "itl", "Mean time between two tokens of a request, for recently ended requests"],
 ];
 
-/** The tiles, made once and filled every second. */
+/** The tiles, created once and updated every second. */
 export class Tiles {
   constructor(list) {
     this.tiles = TILES.map(([name, value, below, line]) => {
@@ -54,7 +54,7 @@ export class Tiles {
       for (const [part, node] of cells) node.textContent = duration(fleet[key]?.[part] ?? null);
       below.textContent = fleet[key]
         ? `of the last ${Math.round(fleet.percentile_seconds)} s`
-        : window ? "no request has ended lately" : "not known yet";
+        : window ? "no request has ended recently" : "not known yet";
     }
   }
 }

@@ -3,7 +3,7 @@
 import { byId, element } from "./dom.js";
 import { bandwidth, count, percent, plural, rate } from "./format.js";
 
-// A column's name, what it sorts by, what it says, and whether it is a number.
+// A column's name, its sort key, its text, and whether it is a number.
 const COLUMNS = [
   ["Worker", (w) => w.worker_id || w.address, (w) => w.worker_id || w.address, false],
   ["Role", (w) => w.role, (w) => w.role, false],
@@ -80,7 +80,7 @@ export class Workers {
     cell.title = `${worker.worker_id || worker.address}: ${worker.state}, KV used ${percent(worker.kv_usage)}`;
   }
 
-  /** Puts the rows that are asked for into their order; moves only what has to move. */
+  /** Sorts and filters the rows, and moves only those whose place has changed. */
   _arrange() {
     const words = byId("worker-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const role = byId("worker-role").value;
@@ -99,7 +99,7 @@ export class Workers {
   }
 
   _sortBy(at) {
-    // The first click on a figure shows its largest.
+    // The first click on a numeric column sorts in descending order.
     this.descending = this.sorted === at ? !this.descending : COLUMNS[at][3];
     this.sorted = at;
     this._mark();
@@ -122,7 +122,7 @@ function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Makes these nodes the children, in this order. */
+/** Replaces the children by these nodes, in this order. */
 export function place(parent, nodes) {
   nodes.forEach((node, at) => {
     if (parent.children[at] !== node) parent.insertBefore(node, parent.children[at] ?? null);

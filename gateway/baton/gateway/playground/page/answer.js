@@ -1,24 +1,24 @@
-// One answer of the model: its text, reasoning, calls and figures, gathered from the chunks of a stream.
+// One answer of the model: text, reasoning, calls and usage, collected from the chunks of a stream.
 
-/** Grows by `add`. Times are milliseconds of performance.now(). */
+/** Extended by `add`. Times are in milliseconds of performance.now(). */
 export class Answer {
   constructor(model, now) {
     this.model = model;
     this.content = "";
     this.reasoning = "";
-    this.toolCalls = []; // of {id, name, arguments}
-    this.state = "waiting"; // then streaming; then done, stopped or failed
+    this.toolCalls = []; // {id, name, arguments}
+    this.state = "waiting"; // waiting, streaming; finally done, stopped or failed
     this.finishReason = null;
     this.usage = null;
-    this.error = null; // of {message, status, param}
+    this.error = null; // {message, status, param}
     this.isJson = false;
     this.ttft = null;
-    this.elapsed = 0; // between the first piece and the last
+    this.elapsed = 0; // from the first chunk to the last
     this.startedAt = now;
     this.firstAt = null;
   }
 
-  /** An answer as it was kept. One that was still growing then has been stopped. */
+  /** Restores a stored answer. An answer that was still streaming counts as stopped. */
   static from(fields) {
     const answer = Object.assign(new Answer(fields.model, 0), fields);
     if (answer.isRunning) answer.state = "stopped";
@@ -29,18 +29,18 @@ export class Answer {
     return this.state === "waiting" || this.state === "streaming";
   }
 
-  /** Whether the model said anything that a later request has to repeat. */
+  /** Returns whether the answer has content that a later request must repeat. */
   get hasSubstance() {
     return Boolean(this.content || this.toolCalls.length);
   }
 
-  /** Tokens a second after the first one; null where there is nothing to divide. */
+  /** Returns tokens per second after the first one, or null if there are too few. */
   get tokensPerSecond() {
     const tokens = this.usage?.completion_tokens ?? 0;
     return tokens > 1 && this.elapsed > 0 ? ((tokens - 1) * 1000) / this.elapsed : null;
   }
 
-  /** Takes in one chunk. */
+  /** Adds one chunk. */
   add(chunk, now) {
     if (chunk.usage) this.usage = chunk.usage;
     const [choice] = chunk.choices;
@@ -55,13 +55,13 @@ export class Answer {
     for (const call of calls ?? []) this._addCall(call);
   }
 
-  /** The answer is over. */
+  /** Ends the answer. */
   end(state, error = null) {
     this.state = state;
     this.error = error;
   }
 
-  /** The message that stands for this answer in the next request. */
+  /** Returns the message for this answer in the next request. */
   toMessage() {
     const message = { role: "assistant", content: this.content };
     if (this.reasoning) message.reasoning = this.reasoning;

@@ -1,4 +1,4 @@
-// Shows one answer, while it grows and after.
+// Shows one answer while it streams and afterwards.
 
 import { copyFrom } from "./clipboard.js";
 import { actionButton, element, fitHeight } from "./dom.js";
@@ -6,7 +6,7 @@ import { figuresOf, tokens } from "./figures.js";
 import { indented } from "./json_text.js";
 import { MarkdownView, codeBlock } from "./markdown.js";
 
-/** An article. `actions`: regenerate(), answerCalls(texts), showField(error) -> whether there is one. */
+/** An article. `actions`: regenerate(), answerCalls(texts), showField(error), which returns whether it exists. */
 export class AnswerView {
   constructor(answer, number, actions) {
     this.answer = answer;
@@ -21,7 +21,7 @@ export class AnswerView {
     this.update();
   }
 
-  /** Shows what the answer is now. */
+  /** Updates the article to the answer's current state. */
   update() {
     const { answer } = this;
     this.node.classList.toggle("is-waiting", answer.state === "waiting");

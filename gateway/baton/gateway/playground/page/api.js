@@ -1,27 +1,27 @@
-// What the playground asks of the gateway, and what can go wrong with it. Knows no page.
+// The playground's requests to the gateway, and their errors. Knows nothing of the page.
 
 import { eventData } from "./sse.js";
 
-/** The gateway refused or gave up: its own words, and the field that it means. */
+/** The gateway refused or failed a request. Has the gateway's message and the invalid field. */
 export class ApiError extends Error {
   constructor(status, { message, param = null, type = null }) {
     super(message);
-    this.status = status; // 0: in the middle of an answer
+    this.status = status; // 0: the error arrived within the stream
     this.param = param;
     this.type = type;
   }
 }
 
-/** Nobody answered, or the answer broke off. */
+/** The gateway did not answer, or the connection was lost. */
 export class ConnectionLost extends Error {}
 
-/** The models that can be asked. */
+/** Returns the served models. */
 export async function listModels(apiKey) {
   const response = await send("v1/models", { headers: headersOf(apiKey), signal: AbortSignal.timeout(15_000) });
   return (await bodyOf(response)).data;
 }
 
-/** The chunks of a chat's answer, as they come. Abort the signal to stop it. */
+/** Yields the chunks of a chat's response. Abort the signal to stop it. */
 export async function* streamChat(body, apiKey, signal) {
   const headers = { "content-type": "application/json", ...headersOf(apiKey) };
   const response = await send("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
@@ -39,9 +39,9 @@ export async function* streamChat(body, apiKey, signal) {
     }
   } catch (error) {
     if (error instanceof ApiError || error.name === "AbortError") throw error;
-    throw new ConnectionLost("The connection broke off; the answer is not complete.", { cause: error });
+    throw new ConnectionLost("The connection was lost; the answer is incomplete.", { cause: error });
   }
-  if (!isComplete) throw new ConnectionLost("The answer ended before the gateway said that it was complete.");
+  if (!isComplete) throw new ConnectionLost("The stream ended before the answer was complete.");
 }
 
 async function send(path, options) {

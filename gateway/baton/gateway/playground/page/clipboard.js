@@ -1,6 +1,6 @@
-// Copies text, also where the page came over plain HTTP and navigator.clipboard is missing.
+// Copies text, also on pages over plain HTTP, where navigator.clipboard is missing.
 
-/** Whether the text is on the clipboard now. */
+/** Copies a text. Returns whether it worked. */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -10,7 +10,7 @@ export async function copyText(text) {
   }
 }
 
-/** Copies, and says so on the button for a moment. */
+/** Copies a text and shows the result on the button for a moment. */
 export async function copyFrom(button, text) {
   const name = button.dataset.name ?? (button.dataset.name = button.textContent);
   button.textContent = (await copyText(text)) ? "Copied" : "Copying failed";

@@ -1,4 +1,4 @@
-// Where a message is written and sent, and an answer stopped.
+// The form that sends messages and stops answers.
 
 import { byId, fitHeight } from "./dom.js";
 import { keep, recall } from "./store.js";
@@ -29,7 +29,7 @@ export class Composer {
     this._changed();
   }
 
-  /** While an answer is on its way there is a Stop button, and Enter sends nothing. */
+  /** While an answer streams there is a Stop button, and Enter sends nothing. */
   setBusy(isBusy) {
     this.isBusy = isBusy;
     const hadFocus = [byId("send"), byId("stop")].includes(document.activeElement);

@@ -1,4 +1,4 @@
-// The turns of a chat, and the messages that they make for the API. Knows no page.
+// The turns of a chat, and the API messages made from them. Knows nothing of the page.
 
 import { Answer } from "./answer.js";
 
@@ -28,19 +28,19 @@ export class Conversation {
     this.turns.push({ kind: "answer", answer });
   }
 
-  /** Results of the last answer's calls, in the order of the calls. */
+  /** Adds the results of the last answer's calls, in the order of the calls. */
   addResults(texts) {
     this.lastAnswer.toolCalls.forEach((call, index) => {
       this.turns.push({ kind: "result", callId: call.id, name: call.name, text: texts[index] });
     });
   }
 
-  /** Forgets the turn at this place and what came after it. */
+  /** Removes the turn at this index and all later ones. */
   cutBefore(index) {
     this.turns.length = index;
   }
 
-  /** The API's messages. Questions that got no answer are left out, but for the last one. */
+  /** Returns the messages for the API. Leaves out unanswered questions, except the last one. */
   toMessages(system) {
     const messages = system ? [{ role: "system", content: system }] : [];
     this.turns.forEach((turn, index) => {

@@ -1,4 +1,4 @@
-// What the Example buttons fill in.
+// The texts of the Example buttons.
 
 export const EXAMPLE_SCHEMA = {
   type: "object",

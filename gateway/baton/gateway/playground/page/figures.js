@@ -1,9 +1,9 @@
-// The figures of an answer, in words.
+// Formats the usage and times of an answer.
 
 const COUNT = new Intl.NumberFormat("en");
 const ENDS = { length: "cut at the token limit", tool_calls: "calls functions", content_filter: "filtered" };
 
-/** Pairs of a name and a value. */
+/** Returns pairs of a name and a value. */
 export function figuresOf(answer) {
   const pairs = [];
   const { usage, ttft, tokensPerSecond } = answer;
@@ -20,12 +20,12 @@ export function figuresOf(answer) {
   return pairs;
 }
 
-/** A whole number with separators. */
+/** Formats an integer with separators. */
 export function count(number) {
   return COUNT.format(number);
 }
 
-/** Tokens, in the plural where it is due. */
+/** Formats a number of tokens. */
 export function tokens(number) {
   return `${count(number)} ${number === 1 ? "token" : "tokens"}`;
 }

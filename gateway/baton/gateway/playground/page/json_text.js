@@ -1,10 +1,10 @@
-// Parses JSON that people type, and says where it is wrong in the same words in every browser.
+// Parses JSON typed by people, with the same error messages in every browser.
 
 const MAX_DEPTH = 200;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 const WORDS = ["true", "false", "null"];
 
-/** Text that is no JSON; line and column count from 1. */
+/** Invalid JSON. Lines and columns start at 1. */
 export class JsonProblem extends Error {
   constructor(text, at, what) {
     const before = text.slice(0, at).split("\n");
@@ -15,17 +15,17 @@ export class JsonProblem extends Error {
   }
 }
 
-/** The value. Throws JsonProblem. */
+/** Parses a value. Throws JsonProblem. */
 export function parseJson(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
     new Checker(text).check();
-    throw new JsonProblem(text, text.length, error.message); // JSON.parse knows better than the checker
+    throw new JsonProblem(text, text.length, error.message); // the checker found no error
   }
 }
 
-/** JSON, indented, where the text is JSON; else the text. */
+/** Returns indented JSON if the text is JSON, else the text. */
 export function indented(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -103,7 +103,7 @@ class Checker {
   escape() {
     const rest = this.text.slice(this.at + 1, this.at + 6);
     if (!/^(?:["\\/bfnrt]|u[0-9a-fA-F]{4})/.test(rest)) this.fail("an unknown escape");
-    this.at++; // the escaped character, so that \" ends nothing
+    this.at++; // skips the escaped character, which may be a quote
   }
 
   space() {

@@ -1,4 +1,4 @@
-// The playground: puts the parts together, and runs one answer at a time.
+// The playground: connects its parts and runs one answer at a time.
 
 import { ApiError, streamChat } from "./api.js";
 import { Answer } from "./answer.js";
@@ -15,7 +15,7 @@ import { Settings } from "./settings.js";
 import { forget, keep, recall } from "./store.js";
 import { Transcript } from "./transcript.js";
 
-const MAX_SPOKEN = 2000; // characters of an answer that a screen reader is given at once
+const MAX_SPOKEN = 2000; // characters of an answer announced to a screen reader at once
 
 class Playground {
   constructor() {
@@ -23,7 +23,7 @@ class Playground {
     this.panel = new Panel();
     this.picker = new ModelPicker(() => this.settings.apiKey);
     this.conversation = Conversation.from(recall("conversation", []));
-    this.running = null; // the AbortController of the answer that is on its way
+    this.running = null; // the AbortController of the running answer
     this.transcript = new Transcript({
       edit: (index, text) => this.edit(index, text),
       regenerate: (index) => this.regenerate(index),
@@ -39,7 +39,7 @@ class Playground {
     if (!this.panel.coversChat) this.composer.focus();
   }
 
-  /** Asks with a new message. */
+  /** Sends a new message. */
   send(text) {
     const values = this._values();
     if (!values) return;
@@ -48,17 +48,17 @@ class Playground {
     this._answer(values);
   }
 
-  /** Asks again from this message on, with other words. */
+  /** Replaces the message at this index and sends it again. */
   edit(index, text) {
     this._again(index, () => this.conversation.ask(text));
   }
 
-  /** Asks again for the answer at this place. */
+  /** Requests the answer at this index again. */
   regenerate(index) {
     this._again(index, () => {});
   }
 
-  /** Tells the model what its calls returned. */
+  /** Sends the results of the model's calls. */
   answerCalls(texts) {
     const values = this._values();
     if (!values || this.running) return;
@@ -122,7 +122,7 @@ class Playground {
     keep("conversation", conversation.turns);
     this._say("Waiting for the answer.");
     await this._fill(answer, body, abort.signal);
-    if (this.running !== abort) return; // the conversation has been cleared meanwhile
+    if (this.running !== abort) return; // the conversation was cleared in the meantime
     this.running = null;
     this.composer.setBusy(false);
     this.transcript.finish();
@@ -166,14 +166,14 @@ class Playground {
     });
   }
 
-  /** For those who do not see the page. */
+  /** Announces a text to screen readers. */
   _say(text) {
     byId("status").textContent = text;
   }
 }
 
 function wordsOf(answer) {
-  if (answer.error) return ""; // an alert in the answer says it
+  if (answer.error) return ""; // the answer contains an alert
   const size = answer.usage ? `, ${tokens(answer.usage.completion_tokens)}` : "";
   const end = answer.state === "stopped" ? "Stopped" : "The answer is complete";
   const calls = answer.toolCalls.map((call) => `Calls ${call.name}.`).join(" ");

@@ -1,4 +1,4 @@
-// Markdown as nodes. Nothing of the text is ever parsed as HTML; images and HTML stay text.
+// Renders Markdown as nodes. The text is never parsed as HTML; images and HTML stay text.
 
 import { copyFrom } from "./clipboard.js";
 import { actionButton, element } from "./dom.js";
@@ -13,7 +13,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])\s+(?=\S)/;
 const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 
-/** A growing text inside of `root`: blocks that did not change keep their nodes, and a reader's selection in them. */
+/** Renders a growing text in `root`. Unchanged blocks keep their nodes, and with them the reader's selection. */
 export class MarkdownView {
   constructor(root) {
     this.root = root;
@@ -30,7 +30,7 @@ export class MarkdownView {
   }
 }
 
-/** The blocks of a text: {source, render(depth)}, in order. */
+/** Returns the blocks of a text in order: {source, render(depth)}. */
 export function blocksOf(text) {
   const lines = text.replaceAll("\r\n", "\n").split("\n");
   const blocks = [];
@@ -59,7 +59,7 @@ function blockAt(lines, at) {
 }
 
 function headingNode(level, text) {
-  // The page has levels 1 and 2; an answer starts below.
+  // The page uses levels 1 and 2, so answers start at level 3.
   return element(`h${Math.min(6, level + 2)}`, {}, ...inlineNodes(text));
 }
 
@@ -76,7 +76,7 @@ function isClosing(line, marks) {
   return text.length >= marks.length && text === marks[0].repeat(text.length);
 }
 
-/** Code with its language and a button that copies it. */
+/** Renders code with its language and a copy button. */
 export function codeBlock(code, language) {
   const copy = actionButton("Copy", () => copyFrom(copy, code), "Copy this code");
   const head = element("figcaption", {}, element("span", { textContent: language || "text" }), copy);

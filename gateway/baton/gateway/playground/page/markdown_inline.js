@@ -1,10 +1,10 @@
-// Markdown within a line: code, emphasis, links. Whatever the model writes becomes text nodes; markup stays text.
+// Renders Markdown within a line: code, emphasis, links. The model's text becomes text nodes; markup stays text.
 
 import { element } from "./dom.js";
 
 const MAX_DEPTH = 4;
 const CODE = /(`+)/y;
-// Every pattern stops at its own delimiter, so that text full of delimiters is still read in linear time.
+// Every pattern stops at its own delimiter, so that parsing takes linear time.
 const SPANS = [
   { tag: "strong", pattern: /\*\*(?=[^\s*])((?:[^*]|\*(?!\*))+)\*\*/y },
   { tag: "em", pattern: /\*(?=[^\s*])([^*\n]+)\*/y },
@@ -17,7 +17,7 @@ const BARE_LINK = /(?<!\]\()\bhttps?:\/\/[^\s<>"'`]{1,2000}[^\s<>"'`.,:;!?)\]*_~
 const ESCAPED = /\\([\\`*_{}[\]()#+\-.!~|>])/y;
 const SPECIAL = /[\\`*_~[]|h(?=ttps?:\/\/)/g;
 
-/** The nodes of one piece of text. */
+/** Returns the nodes of a piece of text. */
 export function inlineNodes(text, depth = 0) {
   const nodes = [];
   let plain = "";
@@ -69,7 +69,7 @@ function codeAt(text, at) {
 }
 
 function linkAt(text, at, depth) {
-  if (text[at - 1] === "!") return null; // an image, which would be loaded from elsewhere
+  if (text[at - 1] === "!") return null; // an image would be loaded from another server
   const match = matchAt(LINK, text, at);
   return match && { node: linkNode(match[2], inlineNodes(match[1], depth + 2)), length: match[0].length };
 }
@@ -79,7 +79,7 @@ function bareLinkAt(text, at) {
   return match && { node: linkNode(match[0], [match[0]]), length: match[0].length };
 }
 
-/** A link that tells the other side nothing, and shows where it goes. */
+/** Makes a link without a referrer that shows its target. */
 function linkNode(href, children) {
   return element("a", { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
 }

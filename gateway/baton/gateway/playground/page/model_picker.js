@@ -1,4 +1,4 @@
-// The models that the gateway serves, to choose from.
+// The selection of a served model.
 
 import { listModels } from "./api.js";
 import { byId, element } from "./dom.js";
@@ -6,7 +6,7 @@ import { count } from "./figures.js";
 import { controlOf, showProblem } from "./problems.js";
 import { keep, recall } from "./store.js";
 
-/** Fills the picker; says in the notice why it is empty. */
+/** Fills the selection, and explains in the notice why it is empty. */
 export class ModelPicker {
   constructor(apiKey) {
     this.apiKey = apiKey;
@@ -22,7 +22,7 @@ export class ModelPicker {
     return this.select.value;
   }
 
-  /** Asks the gateway. Never throws. */
+  /** Requests the models. Never throws. */
   async load() {
     try {
       const models = await listModels(this.apiKey());

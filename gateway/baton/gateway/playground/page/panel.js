@@ -1,10 +1,10 @@
-// The settings beside the chat; on narrow screens, over it.
+// The settings panel next to the chat, or over it on narrow screens.
 
 import { byId } from "./dom.js";
 
 const NARROW = matchMedia("(max-width: 60rem)");
 
-/** Opens and closes the settings. While they cover the chat, the chat cannot be reached. */
+/** Opens and closes the panel. While it covers the chat, the chat cannot have the focus. */
 export class Panel {
   constructor() {
     this.isOpen = !NARROW.matches;
@@ -29,7 +29,7 @@ export class Panel {
     byId("show-settings").focus();
   }
 
-  /** Shows a setting, and puts the focus on it. */
+  /** Shows a setting and focuses it. */
   reveal(control) {
     if (byId("settings").contains(control)) this._set(true);
     const section = control.closest("details");

@@ -1,4 +1,4 @@
-// What is wrong with a setting, shown at the setting.
+// Shows problems at their settings.
 
 import { byId, element } from "./dom.js";
 
@@ -16,7 +16,7 @@ const CONTROLS = new Map([
   ["authorization", "api_key"],
 ]);
 
-/** The control that a field of a refused request comes from, or null. */
+/** Returns the control of a refused request's field, or null. */
 export function controlOf(param, status) {
   if (status === 401 || status === 403) return byId("api_key");
   if (!param) return null;
@@ -27,27 +27,27 @@ export function controlOf(param, status) {
   return null;
 }
 
-/** Marks a control as wrong, and says why beside it. */
+/** Marks a control as invalid and shows the reason next to it. */
 export function showProblem(control, message) {
   clearProblem(control);
   const note = element("p", { id: `${control.id}-problem`, className: "problem", textContent: message });
   control.setAttribute("aria-invalid", "true");
   control.setAttribute("aria-errormessage", note.id);
-  // Above a box, which may be higher than the screen; below a line.
+  // Above a text area, which may be higher than the screen; below other controls.
   if (control.matches("textarea")) control.before(note);
   else (control.closest(".field, .picker") ?? control.parentElement).append(note);
   const section = control.closest("details");
   if (section) section.open = true;
 }
 
-/** The control is right, or is being changed. */
+/** Removes the problem of a control. */
 export function clearProblem(control) {
   control.removeAttribute("aria-invalid");
   control.removeAttribute("aria-errormessage");
   byId(`${control.id}-problem`)?.remove();
 }
 
-/** Every control is right. */
+/** Removes all problems. */
 export function clearProblems() {
   for (const control of document.querySelectorAll("[aria-invalid]")) clearProblem(control);
 }

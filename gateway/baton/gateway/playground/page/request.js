@@ -1,8 +1,8 @@
-// The body of a chat request, and the same as a curl command. Pure.
+// Builds the body of a chat request, and the equivalent curl command. Pure.
 
 const STREAM = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
 
-/** The body. `values` are those of settings.js. */
+/** Returns the body. `values` come from settings.js. */
 export function requestBody(model, values, messages) {
   const { sampling, format, schema, tools, toolChoice, parallelCalls } = values;
   const body = { ...(model ? { model } : {}), messages, ...sampling, ...STREAM };
@@ -16,7 +16,7 @@ export function requestBody(model, values, messages) {
   return body;
 }
 
-/** A command for a POSIX shell. A key stays out of it: the command names a variable. */
+/** Returns a command for a POSIX shell, with a variable in place of the key. */
 export function asCurl(url, body, withKey) {
   const lines = [`curl -N ${quoted(url)}`, "-H 'content-type: application/json'"];
   if (withKey) lines.push('-H "authorization: Bearer $BATON_API_KEY"');

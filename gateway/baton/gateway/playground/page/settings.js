@@ -1,4 +1,4 @@
-// The settings' form: reads its values, says what is wrong with them, keeps them for the tab.
+// The settings form: reads and validates its values, and stores them for the tab.
 
 import { byId, element } from "./dom.js";
 import { EXAMPLE_SCHEMA, EXAMPLE_TOOLS } from "./examples.js";
@@ -9,7 +9,7 @@ import { forget, keep, recall } from "./store.js";
 const PARSERS = { schema: schemaOf, tools: toolsOf }; // by the control's id
 const ESCAPES = { n: "\n", t: "\t", "\\": "\\" };
 
-/** The form with all of its behaviour. */
+/** The settings form. */
 export class Settings {
   constructor() {
     this.form = byId("settings-form");
@@ -32,7 +32,7 @@ export class Settings {
     return byId("system").value.trim();
   }
 
-  /** The values of a request; null where a control is wrong, which then has the focus and says why. */
+  /** Returns the values of a request, or null if a control is invalid, which is then focused with its problem. */
   read() {
     clearProblems();
     const wrong = [];
@@ -50,7 +50,7 @@ export class Settings {
     return wrong.length ? null : values;
   }
 
-  /** Everything as on the first visit. The key stays. */
+  /** Resets all settings except the key. */
   reset() {
     const key = byId("api_key").value;
     this.form.reset();
@@ -95,7 +95,7 @@ export class Settings {
     }
   }
 
-  /** Controls that depend on others. */
+  /** Updates controls that depend on others. */
   _follow() {
     byId("schema-field").hidden = byId("response_format").value !== "json_schema";
     this._offerNames();
@@ -107,7 +107,7 @@ export class Settings {
     try {
       names = toolsOf(byId("tools")).map((tool) => tool.function.name);
     } catch {
-      return; // half typed: what was offered stays
+      return; // incomplete input: keep the previous options
     }
     const chosen = choice.value;
     for (const option of [...choice.options].slice(3)) option.remove();
@@ -136,7 +136,7 @@ export class Settings {
 
   _restore() {
     const values = recall("settings", {});
-    // Before the choice among them, the tools that are offered.
+    // Restore the tools before the choice among them.
     for (const control of this.form.elements) {
       if (!(control.name in values)) continue;
       if (control.type === "checkbox") control.checked = values[control.name];

@@ -1,6 +1,6 @@
 // Server-sent events of a response body.
 
-/** The data of every event, as text, in order. */
+/** Yields the data of every event as text. */
 export async function* eventData(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -16,7 +16,7 @@ export async function* eventData(body) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // whoever stops reading ends the request
+    reader.cancel().catch(() => {}); // ending the iteration ends the request
   }
 }
 

@@ -1,8 +1,8 @@
-// What a tab remembers until it closes. The API key is nowhere else.
+// Values stored until the tab closes. The API key is stored only here.
 
 const PREFIX = "baton.";
 
-/** The value kept under a name, or the fallback where there is none or storage is switched off. */
+/** Returns the value stored under a name, or the fallback if there is none or storage is disabled. */
 export function recall(name, fallback) {
   try {
     const text = sessionStorage.getItem(PREFIX + name);
@@ -12,7 +12,7 @@ export function recall(name, fallback) {
   }
 }
 
-/** Keeps a value. One that does not fit is not kept, and the page works on. */
+/** Stores a value. Ignores values that do not fit. */
 export function keep(name, value) {
   try {
     sessionStorage.setItem(PREFIX + name, JSON.stringify(value));
@@ -21,11 +21,11 @@ export function keep(name, value) {
   }
 }
 
-/** Forgets a value. */
+/** Removes a value. */
 export function forget(name) {
   try {
     sessionStorage.removeItem(PREFIX + name);
   } catch {
-    // Nothing was kept.
+    // Nothing was stored.
   }
 }

@@ -1,4 +1,4 @@
-// Runs before the first paint, so that the page never flashes in the other theme.
+// Runs before the first paint, so that the page never flashes in the wrong theme.
 "use strict";
 {
   const key = "baton.theme";
@@ -9,7 +9,7 @@
     try {
       return localStorage.getItem(key);
     } catch {
-      return null; // storage is switched off
+      return null; // storage is disabled
     }
   };
   const store = (theme) => {
@@ -34,7 +34,7 @@
     };
     button.addEventListener("click", () => {
       const theme = other();
-      // Back at what the system says, the page follows the system again.
+      // If the choice equals the system's theme, the page follows the system again.
       if (theme === system()) delete root.dataset.theme;
       else root.dataset.theme = theme;
       store(root.dataset.theme);

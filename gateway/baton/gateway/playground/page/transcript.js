@@ -4,9 +4,9 @@ import { AnswerView } from "./answer_view.js";
 import { copyFrom } from "./clipboard.js";
 import { actionButton, byId, element, fitHeight } from "./dom.js";
 
-const NEAR_END = 80; // pixels: a reader this close to the end follows it
+const NEAR_END = 80; // pixels; a reader this close to the end keeps following it
 
-/** `actions` is what turns may ask for: edit(index, text), regenerate(index), and those of AnswerView. */
+/** `actions`: edit(index, text), regenerate(index), and those of AnswerView. */
 export class Transcript {
   constructor(actions) {
     this.root = byId("transcript");
@@ -20,20 +20,20 @@ export class Transcript {
     byId("to-end").addEventListener("click", () => this.toEnd());
   }
 
-  /** Shows these turns; those that are shown already keep their nodes. */
+  /** Shows these turns. Turns already shown keep their nodes. */
   show(conversation) {
     const { turns } = conversation;
     let same = 0;
     while (same < turns.length && this.shown[same] === turns[same]) same++;
     while (this.root.childNodes.length > same) this.root.lastChild.remove();
-    this.current?.update(); // it may wait for results no longer
+    this.current?.update(); // it may no longer wait for results
     turns.slice(same).forEach((turn, index) => this.root.append(this._nodeOf(turn, same + index)));
     this.shown = [...turns];
     byId("welcome").hidden = !conversation.isEmpty;
     this.toEnd();
   }
 
-  /** The last answer has grown: shown with the next frame. */
+  /** Shows the growth of the last answer in the next frame. */
   grow() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -43,7 +43,7 @@ export class Transcript {
     });
   }
 
-  /** The last answer is complete: shown now. */
+  /** Shows the complete last answer now. */
   finish() {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
