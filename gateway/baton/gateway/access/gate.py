@@ -127,7 +127,7 @@ class KeyGate:
             raise Unauthenticated(_MISSING, "missing")
         if len(keys) > 1 and any(key != keys[0] for key in keys):
             # A proxy in front of this gateway may have checked the other key.
-            raise Unauthenticated("The request has more than one API key; give one.", "ambiguous")
+            raise Unauthenticated("The request has several API keys; give one.", "ambiguous")
         return self._ring.authenticate(keys[0])
 
 

@@ -44,7 +44,7 @@ def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Requ
         return requested
     if use.mode is ToolMode.NAMED and request.structured_outputs is not None:
         raise InvalidRequest(
-            "structured_outputs is not allowed when tool_choice names a function.", field="structured_outputs"
+            "structured_outputs is not allowed if tool_choice names a function", field="structured_outputs"
         )
     return None
 
@@ -140,7 +140,7 @@ def _of_response_format(wanted: ResponseFormat) -> RequestedConstraint | None:
     described = wanted.json_schema
     if described is None:
         raise InvalidRequest(
-            "response_format.json_schema is required when response_format.type is json_schema.",
+            "response_format.json_schema is required if response_format.type is json_schema",
             field="response_format.json_schema",
         )
     field = "response_format.json_schema.schema"
@@ -158,7 +158,7 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> RequestedConstraint:
     if len(given) != 1:
         shown = ", ".join(given) if given else "none of them"
         raise InvalidRequest(
-            f"structured_outputs must have exactly one of {', '.join(names)} and json_object; it has {shown}.",
+            f"structured_outputs must have exactly one of {', '.join(names)} and json_object; it has {shown}",
             field="structured_outputs",
         )
     field = f"structured_outputs.{given[0]}"

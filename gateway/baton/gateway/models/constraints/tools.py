@@ -28,7 +28,7 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
     if use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
         if reasoning is not None and not reasoning.close_tag:
             raise InvalidRequest(
-                f"tool_choice: {model} writes its calls in its reasoning, so that a call cannot be enforced; use auto.",
+                f"tool_choice: {model} writes its calls in its reasoning, so that a call cannot be enforced; use auto",
                 field="tool_choice",
             )
         return
@@ -36,7 +36,7 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
         raise InvalidRequest(
             f"tools: the chat template of {model} has no known tool format, so its calls cannot be parsed. "
             f"Start the gateway with --tool-call-parser, one of {', '.join(TOOL_FORMATS)}, and with --chat-template "
-            "if the model's own template does not render tools.",
+            "if the model's own template does not render tools",
             field="tools",
         )
     for index, tool in enumerate(use.tools):
@@ -61,7 +61,7 @@ def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None
     if tools.syntax is None and tools.output_form is None:
         raise InvalidRequest(
             f"{field}.strict: {model} cannot enforce a schema with tool_choice auto, because its parser does "
-            f"not define how calls are written; {advice}.",
+            f"not define how calls are written; {advice}",
             field=f"{field}.strict",
         )
     if tools.syntax is None:
@@ -70,7 +70,7 @@ def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None
         tools.syntax.within_text((tool,))
     except Inexpressible as error:
         raise InvalidRequest(
-            f"{field}.parameters: the call format of {model} cannot express {error}; {advice}.",
+            f"{field}.parameters: the call format of {model} cannot express {error}; {advice}",
             field=f"{field}.parameters",
         ) from None
 
