@@ -68,7 +68,7 @@ async def test_who_waits_no_more_is_cancelled_there(router, link):
     await until(lambda: router.places)
     with pytest.raises(NotPlaced, match="DEADLINE_EXCEEDED") as late:
         await link.place(REQUEST, 0.05)
-    assert not late.value.told
+    assert not late.value.refused
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -111,14 +111,14 @@ async def test_a_refusal_is_the_routers_own_and_a_loss_is_not(router, link):
     router.refusal = NoCapacity("all full", retry_after_ms=250)
     with pytest.raises(NotPlaced) as refused:
         await link.place(REQUEST, 5)
-    assert (refused.value.told, refused.value.error.retry_after_ms) == (True, 250)
+    assert (refused.value.refused, refused.value.error.retry_after_ms) == (True, 250)
     router.refusal, router.hangs = None, True
     waiting = asyncio.create_task(link.place(REQUEST, 5))
     await until(lambda: len(router.places) == 2)
     await router.stop()
     with pytest.raises(NotPlaced) as lost:
         await waiting
-    assert (lost.value.told, lost.value.error.code) == (False, grpc.StatusCode.UNAVAILABLE)
+    assert (lost.value.refused, lost.value.error.code) == (False, grpc.StatusCode.UNAVAILABLE)
 
 
 async def test_a_router_without_streams_is_asked_call_by_call_until_another_one_is_there(router, link):

@@ -37,13 +37,13 @@ class MessageAnswer(Answer):
         meter: AnswerMeter,
         model: str,
         num_prompt_tokens: int,
-        room: int,
+        max_tokens: int,
     ) -> None:
         super().__init__(exchange, meter)
         self.blocks = ContentBlocks()
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
-        self._room = room  # max_tokens; a shorter output with finish reason length filled the context
+        self._max_tokens = max_tokens  # max_tokens; a shorter output with finish reason length filled the context
         self._num_thinking_tokens = 0
         self._ended_by: tuple[str, str | None] = ("end_turn", None)
 
@@ -78,7 +78,7 @@ class MessageAnswer(Answer):
 
     def stop_of(self, usage: TokenUsage) -> tuple[str, str | None]:
         """Returns stop_reason and stop_sequence."""
-        if self._ended_by[0] == "max_tokens" and usage.completion_tokens < self._room:
+        if self._ended_by[0] == "max_tokens" and usage.completion_tokens < self._max_tokens:
             return "model_context_window_exceeded", None
         return self._ended_by
 
@@ -129,9 +129,9 @@ class MessageStream(MessageAnswer):
         meter: AnswerMeter,
         model: str,
         num_prompt_tokens: int,
-        room: int,
+        max_tokens: int,
     ) -> None:
-        super().__init__(exchange, meter, model, num_prompt_tokens, room)
+        super().__init__(exchange, meter, model, num_prompt_tokens, max_tokens)
         self._streaming = False
         self._pinged = False
         self._timer: asyncio.TimerHandle | None = None

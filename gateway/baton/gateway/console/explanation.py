@@ -78,9 +78,9 @@ class Explanation(msgspec.Struct):
     evidence: list[WorkerEvidence]
 
 
-def explanation_of(told: router_pb2.ExplainResponse) -> Explanation:
+def explanation_of(explained: router_pb2.ExplainResponse) -> Explanation:
     """Converts a router's explanation to JSON. Leaves out the prompt's hashes."""
-    request, response = told.request, told.response
+    request, response = explained.request, explained.response
     return Explanation(
         placement_id=str(response.placement_id),
         request_id=request.request_id,
@@ -90,15 +90,15 @@ def explanation_of(told: router_pb2.ExplainResponse) -> Explanation:
         priority=request.priority,
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
-        expected_output_tokens=told.expected_output_tokens,
+        expected_output_tokens=explained.expected_output_tokens,
         decode=response.decode.worker_id,
         prefill=response.prefill.worker_id,
         decode_cached_tokens=response.decode_cached_tokens,
         prefill_cached_tokens=response.prefill_cached_tokens,
         excluded=list(request.excluded_worker_ids),
-        result=_result(told.outcome) if told.HasField("outcome") else None,
+        result=_result(explained.outcome) if explained.HasField("outcome") else None,
         ways=[_candidate(candidate) for candidate in response.candidates],
-        evidence=[_worker_evidence(one) for one in told.evidence],
+        evidence=[_worker_evidence(one) for one in explained.evidence],
     )
 
 

@@ -36,27 +36,27 @@ class Beam:
 
 
 def expanded(
-    beams: Sequence[Beam], nexts: Sequence[TokenLogprob], resolved: ResolvedRequest, width: int
+    beams: Sequence[Beam], next_tokens: Sequence[TokenLogprob], resolved: ResolvedRequest, width: int
 ) -> tuple[list[Beam], list[Beam]]:
-    """Returns the best `width` beams that continue, and the beams that end here. nexts[i] follows beams[i]."""
-    going: list[Beam] = []
+    """Returns the best `width` beams that continue, and the beams that end here. next_tokens[i] follows beams[i]."""
+    active: list[Beam] = []
     ended: list[Beam] = []
-    for beam, entry in zip(beams, nexts, strict=True):
+    for beam, entry in zip(beams, next_tokens, strict=True):
         for one in entry.top:
             token_ids = (*beam.token_ids, one.token_id)
             end = resolved.end_of(token_ids)
             grown = Beam(token_ids, beam.logprob + one.logprob, end)
-            (going if end is None else ended).append(grown)
-    going.sort(key=lambda beam: -beam.logprob)
-    return going[:width], ended
+            (active if end is None else ended).append(grown)
+    active.sort(key=lambda beam: -beam.logprob)
+    return active[:width], ended
 
 
-def is_settled(going: Sequence[Beam], ended: Sequence[Beam], width: int, length_penalty: float) -> bool:
+def is_settled(active: Sequence[Beam], ended: Sequence[Beam], width: int, length_penalty: float) -> bool:
     """Returns whether no continuing beam can still be among the best, judged by the current scores."""
-    if not going:
+    if not active:
         return True
     best = sorted((beam.score(length_penalty) for beam in ended), reverse=True)[:width]
-    return len(best) == width and max(beam.score(length_penalty) for beam in going) < best[-1]
+    return len(best) == width and max(beam.score(length_penalty) for beam in active) < best[-1]
 
 
 class BeamSearchGenerator:
@@ -99,7 +99,7 @@ class _Search:
         self._num_tokens = 0  # over all beams, dropped ones included
         self._task = asyncio.get_running_loop().create_task(self._run())
         if request.on_end is not None:
-            self._task.add_done_callback(partial(self._tell_end, request.on_end))
+            self._task.add_done_callback(partial(self._report_usage, request.on_end))
 
     def abort(self) -> None:
         self._task.cancel()
@@ -121,20 +121,20 @@ class _Search:
             _log.exception("a beam search failed", extra={"request_id": self._request.request_id})
             self._sink.on_error(InternalError("the beam search failed; see the gateway's log"))
         else:
-            self._tell(beams)
+            self._send_beams(beams)
 
     async def _search(self) -> list[Beam]:
         width, penalty = self._request.n, self._length_penalty
-        going, ended = [Beam()], list[Beam]()
-        while not is_settled(going, ended, width, penalty):
-            self._num_tokens += len(going)
-            going, news = expanded(going, await self._nexts(going), self._resolved, width)
-            ended += news
+        active, ended = [Beam()], list[Beam]()
+        while not is_settled(active, ended, width, penalty):
+            self._num_tokens += len(active)
+            active, newly_ended = expanded(active, await self._next_tokens(active), self._resolved, width)
+            ended += newly_ended
             ended.sort(key=lambda beam: -beam.score(penalty))
             del ended[width:]
         return ended
 
-    async def _nexts(self, beams: Sequence[Beam]) -> list[TokenLogprob]:
+    async def _next_tokens(self, beams: Sequence[Beam]) -> list[TokenLogprob]:
         """Returns each beam's next token with its alternatives."""
         steps = [_Step(self._step_request(index, beam)) for index, beam in enumerate(beams)]
         try:
@@ -163,10 +163,10 @@ class _Search:
             on_end=None,
         )
 
-    def _tell_end(self, on_end: Callable[[Usage], None], task: asyncio.Task[None]) -> None:
+    def _report_usage(self, on_end: Callable[[Usage], None], task: asyncio.Task[None]) -> None:
         on_end(Usage(len(self._request.prompt_token_ids), self._num_tokens, self._cached_tokens))
 
-    def _tell(self, beams: Sequence[Beam]) -> None:
+    def _send_beams(self, beams: Sequence[Beam]) -> None:
         for index, beam in enumerate(beams):
             choice = make_choice(index, self._request, self._resolved, self._model)
             self._sink.on_delta(choice.take(beam.token_ids, None))

@@ -25,7 +25,7 @@ class StreamSink:
         self.journal: Journal | None = None
         self.prompt_token_ids: list[int] = []  # sent with the first response of choice 0
         self._waiting: deque[inference_pb2.GenerateResponse] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._done = False
         self._error: ServiceError | None = None
 
@@ -56,17 +56,17 @@ class StreamSink:
             responses[0].prompt_token_ids.extend(self.prompt_token_ids)
             self.prompt_token_ids = []
         self._waiting.extend(responses)
-        self._news.set()
+        self._changed.set()
 
     def on_done(self, usage: Usage) -> None:
         self._waiting.append(usage_response(self.request_id, usage))
         self._done = True
-        self._news.set()
+        self._changed.set()
 
     def on_error(self, error: ServiceError) -> None:
         self._error = error
         self._done = True
-        self._news.set()
+        self._changed.set()
 
     async def responses(self, generation: Generation) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Yields all responses in order. Raises the error that ended the generation."""
@@ -78,8 +78,8 @@ class StreamSink:
                     generation.resume()
             if self._done:
                 break
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
         if self._error is not None:
             raise self._error
 

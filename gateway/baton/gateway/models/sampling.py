@@ -90,7 +90,7 @@ def resolve(
 ) -> ResolvedRequest:
     """Validates a request for the model and applies defaults. Raises InvalidRequest that names the field."""
     _check_request(request, limits)
-    room = _room_for_output(request, info)
+    max_output = _max_output_tokens(request, info)
     sampling = _filled(request.sampling, defaults.values)
     check_sampling(sampling)
     if sampling.HasField("logprobs") and sampling.logprobs > limits.max_logprobs:
@@ -110,7 +110,7 @@ def resolve(
     _check_repetition(request.stop)
     if not sampling.HasField("seed"):
         sampling.seed = random.getrandbits(64)
-    stop = _resolve_stop(request, room, limits)
+    stop = _resolve_stop(request, max_output, limits)
     resolved = ResolvedRequest(sampling, stop, frozenset(() if stop.ignore_eos else info.eos_token_ids))
     _check_something_is_left(resolved, info.vocab_size)
     return resolved
@@ -182,7 +182,7 @@ def _check_request(request: GenerationRequest, limits: RequestLimits) -> None:
             )
 
 
-def _room_for_output(request: GenerationRequest, info: types_pb2.ModelInfo) -> int:
+def _max_output_tokens(request: GenerationRequest, info: types_pb2.ModelInfo) -> int:
     num_tokens = len(request.prompt_token_ids)
     if not num_tokens:
         raise InvalidRequest("the prompt is empty; give at least one token", field="prompt")
@@ -195,14 +195,14 @@ def _room_for_output(request: GenerationRequest, info: types_pb2.ModelInfo) -> i
     return info.max_model_len - num_tokens
 
 
-def _resolve_stop(request: GenerationRequest, room: int, limits: RequestLimits) -> types_pb2.StopConditions:
+def _resolve_stop(request: GenerationRequest, max_output: int, limits: RequestLimits) -> types_pb2.StopConditions:
     stop = types_pb2.StopConditions()
     stop.CopyFrom(request.stop)
     if stop.HasField("max_tokens") and stop.max_tokens < 1:
         raise _out_of_range("max_tokens", stop.max_tokens, "at least 1")
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         raise _out_of_range("min_tokens", stop.min_tokens, f"at most max_tokens, which is {stop.max_tokens}")
-    stop.max_tokens = min(stop.max_tokens, room) if stop.HasField("max_tokens") else room
+    stop.max_tokens = min(stop.max_tokens, max_output) if stop.HasField("max_tokens") else max_output
     if stop.min_tokens > stop.max_tokens:
         raise _out_of_range("min_tokens", stop.min_tokens, f"at most {stop.max_tokens}, which the context has room for")
     del stop.stop[:]

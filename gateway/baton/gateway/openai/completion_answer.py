@@ -201,7 +201,8 @@ class CompletionDocument(Answer):
             model=envelope.model,
             system_fingerprint=envelope.system_fingerprint,
             choices=[
-                self._choice(place, index, prompts[index // self._form.n]) for place, index in enumerate(self._told())
+                self._choice(place, index, prompts[index // self._form.n])
+                for place, index in enumerate(self._returned_indices())
             ],
             usage=usage,
         )
@@ -211,15 +212,15 @@ class CompletionDocument(Answer):
         """Returns one prompt's log-probabilities, encoded once for all its choices."""
         return prompt_json(entries) if self._form.prompt_logprobs else b""
 
-    def _told(self) -> Sequence[int]:
+    def _returned_indices(self) -> Sequence[int]:
         """Returns the indices of the returned choices, in order."""
         form = self._form
         if form.kept is None:
             return range(form.num_choices)
-        told: list[int] = []
+        indices: list[int] = []
         for first in range(0, form.num_choices, form.n):
-            told += sorted(range(first, first + form.n), key=self._mean_logprob, reverse=True)[: form.kept]
-        return told
+            indices += sorted(range(first, first + form.n), key=self._mean_logprob, reverse=True)[: form.kept]
+        return indices
 
     def _mean_logprob(self, index: int) -> float:
         return self._sums[index] / max(1, self._counts_of[index])

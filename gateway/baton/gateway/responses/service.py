@@ -250,9 +250,9 @@ class ResponseService:
         context = model.require_info().max_model_len
         conversation = await self._run_on_thread(model.owner, partial(parted, items), items)
         wanted = min(request.max_output_tokens or context // 8, context // 2)
-        for room in (wanted, 1):
+        for max_output in (wanted, 1):
 
-            async def tried(kept: list[Item], room: int = room) -> _Fitting | None:
+            async def tried(kept: list[Item], max_output: int = max_output) -> _Fitting | None:
                 messages = await self._run_on_thread(
                     model.owner, partial(chat_messages, request.instructions, kept), kept
                 )
@@ -261,10 +261,10 @@ class ResponseService:
                     token_ids = await self._encode(model, shorter)
                 except ContextTooLong:
                     return None
-                least = room if len(kept) < len(items) else 1
+                least = max_output if len(kept) < len(items) else 1
                 return _Fitting(shorter, token_ids) if len(token_ids) + least <= context else None
 
-            found = await longest_that_fits(conversation, context - room, tried, fewest)
+            found = await longest_that_fits(conversation, context - max_output, tried, fewest)
             if found is not None:
                 return found
         return None

@@ -64,16 +64,16 @@ def parted(items: Sequence[Item]) -> Parted:
 
 
 async def longest_that_fits(
-    conversation: Parted, room: int, tried: Callable[[list[Item]], Awaitable[F | None]], fewest: int = 1
+    conversation: Parted, budget: int, tried: Callable[[list[Item]], Awaitable[F | None]], fewest: int = 1
 ) -> F | None:
     """Drops the fewest oldest units for which `tried` returns a value. Returns that value, or None.
 
-    Instructions and the last unit are always kept. `room` is the number of tokens that fit and guides the search. At
+    Instructions and the last unit are always kept. `budget` is the number of tokens that fit and guides the search. At
     least `fewest` units are dropped. For conversations of very many items, more than the fewest may be dropped.
     """
     low, high = fewest, len(conversation.starts) - 1
     best: F | None = None
-    search = _Search(conversation, room, may_be_whole=fewest == 0)
+    search = _Search(conversation, budget, may_be_whole=fewest == 0)
     num_tries = num_items = 0
     while low <= high:
         if best is not None and (num_tries >= _MAX_TRIES or num_items >= _MAX_TRIED_ITEMS):
@@ -94,11 +94,11 @@ async def longest_that_fits(
 class _Search:
     """Estimates the first unit from the tokens of earlier attempts, then moves on in growing steps."""
 
-    def __init__(self, conversation: Parted, room: int, *, may_be_whole: bool) -> None:
+    def __init__(self, conversation: Parted, budget: int, *, may_be_whole: bool) -> None:
         self._conversation = conversation
         self._may_be_whole = may_be_whole
-        self._room = room
-        self._first = conversation.first_of_size(_FIRST_CHARS * room)
+        self._budget = budget
+        self._first = conversation.first_of_size(_FIRST_CHARS * budget)
         self._step = 1
         self._has_fitted = False
 
@@ -119,7 +119,7 @@ class _Search:
         """Chooses the next attempt after one that fit."""
         self._has_fitted = True
         sizes = self._conversation.sizes
-        size = sizes[first] * self._room / max(1, num_tokens)
+        size = sizes[first] * self._budget / max(1, num_tokens)
         if self._may_be_whole and sizes[0] <= _NEAR * size:
             self._may_be_whole, self._first = False, 0
             return

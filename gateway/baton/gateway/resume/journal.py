@@ -27,13 +27,13 @@ class StreamHead:
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """The record of one stream while this gateway runs it. `on_news` is called when there is something to write."""
+    """The record of one stream while this gateway runs it. `on_change` is called when there is something to write."""
 
     head: StreamHead
     cursor: Cursor
     positions: tuple[ChoicePosition, ...]
     known: tuple[tuple[int, ...], ...]  # tokens already stored, by choice
-    on_news: Callable[[Journal], None]
+    on_change: Callable[[Journal], None]
     field_name: str = ""  # the client's field with the position
     unwritten: list[bytes] = field(default_factory=list)
     ended: bool = False
@@ -71,7 +71,7 @@ class Journal:
             entry = entry_of(index, fresh)
             self.unwritten.append(entry)
             self._everything += entry
-            self.on_news(self)
+            self.on_change(self)
 
     def begin_anew(self) -> None:
         """Marks all entries to be written again, after Redis lost them or may hold them twice."""
@@ -80,7 +80,7 @@ class Journal:
     def end(self) -> None:
         """Marks the stream as ended."""
         self.ended = True
-        self.on_news(self)
+        self.on_change(self)
 
 
 def entry_of(index: int, token_ids: Sequence[int]) -> bytes:

@@ -46,7 +46,7 @@ class StreamStore:
     def __init__(self, url: str, write_seconds: float = _WRITE_SECONDS) -> None:
         self._write_seconds = write_seconds
         self._open: dict[Journal, float] = {}  # time of the last write
-        self._news: dict[Journal, None] = {}
+        self._pending: dict[Journal, None] = {}
         self._new: dict[Journal, None] = {}  # to be written as a whole
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -73,10 +73,10 @@ class StreamStore:
         """Starts the journal of a new stream. Replaces an earlier one with the same tenant and request id."""
         nothing = tuple(ChoicePosition() for _ in range(head.num_choices))
         known: tuple[tuple[int, ...], ...] = tuple(() for _ in range(head.num_choices))
-        journal = Journal(head, Cursor(nothing), nothing, known, self._on_news)
+        journal = Journal(head, Cursor(nothing), nothing, known, self._on_change)
         self._new[journal] = None
         self._open[journal] = time.monotonic()
-        self._on_news(journal)
+        self._on_change(journal)
         return journal
 
     async def resume(
@@ -103,13 +103,13 @@ class StreamStore:
         known = tokens_of(entries, head.num_choices)
         given = tuple(ChoicePosition() for _ in range(head.num_choices)) if positions is None else tuple(positions)
         check_positions(head, given, field)
-        journal = Journal(head, Cursor(given), given, known, self._on_news, field)
+        journal = Journal(head, Cursor(given), given, known, self._on_change, field)
         self._open[journal] = 0.0
         return journal
 
-    def _on_news(self, journal: Journal) -> None:
+    def _on_change(self, journal: Journal) -> None:
         if journal in self._open:
-            self._news[journal] = None
+            self._pending[journal] = None
             self._wake.set()
 
     async def _run(self) -> None:
@@ -132,7 +132,7 @@ class StreamStore:
         due = {journal: None for journal, at in self._open.items() if now - at > _RENEW_SECONDS}
         pipeline: Any = self._redis.pipeline(transaction=False)
         taken: list[_Taken] = []
-        for journal in self._news | due:
+        for journal in self._pending | due:
             first = len(pipeline)
             self._add(pipeline, journal)
             taken.append(_Taken(journal, len(journal.unwritten), journal in self._new, slice(first, len(pipeline))))
@@ -178,7 +178,7 @@ class StreamStore:
         if journal in self._open:
             self._open[journal] = now
         if not journal.unwritten:
-            self._news.pop(journal, None)
+            self._pending.pop(journal, None)
             if journal.ended:
                 self._open.pop(journal, None)
         return None
@@ -186,7 +186,7 @@ class StreamStore:
     def _begin_anew(self, journal: Journal) -> None:
         journal.begin_anew()
         self._new[journal] = None
-        self._news[journal] = None
+        self._pending[journal] = None
         self._wake.set()
 
 

@@ -151,7 +151,7 @@ class RouterClient:
                     if refusal is not None and answered is None:
                         limit = min(limit, time.monotonic() + self._time_limit(self._times.no_worker, request))
                     answered = refusal or answered
-                    if avoided and failed.told:
+                    if avoided and failed.refused:
                         kept = [one for one in request.excluded_worker_ids if one not in avoided]
                         request.excluded_worker_ids[:] = kept
                         avoided = ()
@@ -244,7 +244,7 @@ class RouterClient:
             self._counters.placement_failures += 1
             raise refusal from failed
         self._avoid(router)
-        if not failed.told:
+        if not failed.refused:
             return None
         # A router that has just started knows no workers, and therefore no models.
         return Unavailable(

@@ -33,12 +33,12 @@ _PLAIN = Dial()
 
 
 class NotPlaced(Exception):
-    """A router did not place a request: it refused (`told`), or did not answer."""
+    """A router did not place a request: it refused (`refused`), or did not answer."""
 
-    def __init__(self, error: ServiceError, told: bool, reason: str) -> None:
+    def __init__(self, error: ServiceError, refused: bool, reason: str) -> None:
         super().__init__(reason)
         self.error = error
-        self.told = told
+        self.refused = refused
 
 
 class _NoStreamError(Exception):
@@ -218,6 +218,6 @@ class RouterLink:
 
 
 def _not_placed(error: grpc.aio.AioRpcError, address: str) -> NotPlaced:
-    told = rpc_status.from_call(cast(grpc.Call, error)) is not None
+    refused = rpc_status.from_call(cast(grpc.Call, error)) is not None
     reason = problem_of(error)
-    return NotPlaced(error_from_rpc(error, f"router {address}"), told, reason)
+    return NotPlaced(error_from_rpc(error, f"router {address}"), refused, reason)

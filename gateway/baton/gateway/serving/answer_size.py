@@ -45,26 +45,28 @@ def limit_logprobs(requests: Sequence[GenerationRequest], max_model_len: int) ->
     most = max((request.most_logprobs for request in requests), default=0)
     if not most:
         return list(requests)
-    rooms = [max(1, max_model_len - len(request.prompt_token_ids)) for request in requests]
-    num_asked = sum(_asked(request, room) for request, room in zip(requests, rooms, strict=True))
+    max_outputs = [max(1, max_model_len - len(request.prompt_token_ids)) for request in requests]
+    num_requested = sum(
+        _requested_logprobs(request, max_output) for request, max_output in zip(requests, max_outputs, strict=True)
+    )
     per_token = sum(request.n * _of_token(request.sampling) for request in requests if _is_open_ended(request))
-    if num_asked + per_token > most:
-        raise _too_many(num_asked + per_token, most, requests[0])
-    max_tokens = (most - num_asked) // per_token if per_token else 0
+    if num_requested + per_token > most:
+        raise _too_many(num_requested + per_token, most, requests[0])
+    max_tokens = (most - num_requested) // per_token if per_token else 0
     return [
-        _ending(request, max_tokens) if 0 < max_tokens < room and _is_open_ended(request) else request
-        for request, room in zip(requests, rooms, strict=True)
+        _ending(request, max_tokens) if 0 < max_tokens < max_output and _is_open_ended(request) else request
+        for request, max_output in zip(requests, max_outputs, strict=True)
     ]
 
 
-def _asked(request: GenerationRequest, room: int) -> int:
+def _requested_logprobs(request: GenerationRequest, max_output: int) -> int:
     """Returns the log-probabilities of the prompt and of an output with a given length, over all choices."""
     sampling, stop = request.sampling, request.stop
     count = 0
     if sampling.HasField("prompt_logprobs"):
         count += (len(request.prompt_token_ids) - 1) * (1 + sampling.prompt_logprobs)
     if stop.HasField("max_tokens"):
-        count += min(stop.max_tokens, room) * _of_token(sampling)
+        count += min(stop.max_tokens, max_output) * _of_token(sampling)
     return request.n * count
 
 

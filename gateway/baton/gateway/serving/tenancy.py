@@ -127,10 +127,10 @@ def _cost_of(requests: Sequence[GenerationRequest], tenant: Tenant, max_model_le
     """Returns the prompts' tokens and the maximum output, or the tenant's assumption without max_tokens."""
     output = 0
     for request in requests:
-        room = max(1, max_model_len - len(request.prompt_token_ids))
+        max_output = max(1, max_model_len - len(request.prompt_token_ids))
         stop = request.stop
         wanted = stop.max_tokens if stop.HasField("max_tokens") else _assumed(tenant)
-        output += request.n * min(room, wanted)
+        output += request.n * min(max_output, wanted)
     return RequestCost(sum(len(request.prompt_token_ids) for request in requests), output)
 
 

@@ -30,7 +30,7 @@ _MODES = {
 }
 _MOST_SECONDS = 86_400
 _CALL_SECONDS = 30.0  # added to the worker's own timeout
-_HALT_SECONDS = 60.0
+_PAUSE_SECONDS = 60.0
 _LOAD_SECONDS = 660.0
 _ERRORS = (400, 403, 404, 429, 501, 503, 504)
 
@@ -41,7 +41,7 @@ _MODE = Parameter(
     {"enum": list(_MODES), "default": "abort"},
 )
 _TIMEOUT = Parameter(
-    "timeout", "Seconds that running requests get to end.", {"type": "number", "minimum": 0, "default": _HALT_SECONDS}
+    "timeout", "Seconds that running requests get to end.", {"type": "number", "minimum": 0, "default": _PAUSE_SECONDS}
 )
 _LEVEL = Parameter("level", "1 frees the KV cache, 2 drops the weights too.", {"enum": [1, 2], "default": 1})
 _MODEL = Parameter("model", "A folder on the worker, or a hub id. Empty: the last loaded model.", {"type": "string"})
@@ -162,12 +162,12 @@ class AdminRoutes:
     async def start_profile(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /start_profile: workers record steps."""
         request = pb.StartProfileRequest(num_steps=_number(query, "num_steps", 0, 0, 2**31))
-        await self._ask(exchange, query, lambda stub: stub.StartProfile(request, timeout=_HALT_SECONDS))
+        await self._ask(exchange, query, lambda stub: stub.StartProfile(request, timeout=_PAUSE_SECONDS))
 
     async def stop_profile(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /stop_profile: workers write their recordings."""
         request = pb.StopProfileRequest()
-        await self._ask(exchange, query, lambda stub: stub.StopProfile(request, timeout=2 * _HALT_SECONDS))
+        await self._ask(exchange, query, lambda stub: stub.StopProfile(request, timeout=2 * _PAUSE_SECONDS))
 
     async def is_sleeping(self, exchange: Exchange, query: Query) -> None:
         """Handles GET /is_sleeping."""
@@ -211,7 +211,7 @@ class AdminRoutes:
 def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
     """Returns the admin routes."""
     admin = AdminRoutes(serving, fleet)
-    halting = (_WORKERS, _MODE, _TIMEOUT)
+    pausing = (_WORKERS, _MODE, _TIMEOUT)
 
     def route(
         method: str,
@@ -240,14 +240,14 @@ def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
             "Drains a worker: it takes no new requests, and running ones end.",
             (_WORKERS, _TIMEOUT),
         ),
-        route("POST", "/pause", admin.pause, "Pauses workers between two steps.", (*halting, _CLEAR)),
+        route("POST", "/pause", admin.pause, "Pauses workers between two steps.", (*pausing, _CLEAR)),
         route("POST", "/resume", admin.resume, "Resumes workers after a pause or drain.", (_WORKERS,)),
         route("GET", "/is_paused", admin.is_paused, "Returns whether workers are paused.", (_WORKERS,), PauseState),
-        route("POST", "/sleep", admin.sleep, "Frees the memory of workers.", (_LEVEL, *halting)),
+        route("POST", "/sleep", admin.sleep, "Frees the memory of workers.", (_LEVEL, *pausing)),
         route("POST", "/wake_up", admin.wake_up, "Restores the memory of sleeping workers.", (_WORKERS, _TAGS)),
         route("GET", "/is_sleeping", admin.is_sleeping, "Returns whether workers sleep.", (_WORKERS,), SleepState),
         route(
-            "POST", "/reload_weights", admin.reload_weights, "Loads weights into workers in place.", (_MODEL, *halting)
+            "POST", "/reload_weights", admin.reload_weights, "Loads weights into workers in place.", (_MODEL, *pausing)
         ),
         route(
             "POST", "/reset_prefix_cache", admin.reset_prefix_cache, "Drops the cached blocks of workers.", (_WORKERS,)
@@ -302,7 +302,7 @@ def _number(query: Query, name: str, default: int, least: int, most: int) -> int
     return int(word)
 
 
-def _timeout_ms(query: Query, default: float = _HALT_SECONDS) -> int:
+def _timeout_ms(query: Query, default: float = _PAUSE_SECONDS) -> int:
     word = query.get("timeout", [str(default)])[-1]
     try:
         seconds = float(word)
@@ -314,7 +314,7 @@ def _timeout_ms(query: Query, default: float = _HALT_SECONDS) -> int:
 
 
 def _seconds(timeout_ms: int) -> float:
-    return (timeout_ms / 1000 or _HALT_SECONDS) + _CALL_SECONDS
+    return (timeout_ms / 1000 or _PAUSE_SECONDS) + _CALL_SECONDS
 
 
 def _is_loopback(listen: str) -> bool:

@@ -7,7 +7,7 @@ import time
 import pytest
 from support.gateway.scripted_services import until
 
-from baton.gateway.generation.workers.frame_order import TURN_PIECES, TURN_SECONDS, TURN_TOKENS, merged_pieces, turns
+from baton.gateway.generation.workers.frame_order import BATCH_PIECES, BATCH_SECONDS, BATCH_TOKENS, merged_pieces, batches
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.server import RpcServer, Service
@@ -51,12 +51,12 @@ def test_logprobs_go_with_their_slot():
 def test_turns_are_everything_in_order_and_none_is_too_large():
     draw = random.Random(6)
     pieces = [(slot, [1] * draw.randrange(1, 900), None) for slot in range(1000)]
-    found = list(turns(pieces))
-    assert [piece for turn in found for piece in turn] == pieces
-    for turn in found:
-        assert 0 < len(turn) <= TURN_PIECES
-        assert sum(len(piece[1]) for piece in turn[:-1]) < TURN_TOKENS
-    assert list(turns([])) == []
+    found = list(batches(pieces))
+    assert [piece for batch in found for piece in batch] == pieces
+    for batch in found:
+        assert 0 < len(batch) <= BATCH_PIECES
+        assert sum(len(piece[1]) for piece in batch[:-1]) < BATCH_TOKENS
+    assert list(batches([])) == []
 
 
 class Taker:
@@ -120,7 +120,7 @@ def by_turn(log):
             found.append([])
         else:
             found[-1].append(entry)
-    return [turn for turn in found if turn]
+    return [batch for batch in found if batch]
 
 
 async def test_a_newcomers_first_token_waits_for_no_backlog():
@@ -138,11 +138,11 @@ async def test_a_newcomers_first_token_waits_for_no_backlog():
     assert tokens[0] == (_NUM_FLOODED, 1)
     assert sum(1 for entry in tokens if entry != "turn") == _NUM_FLOODED + 1
     # Whoever arrives meanwhile gets the event loop after at most this many tokens.
-    assert all(sum(count for _, count in turn) < TURN_TOKENS + _BACKLOG for turn in by_turn(tokens))
+    assert all(sum(count for _, count in batch) < BATCH_TOKENS + _BACKLOG for batch in by_turn(tokens))
 
 
 async def test_a_step_of_many_requests_is_no_single_turn():
-    num_slots = 2 * TURN_PIECES + 1
+    num_slots = 2 * BATCH_PIECES + 1
 
     def frame(num_submits):
         if num_submits < num_slots:
@@ -153,8 +153,8 @@ async def test_a_step_of_many_requests_is_no_single_turn():
 
     tokens, log = await handed_over(frame, num_slots)
     found = by_turn(tokens)
-    assert [len(turn) for turn in found[:2]] == [TURN_PIECES, TURN_PIECES]
-    assert [name for turn in found for name, _ in turn] == list(range(num_slots))
+    assert [len(batch) for batch in found[:2]] == [BATCH_PIECES, BATCH_PIECES]
+    assert [name for batch in found for name, _ in batch] == list(range(num_slots))
     # A request ends after its last token.
     assert log.index((0, "finish")) > log.index((0, 1))
 
@@ -163,7 +163,7 @@ class SlowTaker(Taker):
     """Takes a turn's time for each token, as parsers do where the machine is busy."""
 
     def on_tokens(self, token_ids, logprobs):
-        time.sleep(TURN_SECONDS)
+        time.sleep(BATCH_SECONDS)
         super().on_tokens(token_ids, logprobs)
 
 
@@ -180,4 +180,4 @@ async def test_a_turn_ends_where_handing_over_takes_long(num_steps):
         return made
 
     tokens, _ = await handed_over(frame, num_slots, SlowTaker)
-    assert [len(turn) for turn in by_turn(tokens)] == [1] * num_slots
+    assert [len(batch) for batch in by_turn(tokens)] == [1] * num_slots

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from baton.v1 import types_pb2
 
 # Size of one batch, in pieces, tokens and time. Parsers of calls and reasoning take twenty times what plain text does.
-TURN_PIECES = 256
-TURN_TOKENS = 2048
-TURN_SECONDS = 0.002
+BATCH_PIECES = 256
+BATCH_TOKENS = 2048
+BATCH_SECONDS = 0.002
 
 Logprobs = Sequence[types_pb2.TokenLogprobs]
 Piece = tuple[int, Sequence[int], Logprobs | None]  # slot, token ids, log-probabilities
@@ -39,14 +39,14 @@ def merged_pieces(
     entries: dict[int, list[types_pb2.TokenLogprobs]] = {}
     for slot, of_slot in logprobs:
         entries.setdefault(slot, []).extend(of_slot)
-    return sorted([(slot, mine, entries.get(slot)) for slot, mine in tokens.items()], key=_num_tokens)
+    return sorted([(slot, own_tokens, entries.get(slot)) for slot, own_tokens in tokens.items()], key=_num_tokens)
 
 
-def turns(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+def batches(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
     """Yields the pieces in order, in batches; a piece is never split."""
     begin = num_tokens = 0
     for at, piece in enumerate(pieces):
-        if at - begin >= TURN_PIECES or num_tokens >= TURN_TOKENS:
+        if at - begin >= BATCH_PIECES or num_tokens >= BATCH_TOKENS:
             yield pieces[begin:at]
             begin, num_tokens = at, 0
         num_tokens += len(piece[1])

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from baton.gateway.generation.retry_budget import Loss, WorkerLost
-from baton.gateway.generation.workers.frame_order import TURN_SECONDS, Piece, merged_pieces, turns
+from baton.gateway.generation.workers.frame_order import BATCH_SECONDS, Piece, merged_pieces, batches
 from baton.gateway.generation.workers.slot_receiver import IgnoredSlot, SlotReceiver
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.channel import Dial
@@ -200,17 +200,17 @@ class WorkerStream:
             pieces = merged_pieces(slots, counts, token_ids, entries)
         else:
             pieces = [(slot, (token_id,), None) for slot, token_id in zip(slots, token_ids, strict=True)]
-        for number, turn in enumerate(turns(pieces)):
+        for number, batch in enumerate(batches(pieces)):
             if number:
                 yield
                 self._silent_ticks = 0
-            until = time.monotonic() + TURN_SECONDS
-            for slot, mine, logprobs in turn:
+            until = time.monotonic() + BATCH_SECONDS
+            for slot, own_tokens, logprobs in batch:
                 if time.monotonic() >= until:
                     yield
                     self._silent_ticks = 0
-                    until = time.monotonic() + TURN_SECONDS
-                self._hand_over(slot, mine, logprobs)
+                    until = time.monotonic() + BATCH_SECONDS
+                self._hand_over(slot, own_tokens, logprobs)
         for finish in frame.finishes:
             self._finish(finish)
         for failure in frame.failures:

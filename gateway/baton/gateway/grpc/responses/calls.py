@@ -63,7 +63,7 @@ class EventQueue:
         self._running = running
         self._next = first
         self._waiting: deque[bytes] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._over = False
 
     @property
@@ -76,13 +76,13 @@ class EventQueue:
         self._next = max(self._next, running.num_events)
         if not running.response.background:
             running.forget_until(self._next)
-        self._news.set()
+        self._changed.set()
 
     def ended(self, error: HttpError | None) -> None:
         if error is None or self._running.begun or self._running.response.background:
             self.progressed()
         self._over = True
-        self._news.set()
+        self._changed.set()
 
     def leave(self) -> None:
         """Ends the queue after the client disconnected or received everything. Idempotent."""
@@ -102,8 +102,8 @@ class EventQueue:
                     yield event
             if self._over:
                 break
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
         if self._running.response.status == "cancelled":
             yield _last(self._running)
 
@@ -173,8 +173,8 @@ class ResponseCalls:
                 yield event
             return
         for text in source[first:]:
-            if (told := event_of(text)) is not None:
-                yield told
+            if (message := event_of(text)) is not None:
+                yield message
         if stored.response.status == "cancelled":
             response = response_of(stored.response)
             yield response_pb2.ResponseEvent(sequence_number=len(source), response=response)
