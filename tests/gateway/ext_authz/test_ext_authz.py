@@ -22,7 +22,7 @@ from baton.gateway.access.identity import Scope
 from baton.gateway.access.limits.usage import RequestCost
 from baton.gateway.access.settings import AccessSettings
 from baton.gateway.config import GatewayConfig
-from baton.gateway.ext_authz.rules import Head, Need, Rules
+from baton.gateway.ext_authz.rules import RequestHead, Requirement, Rules
 from baton.gateway.ext_authz.server import ext_authz_server
 from baton.gateway.ext_authz.service import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.metrics.counters import GenerationCounters
@@ -98,30 +98,30 @@ def headers_of(options):
 @pytest.mark.parametrize(
     ("method", "path", "need"),
     [
-        ("POST", CHAT, Need(scope=Scope.INFERENCE, limited=True)),
-        ("POST", f"{CHAT}?x=/health", Need(scope=Scope.INFERENCE, limited=True)),
-        ("POST", "/v1/messages", Need(scope=Scope.INFERENCE, limited=True)),
-        ("POST", "/v1/responses", Need(scope=Scope.INFERENCE, limited=True)),
-        ("GET", "/v1/models/some/thing", Need(scope=Scope.INFERENCE)),
-        ("GET", "/metrics", Need(scope=Scope.METRICS)),
-        ("HEAD", "/metrics", Need(scope=Scope.METRICS)),
-        ("GET", "/health", Need(public=True, scope=Scope.INFERENCE)),
-        ("OPTIONS", CHAT, Need(public=True)),
-        ("OPTIONS", "/nothing", Need(scope=Scope.INFERENCE)),
-        ("POST", "/health", Need(scope=Scope.INFERENCE)),
-        ("GET", "/nothing", Need(scope=Scope.INFERENCE)),
-        ("", "", Need(scope=Scope.INFERENCE)),
-        ("POST", GENERATE, Need(scope=Scope.INFERENCE, limited=True)),
-        ("POST", "/baton.v1.InferenceService/ListModels", Need(scope=Scope.INFERENCE)),
-        ("POST", "/grpc.health.v1.Health/Check", Need(public=True, scope=Scope.INFERENCE)),
-        ("POST", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Need()),
-        ("POST", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Need()),
-        ("POST", "/x/grpc.health.v1.Health/Check", Need(scope=Scope.INFERENCE)),
+        ("POST", CHAT, Requirement(scope=Scope.INFERENCE, limited=True)),
+        ("POST", f"{CHAT}?x=/health", Requirement(scope=Scope.INFERENCE, limited=True)),
+        ("POST", "/v1/messages", Requirement(scope=Scope.INFERENCE, limited=True)),
+        ("POST", "/v1/responses", Requirement(scope=Scope.INFERENCE, limited=True)),
+        ("GET", "/v1/models/some/thing", Requirement(scope=Scope.INFERENCE)),
+        ("GET", "/metrics", Requirement(scope=Scope.METRICS)),
+        ("HEAD", "/metrics", Requirement(scope=Scope.METRICS)),
+        ("GET", "/health", Requirement(public=True, scope=Scope.INFERENCE)),
+        ("OPTIONS", CHAT, Requirement(public=True)),
+        ("OPTIONS", "/nothing", Requirement(scope=Scope.INFERENCE)),
+        ("POST", "/health", Requirement(scope=Scope.INFERENCE)),
+        ("GET", "/nothing", Requirement(scope=Scope.INFERENCE)),
+        ("", "", Requirement(scope=Scope.INFERENCE)),
+        ("POST", GENERATE, Requirement(scope=Scope.INFERENCE, limited=True)),
+        ("POST", "/baton.v1.InferenceService/ListModels", Requirement(scope=Scope.INFERENCE)),
+        ("POST", "/grpc.health.v1.Health/Check", Requirement(public=True, scope=Scope.INFERENCE)),
+        ("POST", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Requirement()),
+        ("POST", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Requirement()),
+        ("POST", "/x/grpc.health.v1.Health/Check", Requirement(scope=Scope.INFERENCE)),
     ],
 )
-def test_what_a_request_needs_is_what_its_route_says(rules, method, path, need):
-    assert rules.need_of(Head(method, path, {})) == need
-    assert rules.need_of(Head(method, path, GRPC)) == need  # whatever it says of its body
+def test_what_a_request_needs_is_what_its_route_says(rules, method, path, requirement):
+    assert rules.requirement_of(RequestHead(method, path, {})) == requirement
+    assert rules.requirement_of(RequestHead(method, path, GRPC)) == requirement  # whatever it says of its body
 
 
 async def test_a_good_key_passes_as_its_tenant(asked):

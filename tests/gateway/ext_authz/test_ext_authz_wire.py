@@ -13,14 +13,14 @@ from baton.envoy import external_auth_pb2, header_value_pb2, http_status_pb2
 from baton.gateway.access.errors import Unauthenticated
 from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.ext_authz.answers import allowed, denied, public
-from baton.gateway.ext_authz.rules import Head
+from baton.gateway.ext_authz.rules import RequestHead
 
 ORACLE = Path(__file__).with_name("xds_oracle.py")
 FILES = [module.DESCRIPTOR for module in (external_auth_pb2, header_value_pb2, http_status_pb2)]
 # Envoy has google.rpc.Status there, which googleapis-common-protos has here too.
 OWN_STATUS = "envoy.service.auth.v3.Status"
-REST = Head("POST", "/v1/chat/completions", {"x-request-id": "r-1"})
-GRPC = Head("POST", "/baton.v1.InferenceService/Generate", {"content-type": "application/grpc"})
+REST = RequestHead("POST", "/v1/chat/completions", {"x-request-id": "r-1"})
+GRPC = RequestHead("POST", "/baton.v1.InferenceService/Generate", {"content-type": "application/grpc"})
 
 
 def oracle(*words: str, data: bytes = b"") -> bytes:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.gateway.parsing_harness import TOOLS, Parsed, cut, parse, put_together
 
 from baton.gateway.parsing.output_format import OutputFormat
-from baton.gateway.parsing.output_parser import OutputParser, Wanted
+from baton.gateway.parsing.output_parser import OutputOptions, OutputParser
 from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 
@@ -197,6 +197,6 @@ class Broken:
 @pytest.mark.parametrize("place", ["reasoning", "tools"])
 def test_a_parser_that_raises_is_left_out(place, caplog):
     broken = {"reasoning": None, "tools": None, place: Broken()}
-    parser = OutputParser(broken["reasoning"], broken["tools"], Wanted())
+    parser = OutputParser(broken["reasoning"], broken["tools"], OutputOptions())
     assert parse(parser, ["Hel", "lo"]).content == "Hello"
     assert "Broken failed" in caplog.text

@@ -14,7 +14,7 @@ from baton.envoy.http_status_pb2 import HttpStatus, StatusCode
 from baton.gateway.access.identity import Identity
 from baton.gateway.errors.anthropic import AnthropicError, speaks_anthropic
 from baton.gateway.errors.http import http_error_of
-from baton.gateway.ext_authz.rules import Head
+from baton.gateway.ext_authz.rules import RequestHead
 from baton.rpc.errors import ServiceError, status_of
 
 # The identity of a request, for logs and for services behind Envoy. Baton's gateway checks the key and ignores these
@@ -38,13 +38,13 @@ def allowed(identity: Identity) -> CheckResponse:
     return CheckResponse(status=Status(code=code_pb2.OK), ok_response=ok)
 
 
-def denied(head: Head, error: ServiceError, cors: Mapping[str, str]) -> CheckResponse:
+def denied(head: RequestHead, error: ServiceError, cors: Mapping[str, str]) -> CheckResponse:
     """Returns a response that denies a request in the client's protocol. `cors` headers are added for REST."""
     response = _denied_grpc(error) if head.is_grpc else _denied_rest(head, error, cors)
     return CheckResponse(status=Status(code=error.code.value[0]), denied_response=response)
 
 
-def _denied_rest(head: Head, error: ServiceError, cors: Mapping[str, str]) -> DeniedHttpResponse:
+def _denied_rest(head: RequestHead, error: ServiceError, cors: Mapping[str, str]) -> DeniedHttpResponse:
     answer, request_id = http_error_of(error), head.headers.get("x-request-id", "")
     headers = {"content-type": "application/json", **cors}
     if request_id:

@@ -16,7 +16,7 @@ _LIMITED = frozenset(f"/baton.v1.InferenceService/{name}" for name in ("Generate
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Requirement:
     """The requirements of one request."""
 
     public: bool = False  # whether no key is needed
@@ -25,7 +25,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RequestHead:
     """A request without its body. Header names are lower-case."""
 
     method: str
@@ -49,23 +49,23 @@ class Rules:
     def __init__(self, table: RouteTable) -> None:
         self._table = table
 
-    def need_of(self, head: Head) -> Need:
+    def requirement_of(self, head: RequestHead) -> Requirement:
         """Returns a request's requirements. An unknown path needs a key too: only public routes pass without one."""
         path = head.path
         try:
             if head.method == "OPTIONS":
                 self._table.allowed(path)
-                return Need(public=True)
+                return Requirement(public=True)
             route = self._table.find(head.method, path)
         except HttpError:
-            return _need_of_method(path)
-        return Need(route.public, route.scope, _is_limited(route))
+            return _requirement_of_method(path)
+        return Requirement(route.public, route.scope, _is_limited(route))
 
 
-def _need_of_method(path: str) -> Need:
+def _requirement_of_method(path: str) -> Requirement:
     """Returns the requirements of a gRPC method or of an unknown path."""
     service = path.rpartition("/")[0].removeprefix("/")
-    return Need(is_open(service), scope_of(service), path in _LIMITED)
+    return Requirement(is_open(service), scope_of(service), path in _LIMITED)
 
 
 def _is_limited(route: Route) -> bool:

@@ -21,7 +21,7 @@ from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.limits.usage import RequestCost
 from baton.gateway.ext_authz.answers import allowed, denied, public
-from baton.gateway.ext_authz.rules import Head, Rules
+from baton.gateway.ext_authz.rules import RequestHead, Rules
 from baton.gateway.http.cors import Cors
 from baton.rpc.errors import ServiceError
 from baton.rpc.server import Context, Service
@@ -42,7 +42,7 @@ class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
 
     async def Check(self, request: CheckRequest, context: Context) -> CheckResponse:  # noqa: N802
         http = request.attributes.request.http
-        head = Head(http.method, http.path, http.headers)
+        head = RequestHead(http.method, http.path, http.headers)
         try:
             response, answer = await self._check(head)
         except RateLimited as error:
@@ -56,16 +56,16 @@ class ExtAuthzServicer(external_auth_pb2_grpc.AuthorizationServicer):
         self.answers[answer] += 1
         return response
 
-    def _denied(self, head: Head, error: ServiceError) -> CheckResponse:
+    def _denied(self, head: RequestHead, error: ServiceError) -> CheckResponse:
         origin = head.headers.get("origin")
         return denied(head, error, self._cors.headers({} if origin is None else {b"origin": origin.encode()}))
 
-    async def _check(self, head: Head) -> tuple[CheckResponse, str]:
-        need = self._rules.need_of(head)
-        if need.public:
+    async def _check(self, head: RequestHead) -> tuple[CheckResponse, str]:
+        requirement = self._rules.requirement_of(head)
+        if requirement.public:
             return public(), "public"
-        identity = self._gate.identify(keys_in_headers(_key_headers(head.headers)), need.scope)
-        if need.limited:
+        identity = self._gate.identify(keys_in_headers(_key_headers(head.headers)), requirement.scope)
+        if requirement.limited:
             await self._gate.admit(identity, _MINIMAL_COST)
         return allowed(identity), "allowed"
 

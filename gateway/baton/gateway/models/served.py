@@ -80,7 +80,7 @@ class ServedModel:
         # By owner and text, least recently used first.
         self._clients_templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
 
-    def seen_by(self, owner: str) -> ServedModel:
+    def for_owner(self, owner: str) -> ServedModel:
         """Returns the model with caches for this owner, so that response times reveal nothing about other tenants'
         texts.
         """

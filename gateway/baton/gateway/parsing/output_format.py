@@ -9,7 +9,7 @@ from typing import Any
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
 from baton.gateway.parsing.grammar.call_syntax import CallSyntax
 from baton.gateway.parsing.grammar.forms import Form
-from baton.gateway.parsing.output_parser import OutputParser, ReasoningParser, Wanted
+from baton.gateway.parsing.output_parser import OutputOptions, OutputParser, ReasoningParser
 from baton.gateway.parsing.reading.text_parser import TextParser
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.v1 import types_pb2
@@ -83,16 +83,16 @@ class OutputFormat:
         if calls is None and reasoning is None:
             return None
         finish_reason = "stop" if use.mode is ToolMode.NAMED else "tool_calls"
-        wanted = Wanted(include_reasoning, use.parallel, finish_reason)
+        options = OutputOptions(include_reasoning, use.parallel, finish_reason)
         opened = reasoning is not None and reasoning.is_open(prompt_end)
 
         def new_parser() -> OutputParser:
             if calls is not None and combined:
-                return OutputParser(calls.new_parser(use.tools), None, wanted)  # type: ignore[arg-type]
+                return OutputParser(calls.new_parser(use.tools), None, options)  # type: ignore[arg-type]
             return OutputParser(
                 None if reasoning is None else reasoning.new_parser(opened),
                 None if calls is None else calls.new_parser(use.tools),
-                wanted,
+                options,
             )
 
         special_tokens = {*(calls.special_tokens if calls else ()), *(reasoning.special_tokens if reasoning else ())}

@@ -22,7 +22,7 @@ class ReasoningParser(TextParser, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OutputOptions:
     """The parts of an output that the client wants."""
 
     reasoning: bool = True
@@ -33,11 +33,11 @@ class Wanted:
 class OutputParser:
     """Chains the parsers of one choice. A parser that raises is skipped from then on."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: TextParser | None, wanted: Wanted) -> None:
+    def __init__(self, reasoning: ReasoningParser | None, tools: TextParser | None, options: OutputOptions) -> None:
         self.num_reasoning_tokens = 0
         self._reasoning = reasoning
         self._tools = tools
-        self._wanted = wanted
+        self._options = options
         self._has_calls = False
         self._num_undecided_tokens = 0  # tokens since the last event; they may form the opening tag of the reasoning
 
@@ -76,7 +76,7 @@ class OutputParser:
 
     def finish_reason(self, reason: str) -> str:
         """Returns the finish reason for the client."""
-        return self._wanted.call_finish_reason if reason == "stop" and self._has_calls else reason
+        return self._options.call_finish_reason if reason == "stop" and self._has_calls else reason
 
     @property
     def _in_reasoning(self) -> bool:
@@ -109,10 +109,10 @@ class OutputParser:
         result: list[Event] = []
         for event in events:
             if isinstance(event, CallStart | CallArguments | CallEnd):
-                if event.index and not self._wanted.parallel_calls:
+                if event.index and not self._options.parallel_calls:
                     continue
                 self._has_calls = True
-            elif isinstance(event, ReasoningText) and not self._wanted.reasoning:
+            elif isinstance(event, ReasoningText) and not self._options.reasoning:
                 continue
             append(result, event)
         return result

@@ -23,7 +23,7 @@ def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -
     model = catalog.get(name or "")
     if not _may_use(identity.tenant, model):
         raise NotFound(f"The model `{name}` does not exist.", field="model")
-    return model.seen_by(identity.tenant.cache_owner)
+    return model.for_owner(identity.tenant.cache_owner)
 
 
 def _may_use(tenant: Tenant, model: ServedModel) -> bool:

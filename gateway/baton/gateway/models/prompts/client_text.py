@@ -25,7 +25,7 @@ _TRIES = 64  # candidates tried in each range
 
 
 @dataclass(frozen=True, slots=True)
-class Cover:
+class StandIns:
     """The stand-ins for one request's text."""
 
     stand_ins: Mapping[str, str] = field(default_factory=dict)  # by anchor
@@ -86,7 +86,7 @@ class ClientText:
         self._exempt = [literal for literal in literals if self._is_exempt(literal, control)]
         self._literals = "".join(literals)
 
-    def cover(self, *values: Any) -> Cover:
+    def cover(self, *values: Any) -> StandIns:
         """Returns the cover for these values; false if they contain no part of a control token.
 
         Raises InvalidRequest for values that are nested too deeply.
@@ -101,7 +101,7 @@ class ClientText:
         stand_ins: dict[str, str] = {}
         for anchor in dict.fromkeys([*anchors, *(word[0] for word in words)]):
             stand_ins[anchor] = self._stand_in(texts, stand_ins.values())
-        return Cover(stand_ins, words, self._exempt)
+        return StandIns(stand_ins, words, self._exempt)
 
     def _stand_in(self, texts: Iterable[str], taken: Collection[str]) -> str:
         foreign = [self._literals, *(text for text in texts if not text.isascii())]

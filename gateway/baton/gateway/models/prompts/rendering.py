@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from baton.gateway.models.prompts.chat_template import ChatTemplate, Message
-from baton.gateway.models.prompts.client_text import ClientText, Cover
+from baton.gateway.models.prompts.client_text import ClientText, StandIns
 from baton.gateway.models.tokenization.encoding_limit import EncodingLimit
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import ServiceError
@@ -43,7 +43,7 @@ class ChatRendering:
         defaults: Mapping[str, Any],
     ) -> Rendered:
         """Returns the prompt. `defaults` are the operator's variables. Raises InvalidRequest."""
-        cover = Cover()
+        cover = StandIns()
         if self.client_text is not None:
             cover = self.client_text.cover(messages, tools, documents, variables)
         try:
