@@ -1,4 +1,4 @@
-"""How many values a JSON text may have: parsing makes an object of each, while everything else waits."""
+"""Limits the number of values in a JSON text, because parsing makes an object of each and blocks everything else."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from types import MappingProxyType
 
 from baton.rpc.errors import InvalidRequest
 
-# Outside of strings. The parser takes up to 30 ms for as many of one kind, and holds the interpreter meanwhile.
+# Outside of strings. Parsing this many of one kind takes up to 30 ms, during which the interpreter is blocked.
 MAX_CONTAINERS = 64 << 10  # objects and arrays
 MAX_KEYS = 64 << 10
 MAX_COMMAS = 512 << 10
 MAX_STRINGS = 256 << 10
 MAX_BACKSLASHES = 2 << 20  # in strings
-# Numbers with an exponent or more than 19 digits, which may be parsed by slow arithmetic: 15 us each.
+# Numbers with an exponent or more than 19 digits, which may need slow arithmetic: 15 us each.
 MAX_LONG_NUMBERS = 2000
 MAX_LONG_NUMBER_BYTES = 256 << 10
-# What one of each kind takes to parse at most, in nanoseconds, and all of them together.
+# The maximum time to parse one of each kind, in nanoseconds, and the limit of their sum.
 _NANOSECONDS = (13, 35, 320, 140, 40, 15_000, 25)
 _BYTE_NANOSECONDS = 1.9
 _MAX_NANOSECONDS = 45_000_000
 
 _SMALL = 8 << 10
-_FEW = 256  # values: none is worth counting
-_PIECE = 1 << 20  # that is counted at once: other threads run between two
+_FEW = 256  # values; fewer need no counting
+_PIECE = 1 << 20  # counted at once; other threads run in between
 _LONG_DIGITS = 20
 _NOT_COUNTED = bytes(set(range(256)) - set(b'{[:,"\\'))
 _NOT_SYNTAX = bytes(set(range(256)) - set(b'{[:,"0123456789.eEus'))  # u and s: the e of true and false is no exponent
@@ -46,7 +46,7 @@ _LIMITS: Mapping[str, int] = MappingProxyType(
 
 
 def check_json_size(text: bytes, field: str = "") -> None:
-    """Raises InvalidRequest for a JSON text of too many values."""
+    """Raises InvalidRequest for a JSON text with too many values."""
     if len(text) <= _SMALL:
         return
     counts = dict.fromkeys(_LIMITS, 0)
@@ -56,10 +56,10 @@ def check_json_size(text: bytes, field: str = "") -> None:
         backslashes, quotes = counted.count(b"\\"), counted.count(b'"')
         counts["backslashes"] += backslashes
         num_syntax += len(counted) - backslashes - quotes
-        # A backslash makes at most one quote part of its string.
+        # A backslash makes at most one quote part of a string.
         counts["strings"] += (quotes - backslashes) // 2
         _check(counts, field)
-    # Every value but the first has one of the other characters before it.
+    # Every value except the first follows one of the other characters.
     if num_syntax <= _FEW:
         return
     counts["strings"] = 0
@@ -71,7 +71,7 @@ def check_json_size(text: bytes, field: str = "") -> None:
 
 
 def num_values(text: bytes) -> int:
-    """Returns about how many values a JSON text has."""
+    """Returns the approximate number of values of a JSON text."""
     counts = dict.fromkeys(_LIMITS, 0)
     in_string = False
     for piece in _without_escapes(text):
@@ -80,7 +80,7 @@ def num_values(text: bytes) -> int:
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:
-    """Yields the text in pieces, without the backslashes and quotes that are escaped."""
+    """Yields the text in pieces, without escaped backslashes and quotes."""
     begin = 0
     while begin < len(text):
         end = begin + _PIECE
@@ -92,7 +92,7 @@ def _without_escapes(text: bytes) -> Iterator[bytes]:
 
 
 def _count(piece: bytes, in_string: bool, counts: dict[str, int]) -> bool:
-    """Adds what a piece has outside of its strings. Returns whether it ends in a string."""
+    """Counts a piece's syntax outside of strings. Returns whether the piece ends inside a string."""
     parts = piece.translate(None, _NOT_SYNTAX).split(b'"')
     syntax = b"".join(parts[1::2] if in_string else parts[::2])
     num_quotes = len(parts) - 1
@@ -112,7 +112,7 @@ def _check(counts: Mapping[str, int], field: str) -> None:
     for what, most in _LIMITS.items():
         if counts[what] > most:
             raise InvalidRequest(
-                f"{field or 'The body'} has {counts[what]} {what}; at most {most} are allowed.", field=field
+                f"{field or 'the body'} has {counts[what]} {what}; at most {most} are allowed", field=field
             )
 
 
@@ -122,6 +122,4 @@ def _check_sum(counts: Mapping[str, int], num_bytes: int, field: str) -> None:
         return
     first, second = sorted(parts, key=lambda what: -parts[what])[:2]
     found = f"{counts[first]} {first} and {counts[second]} {second} in {num_bytes} bytes"
-    raise InvalidRequest(
-        f"{field or 'The body'} has {found}; each is allowed, but together they are too many.", field=field
-    )
+    raise InvalidRequest(f"{field or 'the body'} has {found}; each is allowed, but not both together", field=field)

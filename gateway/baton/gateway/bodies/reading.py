@@ -1,4 +1,4 @@
-"""What passes between the gateway and the process that reads its large bodies."""
+"""The messages between the gateway and the process that parses its large bodies."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 from msgspec import Struct, msgpack
 
 _LENGTH_BYTES = 8
-_MAX_RECEIVED = 1 << 20  # at once
+_MAX_RECEIVED = 1 << 20  # per read
 
 
 class Task(Struct, frozen=True):
-    """One body, whose bytes follow in a frame of their own."""
+    """A body to parse; its bytes follow in another frame."""
 
     module: str  # of the request's type
     name: str
-    strict: bool  # unknown keys are refused
+    strict: bool  # whether unknown keys are refused
 
 
 class Reading(Struct, frozen=True):
-    """What came of a body: a request, or what is wrong with it."""
+    """The result for a body: a request, or a problem."""
 
     request: bytes = b""  # as MessagePack
     unknown: list[str] = []
     problem: str = ""
     field: str = ""
-    representable: bool = True  # False: the request has values that MessagePack does not
+    representable: bool = True  # False: the request has values that MessagePack cannot represent
 
 
 def send_frame(sock: socket.socket, *pieces: bytes | bytearray) -> None:
-    """Sends pieces of one frame behind their length."""
+    """Sends the pieces of one frame after their total length."""
     sock.sendall(sum(map(len, pieces)).to_bytes(_LENGTH_BYTES, "little"))
     for piece in pieces:
         sock.sendall(piece)
 
 
 def receive_frame(sock: socket.socket) -> bytearray:
-    """Returns one frame. Raises EOFError where the peer closed the connection."""
+    """Returns one frame. Raises EOFError if the peer closed the connection."""
     length = int.from_bytes(_receive(sock, _LENGTH_BYTES), "little")
     return _receive(sock, length)
 

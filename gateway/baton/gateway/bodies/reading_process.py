@@ -1,4 +1,4 @@
-"""The process that reads large bodies: parsing one holds an interpreter for milliseconds, here not the gateway's.
+"""The process that parses large bodies, because parsing blocks an interpreter for milliseconds.
 
 `python -m baton.gateway.bodies.reading_process FD` serves one body after another on the socket FD, until the gateway
 closes its end.
@@ -21,11 +21,11 @@ from baton.gateway.bodies.reading import Reading, Task, receive_frame, send_valu
 from baton.gateway.memory import LARGE_BYTES, return_large_blocks, trim_memory
 from baton.rpc.errors import InvalidRequest
 
-_NICE = 5  # the gateway's event loop goes first
+_NICE = 5  # lower priority than the gateway's event loop
 
 
 def main(argv: list[str]) -> int:
-    """Reads bodies until the gateway is gone. Returns an exit code."""
+    """Parses bodies until the gateway ends. Returns an exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     return_large_blocks()
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_body(decoder: BodyDecoder[Struct], body: bytes) -> Reading:
-    """Returns the request of a body, or why there is none."""
+    """Returns the parsed request of a body, or its problem."""
     try:
         request, unknown = decoder.parse(body)
         return Reading(msgpack.encode(request), unknown)

@@ -1,4 +1,4 @@
-"""Reads large bodies in a process of their own. Knows no route."""
+"""Parses large bodies in a separate process. Knows no routes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from baton.gateway.bodies.reading import Reading, Task, receive_frame, send_fram
 
 _log = logging.getLogger(__name__)
 
-REMOTE_BYTES = 256 << 10  # reading less holds the interpreter for a millisecond
+REMOTE_BYTES = 256 << 10  # parsing less blocks the interpreter for at most a millisecond
 _MODULE = "baton.gateway.bodies.reading_process"
-_ANSWER_SECONDS = 10  # without a byte: the process hangs
+_ANSWER_SECONDS = 10  # without a byte, after which the process counts as hung
 
 
 class RemoteReader:
-    """Starts the process when the first large body comes, and again when it ended. `read` is for one thread."""
+    """Starts the process for the first large body, and again after it ended. `read` is for one thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -32,9 +32,9 @@ class RemoteReader:
         self._lock = threading.Lock()
 
     def read(self, kind: type[Struct], strict: bool, pieces: Sequence[bytes | bytearray]) -> Reading | None:
-        """Returns what the process read. None: it did not; read the body here. Nothing waits for the process's start.
+        """Returns the process's result, or None if the caller must parse the body. Never waits for the process's start.
 
-        Bodies of up to REMOTE_BYTES are left to the caller.
+        Leaves bodies of up to REMOTE_BYTES to the caller.
         """
         if sum(map(len, pieces)) <= REMOTE_BYTES:
             return None
@@ -46,7 +46,7 @@ class RemoteReader:
             send_frame(sock, *pieces)
             reading = msgpack.decode(receive_frame(sock), type=Reading)
         except (OSError, EOFError) as error:
-            _log.warning("the process that reads large bodies ended or hangs, and is started again: %s", error)
+            _log.warning("restarting the process that reads large bodies, which ended or hangs: %s", error)
             self._stop()
             return None
         return reading if reading.representable else None
@@ -58,7 +58,7 @@ class RemoteReader:
         self._stop()
 
     def _connection(self) -> socket.socket | None:
-        """Returns the connection to the process once that is ready."""
+        """Returns the connection to the process, or None until it is ready."""
         with self._lock:
             if self._socket is None and not self._closed:
                 self._start()
@@ -72,7 +72,7 @@ class RemoteReader:
         except OSError:
             self._ready = False
         if not self._ready:
-            _log.warning("the process that reads large bodies ended as it started")
+            _log.warning("the process that reads large bodies ended during its start")
             self._stop()
         return self._socket
 
@@ -90,7 +90,7 @@ class RemoteReader:
                 ours.close()
                 _log.warning("cannot start the process that reads large bodies: %s", error)
                 return
-        # Of the socket, not of Python's: with its own timeout it would wait in many small steps.
+        # The socket's own timeout: Python's would wait in many small steps.
         seconds = struct.pack("ll", _ANSWER_SECONDS, 0)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)

@@ -1,4 +1,4 @@
-"""The threads on which large requests are read and checked, so that the event loop stays free. Knows no request."""
+"""The threads that parse and validate large requests, so that the event loop stays free. Knows no requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from baton.gateway.fairness.fair_threads import FairThreads
 
 T = TypeVar("T")
 
-# Reading less takes less time than a few milliseconds.
+# Parsing less takes less than a few milliseconds.
 INLINE_BYTES = 32 << 10
 
 
 class BodyThread:
-    """One thread that parses: two would have the event loop wait for both. Another one waits for the reading process.
+    """One thread parses, since the event loop would wait for two of them; another waits for the reading process.
 
-    `reader`: the process's. None: large bodies are read here too.
+    `reader` is the reading process, or None to parse large bodies here too.
     """
 
     def __init__(self, reader: RemoteReader | None = None) -> None:
@@ -35,7 +35,7 @@ class BodyThread:
         self.close()
 
     async def run(self, work: Callable[[], T], num_bytes: int, owner: str = "") -> T:
-        """Returns what `work` on so many bytes does. Work on few runs here and now; owners take turns."""
+        """Runs `work` on a body of `num_bytes`: small ones at once, larger ones on a thread, with turns by owner."""
         if num_bytes <= INLINE_BYTES:
             return work()
         threads = self._medium if num_bytes <= REMOTE_BYTES else self._large

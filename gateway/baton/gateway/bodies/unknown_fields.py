@@ -1,4 +1,4 @@
-"""Keys of a JSON body that its request type does not have. The typed decoder skips them without a word."""
+"""Finds keys of a JSON body that its request type does not have, which the typed decoder skips silently."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, inspect
 
-# Bounds the work for one request, however many objects its body has.
-_MAX_OBJECTS = 256  # of one top-level key
+# Limits the work for one request, however many objects its body has.
+_MAX_OBJECTS = 256  # per top-level key
 _MAX_FOUND = 64
 _MAX_STRICT_BYTES = 1 << 20
-_NOTHING = (b"null", b"[]", b"{}", b'""')  # values that ask for nothing
+_NOTHING = (b"null", b"[]", b"{}", b'""')  # neutral values
 
 _object = msgspec.json.Decoder(dict[str, Raw])
 _list = msgspec.json.Decoder(list[Raw])
@@ -22,17 +22,17 @@ _list = msgspec.json.Decoder(list[Raw])
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The keys of an object, and the shapes of those values that are objects or lists of objects."""
+    """The keys of an object, and the shapes of values that are objects or lists of objects."""
 
     names: frozenset[str]
     nested: Mapping[str, Shape]
-    # Values of `type`, as JSON, of the objects that have these keys; others may have any. Empty: all have them.
+    # JSON values of `type` for objects with these keys; other objects may have any keys. Empty: all objects.
     types: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownKey:
-    """A key where the request type has none of that name."""
+    """A key that the request type does not have."""
 
     place: str  # of its object, such as messages[0]; empty: the body
     name: str
@@ -44,7 +44,7 @@ class UnknownKey:
 
 @dataclass(slots=True)
 class _Search:
-    """Keys by their place without indices, so that a list's items count once."""
+    """Found keys by path without indices, so that the items of a list count once."""
 
     found: dict[str, UnknownKey] = field(default_factory=dict)
     objects_left: int = _MAX_OBJECTS
@@ -60,9 +60,10 @@ class KnownKeys:
         self._strict = msgspec.json.Decoder(_strict(shape))
 
     def unknown(self, body: bytes) -> list[UnknownKey]:
-        """Returns the unknown keys of a body that was decoded already; values that ask for nothing are left out.
+        """Returns the unknown keys of a decoded body, except keys with neutral values.
 
-        A list's first objects are searched; an unknown key of several of them is returned once, with the first index.
+        Searches a list's first objects. A key that is unknown in several of them is returned once, with the first
+        index.
         """
         if len(body) <= _MAX_STRICT_BYTES:
             with contextlib.suppress(msgspec.ValidationError):
@@ -106,7 +107,7 @@ def _search_value(raw: Raw, shape: Shape, place: str, kind: str, search: _Search
 
 
 def _strict(shape: Shape) -> type[Struct]:
-    """Returns a type that decodes the shape's objects where they have no unknown key: much faster than a search."""
+    """Returns a type that decodes the shape's objects only without unknown keys, which is much faster than a search."""
     fields: list[tuple[str, Any, Any]] = []
     for number, name in enumerate(sorted(shape.names)):
         kind: Any = Raw
@@ -118,7 +119,7 @@ def _strict(shape: Shape) -> type[Struct]:
 
 
 def _shape(kind: inspect.Type) -> Shape | None:
-    """Returns the shape of a type's objects. None: it has none, or any key is allowed in them."""
+    """Returns the shape of a type's objects, or None if it has none or allows any key."""
     match kind:
         case inspect.Metadata(type=inner):
             return _shape(inner)
@@ -135,7 +136,7 @@ def _shape(kind: inspect.Type) -> Shape | None:
 
 
 def _merged(shapes: list[Shape]) -> Shape | None:
-    """Returns the shape of objects of several types: what any of them has is known."""
+    """Returns the shape of objects of several types, with the keys of all of them."""
     if len(shapes) < 2:
         return shapes[0] if shapes else None
     nested: dict[str, Shape] = {}

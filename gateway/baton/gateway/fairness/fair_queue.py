@@ -1,7 +1,7 @@
-"""In which order clients get the event loop for what they send. Knows no HTTP.
+"""Orders clients' work by fair queueing. Knows no HTTP.
 
-Fair queueing: whoever used least goes first, so that a client waits for one turn of another, and not for all that the
-other sent.
+The owner that used least goes first, so that a client waits for one turn of another, and not for everything the other
+sent.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _MAX_STALE = 64
 
 @dataclass(order=True, slots=True)
 class Turn:
-    """A piece of work that waits."""
+    """A piece of waiting work."""
 
-    start: float  # what its owner used when it is its turn, in the unit of costs
+    start: float  # the owner's usage before this work, in the unit of costs
     number: int
     owner: str = field(compare=False)
     cost: float = field(compare=False)
     work: Callable[[], None] | None = field(compare=False)  # None: cancelled
 
     def cancel(self) -> None:
-        """The work is no longer wanted. Idempotent."""
+        """Cancels the work. Idempotent."""
         self.work = None
 
 
 class FairQueue:
-    """Work by owner. An owner that waits for nothing saves nothing up, and no number of others outruns one that waits.
+    """Work by owner. Idle owners accumulate no credit, and new owners cannot starve a waiting one.
 
-    Owners that wait share evenly: what one of them should have used by now is the time by which all are ordered.
+    Waiting owners share evenly: the order follows a virtual time, the usage that each of them should have by now.
     """
 
     def __init__(self) -> None:
         self._heap: list[Turn] = []
         self._waiting: Counter[str] = Counter()  # turns by owner
-        self._used: dict[str, float] = {}  # by owner, what it queued included
+        self._used: dict[str, float] = {}  # by owner, including queued work
         self._now = 0.0
         self._number = 0
 
@@ -47,7 +47,7 @@ class FairQueue:
         return len(self._heap)
 
     def push(self, owner: str, cost: float, work: Callable[[], None]) -> Turn:
-        """Adds work of this cost."""
+        """Adds work with a cost."""
         start = max(self._now, self._used.get(owner, 0.0))
         self._used[owner] = start + cost
         self._waiting[owner] += 1
@@ -59,7 +59,7 @@ class FairQueue:
         return turn
 
     def pop(self) -> Callable[[], None] | None:
-        """Returns the work that is next; None: there is none."""
+        """Returns the next work, or None."""
         while self._heap:
             turn = heapq.heappop(self._heap)
             num_waiting = len(self._waiting)
@@ -75,7 +75,7 @@ class FairQueue:
 
 
 class Turns:
-    """Runs work, one piece in each turn of the event loop, at once where nothing waits."""
+    """Runs one piece of work per iteration of the event loop; at once if nothing waits."""
 
     def __init__(self) -> None:
         self._queue = FairQueue()
@@ -83,14 +83,14 @@ class Turns:
         self._rest_seconds = 0.0
 
     def take(self, owner: str, cost: float, work: Callable[[], None]) -> Turn:
-        """Runs the work when it is its owner's turn, which may be now."""
+        """Runs the work in its owner's turn, which may be now."""
         turn = self._queue.push(owner, cost, work)
         if not self._scheduled:
             self._run()
         return turn
 
     def rest(self, seconds: float) -> None:
-        """Leaves the event loop to everything else for so long after the work that runs now."""
+        """Pauses for `seconds` after the current work, so that the event loop can do everything else."""
         self._rest_seconds = seconds
 
     def _run(self) -> None:

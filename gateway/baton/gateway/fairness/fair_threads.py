@@ -1,4 +1,4 @@
-"""Threads whose work is ordered by owner. Knows no request."""
+"""Threads that take work in turns by owner. Knows no requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FairThreads:
         self._num_free = num_threads
 
     async def run(self, work: Callable[[], T], owner: str, cost: float) -> T:
-        """Returns what `work` does when it is its owner's turn. Dropped where the caller is cancelled before."""
+        """Runs `work` in its owner's turn and returns the result. Drops the work if the caller is cancelled before."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         turn = self._queue.push(owner, cost, partial(self._start, work, future))
         self._fill()
@@ -33,7 +33,7 @@ class FairThreads:
             del future  # an error's frames hold this one: together they would stay until the next collection
 
     def close(self) -> None:
-        """Ends the threads; what waits is dropped."""
+        """Ends the threads and drops waiting work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self) -> None:
@@ -56,5 +56,5 @@ class FairThreads:
             else:
                 future.set_result(done.result())
         elif not done.cancelled():
-            done.exception()  # seen: nobody waits for it
+            done.exception()  # marks it as retrieved, since it is no longer awaited
         self._fill()

@@ -1,4 +1,4 @@
-"""Every open connection of a server."""
+"""The open connections of a server."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Protocol
 
 
 class OpenConnection(Protocol):
-    """A connection as its server sees it."""
+    """The interface of a connection for its server."""
 
     @property
     def unused(self) -> bool:
-        """Whether no byte of a request has come over it yet."""
+        """Returns whether no byte of a request has arrived yet."""
 
     def expire(self, now: float) -> None:
-        """Acts where a deadline has passed."""
+        """Acts on expired deadlines."""
 
     def drain(self) -> None:
-        """Takes no further request, and closes once those at hand are answered."""
+        """Accepts no further request, and closes once the current ones are answered."""
 
     def abort(self) -> None:
-        """Breaks off."""
+        """Closes the connection at once."""
 
 
 class Connections:
-    """Every open connection of a server."""
+    """The open connections of a server."""
 
     def __init__(self) -> None:
         self._open: set[OpenConnection] = set()
@@ -48,5 +48,5 @@ class Connections:
             self._none_left.set()
 
     async def wait_until_none(self) -> None:
-        """Returns when all are closed."""
+        """Waits until all connections are closed."""
         await self._none_left.wait()

@@ -1,6 +1,6 @@
-"""What browsers are told of pages of other origins (CORS), and which of them are turned away. Knows no route.
+"""Cross-origin resource sharing (CORS): response headers for browsers, and refusal of foreign pages. Knows no routes.
 
-No credentials are allowed with any origin: the gateway reads no cookie, a page shows its key itself.
+Credentials are never allowed: the gateway reads no cookies, and pages send their key themselves.
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def check_origins(origins: Collection[str]) -> None:
-    """Raises InvalidRequest for what no browser sends as an origin."""
+    """Raises InvalidRequest for a text that no browser sends as an origin."""
     for origin in origins:
         if origin != ANY_ORIGIN and not _is_origin(origin):
             raise InvalidRequest(
-                f"cors_origins: {origin!r} is no origin; give scheme://host or scheme://host:port in lower case, with "
-                "no path, no slash at the end and no default port, or * alone for every one",
+                f"cors_origins: {origin!r} is not an origin; give scheme://host or scheme://host:port in lower case "
+                "without path, trailing slash or default port, or * alone for all",
                 field="cors_origins",
             )
     if ANY_ORIGIN in origins and set(origins) != {ANY_ORIGIN}:
-        raise InvalidRequest("cors_origins: * stands beside others; give * alone, or none", field="cors_origins")
+        raise InvalidRequest(
+            "cors_origins has * and other origins; give * alone, or leave it out", field="cors_origins"
+        )
 
 
 class Cors:
-    """The rules of one gateway. `refuses_strangers`: pages of origins that are not named may ask for nothing.
+    """The rules of one gateway. `refuses_strangers` refuses requests of pages from unnamed origins.
 
-    That is for a gateway that asks for no key: whoever runs it has pages of strangers open in a browser that reaches
-    it, and these may send requests whose answers they cannot read.
+    This protects a gateway without keys: its operator may have foreign pages open in a browser that reaches the
+    gateway, and these could send requests although they cannot read the responses.
     """
 
     def __init__(self, origins: Collection[str] = (), refuses_strangers: bool = False) -> None:
@@ -67,7 +69,7 @@ class Cors:
         self._exposed = ", ".join(EXPOSED)
 
     def headers(self, request: Mapping[bytes, bytes]) -> Mapping[str, str]:
-        """Of the answer to a request with these headers (by lower-case name)."""
+        """Returns the CORS headers of the response to a request. Names of request headers are lower-case."""
         if not self._origins:
             return _NOTHING
         if self._any:
@@ -82,7 +84,9 @@ class Cors:
         }
 
     def preflight(self, request: Mapping[bytes, bytes], allowed_methods: str) -> Mapping[str, str]:
-        """What an OPTIONS answer has beside `headers`. Empty: the page may not, or it is no preflight."""
+        """Returns the additional headers of an OPTIONS response; empty if the page is not allowed or it is no
+        preflight.
+        """
         if b"access-control-request-method" not in request or not self._allows(request):
             return _NOTHING
         answer = {
@@ -92,20 +96,20 @@ class Cors:
         }
         names = _text(request.get(b"access-control-request-headers", b"")).lower()
         if len(names) <= _MAX_NAMES_BYTES and _HEADER_NAMES.fullmatch(names):
-            # Those that are asked for: what `*` stands for leaves authorization out.
+            # Lists the requested names, because `*` does not include authorization.
             answer["access-control-allow-headers"] = names
         return answer
 
     def check(self, request: Mapping[bytes, bytes]) -> None:
-        """Raises HttpError 403 for a page that may not ask at all. The Host header has been checked before."""
+        """Raises HttpError 403 for a page that may not send requests. The Host header was checked before."""
         if not self._refuses_strangers or b"origin" not in request or self._allows(request):
             return
         origin = _text(request[b"origin"])
         if not _is_loopback_origin(origin) and not _is_own_origin(origin, _text(request.get(b"host", b""))):
             raise HttpError(
                 403,
-                f"Pages of {origin[:256]!r} may not use this gateway, which asks for no API key: name the origin in "
-                "--cors-origins, or give it --api-keys.",
+                f"pages of {origin[:256]!r} may not use this gateway, which requires no API key; name the origin in "
+                "--cors-origins, or set --api-keys",
                 kind="permission_error",
                 code="origin_not_allowed",
             )
@@ -125,7 +129,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _is_loopback_origin(origin: str) -> bool:
-    """Whether its pages come of this machine."""
+    """Returns whether the origin's pages come from this machine."""
     if not _ORIGIN.fullmatch(origin):
         return False
     try:
@@ -136,7 +140,7 @@ def _is_loopback_origin(origin: str) -> bool:
 
 
 def _is_own_origin(origin: str, host: str) -> bool:
-    """Whether the page came from this gateway, under the host name that it is asked by."""
+    """Returns whether the page came from this gateway, under the host name of the request."""
     return bool(host) and origin.partition("://")[2] == host.lower()
 
 

@@ -1,7 +1,7 @@
-"""Tells a client that closed its connection from one that only sends no more (a half-closed connection).
+"""Distinguishes a client that closed its connection from one that only closed its sending side (half-close).
 
-Both look alike at first: the connection ends in one direction. Bytes that are written to a closed one are answered with
-a reset, bytes to a half-closed one are not. So bytes of the response are written early, and the state is polled.
+Both look the same at first: the connection ends in one direction. A closed peer answers bytes with a reset, a
+half-closed one does not. So bytes of the response are written early, and the state of the connection is polled.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-_CLOSE_WAIT = 8  # Linux's TCP states: the peer sends no more; a reset leads to another state
+_CLOSE_WAIT = 8  # Linux's TCP state after the peer's end of input; a reset changes it
 _FIRST_POLL_SECONDS = 0.005
 _MAX_POLL_SECONDS = 1.0
 _SECOND_PROBE_SECONDS = 1.0
 
 
 def can_be_told(connection: Any) -> bool:
-    """Whether this connection's state can be read: TCP without TLS, on Linux."""
+    """Returns whether the connection's state can be read: TCP without TLS, on Linux."""
     is_tcp = connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
     return is_tcp and hasattr(socket, "TCP_INFO")
 
 
 class HalfCloseWatch:
-    """Watches from a connection's end of input until `stop`. Calls `on_gone` once, when the client has closed.
+    """Watches a connection from its end of input until `stop`. Calls `on_gone` once if the client has closed it.
 
-    `probe` writes a byte of the response, where there is one to write. Probes follow at growing distances: they find a
-    client that closes later, and there are only some of them.
+    `probe` writes a byte of the response, if there is one to write. Probes follow at growing intervals, to detect a
+    client that closes later with few bytes.
     """
 
     def __init__(self, connection: Any, probe: Callable[[], None], on_gone: Callable[[], None]) -> None:

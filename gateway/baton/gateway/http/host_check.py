@@ -1,4 +1,4 @@
-"""Which requests a gateway refuses for their Host header. Knows no route."""
+"""Checks the Host header of requests. Knows no routes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN_BYTES = 256
 
 
 class HostCheck:
-    """Refuses requests to other host names. Without a rule it accepts all."""
+    """Refuses requests to other host names. Accepts all without a rule."""
 
     def __init__(self, rule: HostRule | None = None) -> None:
         self._rule = rule
 
     def check(self, headers: Mapping[bytes, bytes], authority: bytes = b"") -> None:
-        """Raises HttpError 403. `authority` is the request target's host, which goes before the Host header.
+        """Raises HttpError 403. `authority` is the host of the request target, which overrides the Host header.
 
         HTTP/1.0 clients may send no host; browsers always do.
         """
@@ -30,8 +30,8 @@ class HostCheck:
             return
         raise HttpError(
             403,
-            f"The host {host[:_SHOWN_BYTES].decode('latin-1')!r} is not served here: use an IP address or localhost, "
-            "or start the gateway with --allowed-hosts NAME.",
+            f"the host {host[:_SHOWN_BYTES].decode('latin-1')!r} is not allowed; use an IP address or localhost, "
+            "or start the gateway with --allowed-hosts NAME",
             param="host",
             kind="permission_error",
             code="host_not_allowed",
@@ -39,9 +39,9 @@ class HostCheck:
 
 
 def host_check_of(allowed_hosts: tuple[str, ...], has_keys: bool, listens: Iterable[str]) -> HostCheck:
-    """The check of one gateway: where it asks for no key, or where allowed_hosts is set.
+    """Returns the check of one gateway. It is active without API keys, or if allowed_hosts is set.
 
-    `listens`: its listen addresses, whose names are accepted; this machine's own name is, where they are not loopback.
+    `listens` are its listen addresses, whose names are accepted; also this machine's name if they are not loopback.
     """
     if has_keys and not allowed_hosts:
         return HostCheck()

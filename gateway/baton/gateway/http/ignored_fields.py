@@ -1,4 +1,4 @@
-"""The header that lists what an answer left out of account: fields of the request, and tools that are not served."""
+"""The response header that lists ignored fields of the request and skipped tools."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 HEADER = "x-baton-ignored"
 
 _MAX_NAMES = 16
-_MAX_CHARS = 64  # of one name
-_HIDDEN = re.compile(r"[^!-+\--~]")  # all but visible ASCII, and the comma that separates names
+_MAX_CHARS = 64  # per name
+_HIDDEN = re.compile(r"[^!-+\--~]")  # everything except visible ASCII, and the comma that separates names
 
 
 def header_of(names: Sequence[str]) -> str:
-    """Returns the header's value: names separated by commas, bounded, without what a header must not have."""
+    """Returns the header's value: names separated by commas, limited and without invalid characters."""
     shown = ", ".join(map(_shown, names[:_MAX_NAMES]))
     more = len(names) - _MAX_NAMES
     return f"{shown}, +{more} more" if more > 0 else shown
@@ -30,5 +30,5 @@ def _shown(name: str) -> str:
 
 
 def _plain(text: str, most: int = _MAX_CHARS) -> str:
-    """Replaces what clients may have written into a name."""
+    """Replaces characters of client text that a header must not contain."""
     return _HIDDEN.sub("?", text[:most])

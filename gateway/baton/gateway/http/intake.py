@@ -1,4 +1,4 @@
-"""How the connections of a server share the event loop: for whom each one reads, and when."""
+"""How the connections of a server share the event loop: the owner of each request, and its turns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from baton.gateway.fairness.fair_queue import Turns
 from baton.gateway.http.exchange import Exchange
 
-_IPV6_NETWORK_BITS = 64  # what one client is given as a rule
+_IPV6_NETWORK_BITS = 64  # the usual allocation of one client
 
 
 def network_of(host: str) -> str:
-    """Returns what clients without a tenant share their turns by: the address, or an IPv6 address's network."""
+    """Returns the owner of requests without a tenant: the address, or the network of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -30,14 +30,14 @@ def _no_tenant(exchange: Exchange) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """One server's. Turns are a tenant's; where there is none, an address's."""
+    """The turns of one server, shared by tenant, or by address without a tenant."""
 
-    tenant_of: Callable[[Exchange], str] = _no_tenant  # empty: not known
-    requests: Turns = field(default_factory=Turns)  # a request's way up to its first wait
-    chunks: Turns = field(default_factory=Turns)  # some chunks of a body
-    bulks: Turns = field(default_factory=Turns)  # a piece of what comes faster than it is read
+    tenant_of: Callable[[Exchange], str] = _no_tenant  # empty: unknown
+    requests: Turns = field(default_factory=Turns)  # for handling requests up to their first wait
+    chunks: Turns = field(default_factory=Turns)  # for reading chunks of bodies
+    bulks: Turns = field(default_factory=Turns)  # for reading data that arrives faster than it is read
 
     def owner(self, exchange: Exchange, network: str) -> str:
-        """Returns whose turn reads this request."""
+        """Returns the owner of a request's turns."""
         tenant = self.tenant_of(exchange)
         return f"tenant {tenant}" if tenant else f"network {network}"

@@ -1,4 +1,4 @@
-"""What a client may ask of a connection."""
+"""Limits of connections and requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a client may ask of a connection. Times in seconds."""
+    """Limits of connections and requests. Times are in seconds."""
 
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 32 << 10

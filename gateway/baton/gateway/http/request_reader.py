@@ -1,7 +1,7 @@
-"""Bytes of a connection into requests, within limits, a slice at a time. Knows no transport, and answers nothing.
+"""Parses the bytes of a connection into requests, within limits, slice by slice. Knows no transport and sends nothing.
 
-A slice ends where the head of a request does, and has a few kilobytes at most where bytes may be dear: in heads, and
-in bodies that come in chunks, which may be of one byte each.
+A slice ends at the end of a request's head. It has at most a few kilobytes where bytes may be expensive: in heads, and
+in chunked bodies, whose chunks may have one byte each.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from baton.gateway.http.chunk_budget import ChunkBudget
 from baton.gateway.http.exchange import Exchange, Wire
 from baton.gateway.http.limits import HttpLimits
 
-_MIN_BODY_RATE = 64 << 10  # bytes a second that extend the body's deadline
+_MIN_BODY_RATE = 64 << 10  # bytes per second that extend the body's deadline
 _MAX_HEADERS = 128
 _SLICE_BYTES = 4096
-_LARGE_PIECE = 2048  # bytes of a body that are not put together with others as they come
+_LARGE_PIECE = 2048  # pieces of a body that are not merged on arrival
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class State(enum.Enum):
-    """What is read next."""
+    """What the reader expects next."""
 
     WAITING = enum.auto()
     HEADERS = enum.auto()
@@ -34,11 +34,11 @@ class State(enum.Enum):
 
 
 class _Refused(Exception):
-    """Ends the parsing of a request that is refused."""
+    """Ends the parsing of a refused request."""
 
 
 class RequestReader:
-    """Reads the requests of one connection. After a rejection it reads nothing more."""
+    """Parses the requests of one connection. Stops after a rejection."""
 
     def __init__(self, wire: Wire, limits: HttpLimits, clock: Callable[[], float]) -> None:
         self._wire = wire
@@ -46,29 +46,29 @@ class RequestReader:
         self._clock = clock
         self._parser = httptools.HttpRequestParser(self)
         self.state = State.WAITING
-        self.deadline = math.inf  # of the headers or the body being read, by `clock`
-        self.requests: deque[Exchange] = deque()  # complete; the connection takes them out
+        self.deadline = math.inf  # deadline of the current headers or body, by `clock`
+        self.requests: deque[Exchange] = deque()  # complete requests; the connection removes them
         self.rejection: HttpError | None = None
         self.owes_continue = False
-        self.num_pieces = 0  # of bodies, in the last slice
-        self._chunks: ChunkBudget | None = None  # of the chunked body being read
-        self._exchange: Exchange | None = None  # the one being read
+        self.num_pieces = 0  # number of body pieces in the last slice
+        self._chunks: ChunkBudget | None = None  # budget of the current chunked body
+        self._exchange: Exchange | None = None  # the current request
         self._begin_message()
 
     @property
     def chunked(self) -> bool:
-        """Whether a body is being read that comes in chunks."""
+        """Returns whether the current body is chunked."""
         return self._chunks is not None
 
     @property
     def begun(self) -> Exchange | None:
-        """The request whose body is being read."""
+        """Returns the request whose body is being read."""
         return self._exchange
 
     def slice_of(self, data: bytes, begin: int) -> int:
-        """Returns where the next slice of unread data, which begins at `begin`, ends."""
+        """Returns the end of the next slice of unread data, which starts at `begin`."""
         if self.state is State.BODY and self._chunks is None:
-            # Where no length is given there is no body, and the state is another by now.
+            # Without a length there is no body, and the state has already changed.
             return min(len(data), begin + max(1, self._length - self._body_bytes))
         end = min(len(data), begin + _SLICE_BYTES)
         if self.state is State.BODY:
@@ -77,7 +77,7 @@ class RequestReader:
         return end if found < 0 else found + len(_END_OF_HEAD)
 
     def feed(self, data: bytes) -> None:
-        """Reads a slice: there may be more in `requests`, or a rejection."""
+        """Parses a slice. Adds to `requests`, or sets `rejection`."""
         if self.state is State.HEADERS:
             self._fed_header_bytes += len(data)
         chunks, num_before = self._chunks, self._body_bytes
@@ -93,9 +93,9 @@ class RequestReader:
                     self._refuse(HttpError(431, problem, code="headers_too_large"))
         except (_Refused, httptools.HttpParserError) as error:
             if self.rejection is None:
-                self.rejection = HttpError(400, f"This is no valid HTTP/1.1 request: {error}.")
+                self.rejection = HttpError(400, f"invalid HTTP/1.1 request: {error}")
 
-    # The parser's side.
+    # httptools callbacks
 
     def on_message_begin(self) -> None:
         self._begin_message()
@@ -111,12 +111,12 @@ class RequestReader:
         self._num_headers += 1
         self._check_header_bytes(len(self._url) + self._header_bytes)
         if self._num_headers > _MAX_HEADERS:
-            self._refuse(HttpError(431, f"More than {_MAX_HEADERS} headers.", code="headers_too_large"))
-        if self._exchange is None:  # else it is a trailer
+            self._refuse(HttpError(431, f"the request has more than {_MAX_HEADERS} headers", code="headers_too_large"))
+        if self._exchange is None:  # otherwise it is a trailer
             name = name.lower()
             earlier = self._headers.get(name)
             if name == b"host" and earlier is not None:
-                self._refuse(HttpError(400, "There is more than one Host header.", param="host"))
+                self._refuse(HttpError(400, "the request has several Host headers", param="host"))
             self._headers[name] = value if earlier is None else earlier + b", " + value
 
     def on_headers_complete(self) -> None:
@@ -124,7 +124,7 @@ class RequestReader:
         self.deadline = self._clock() + self._limits.body_timeout
         method = self._parser.get_method().decode("latin-1")
         if method == "CONNECT":
-            message = "This is no proxy: CONNECT is not allowed."
+            message = "CONNECT is not allowed"
             self._refuse(HttpError(405, message, headers={"allow": "GET, POST"}))
         if self._parser.should_upgrade():
             return
@@ -137,7 +137,7 @@ class RequestReader:
         self._check_headers(version)
 
     def on_body(self, data: bytes) -> None:
-        # Called for every chunk, which may be of one byte: the rest is done once a slice.
+        # Called for every chunk, which may have one byte: the rest is done once per slice.
         self._pieces.append(data)
 
     def on_message_complete(self) -> None:
@@ -151,8 +151,6 @@ class RequestReader:
         self._begin_message()
         self.requests.append(exchange)
 
-    # Inside.
-
     def _begin_message(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -160,7 +158,7 @@ class RequestReader:
         self._fed_header_bytes = 0
         self._num_headers = 0
         self._length = 0
-        self._pieces: list[bytes] = []  # of the slice being read
+        self._pieces: list[bytes] = []  # pieces of the current slice
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
         self._chunks = None
@@ -173,7 +171,7 @@ class RequestReader:
         raise _Refused
 
     def _join_pieces(self) -> None:
-        """Takes over what the slice holds of a body."""
+        """Appends the slice's pieces to the body."""
         if not self._pieces:
             return
         self.num_pieces += len(self._pieces)
@@ -184,9 +182,9 @@ class RequestReader:
             self._refuse(self._too_large())
         self.deadline += len(data) / _MIN_BODY_RATE
         if len(data) >= _LARGE_PIECE or not self._body:
-            self._body.append(data)  # not joined: a buffer that grows is copied again and again
+            self._body.append(data)  # not joined, since a growing buffer is copied repeatedly
         elif isinstance(last := self._body[-1], bytearray):
-            last += data  # pieces of two bytes would each take twenty times their size
+            last += data  # separate pieces of two bytes would each take twenty times their size
         else:
             self._body.append(bytearray(data))
 
@@ -194,8 +192,8 @@ class RequestReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # Java's client offers h2c with every request. The standard lets us stay with HTTP/1.1; the parser does not,
-            # and leaves the body to us: a new one gets the request again, without the offer.
+            # Java's client offers h2c with every request. The standard allows HTTP/1.1 instead, but the parser stops
+            # there and leaves the body unread: a new parser gets the request without the offer.
             head = self._head_without_upgrade()
             self._parser = httptools.HttpRequestParser(self)
             self._parser.feed_data(head)
@@ -212,18 +210,18 @@ class RequestReader:
 
     def _check_header_bytes(self, size: int) -> None:
         if size > self._limits.max_header_bytes:
-            message = f"The request line and headers are larger than {self._limits.max_header_bytes} bytes."
+            message = f"the request line and headers exceed {self._limits.max_header_bytes} bytes"
             self._refuse(HttpError(431, message, code="headers_too_large"))
 
     def _check_headers(self, version: str) -> None:
         if version not in ("1.0", "1.1"):
-            self._refuse(HttpError(505, f"HTTP/{version} is not spoken here; use HTTP/1.1."))
+            self._refuse(HttpError(505, f"HTTP/{version} is not supported; use HTTP/1.1"))
         if version == "1.1" and b"host" not in self._headers:
-            self._refuse(HttpError(400, "The Host header is missing.", param="host"))
+            self._refuse(HttpError(400, "the Host header is missing", param="host"))
         coding = self._headers.get(b"transfer-encoding", b"chunked").lower()
         if coding != b"chunked":
             shown = coding.decode("latin-1")
-            message = f"The transfer encoding is {shown!r}; the only one that is read here is chunked."
+            message = f"the transfer encoding is {shown!r}; give chunked"
             self._refuse(HttpError(400, message, param="transfer-encoding"))
         length = self._headers.get(b"content-length", b"")
         self._length = int(length) if length.isdigit() else 0
@@ -231,14 +229,14 @@ class RequestReader:
             self._refuse(self._too_large())
         expectation = self._headers.get(b"expect", b"").lower()
         if expectation and expectation != b"100-continue":
-            self._refuse(HttpError(417, "The only expectation that is met here is 100-continue."))
+            self._refuse(HttpError(417, "the expectation is not supported; give 100-continue"))
         self.owes_continue = bool(expectation) and version == "1.1"
 
     def _too_large(self) -> HttpError:
-        message = f"The request body is larger than {self._limits.max_body_bytes} bytes, the most allowed."
+        message = f"the request body exceeds the limit of {self._limits.max_body_bytes} bytes"
         return HttpError(413, message, code="request_too_large")
 
     def take_continue(self) -> bool:
-        """Returns whether the client waits for a 100 Continue; once."""
+        """Returns once whether the client waits for a 100 Continue."""
         owed, self.owes_continue = self.owes_continue, False
         return owed and not self._body_bytes

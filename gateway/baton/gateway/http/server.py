@@ -1,4 +1,4 @@
-"""The REST listener: accepts connections, watches their deadlines, drains. Knows no route."""
+"""The REST listener: accepts connections, enforces deadlines, drains. Knows no routes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from baton.rpc.errors import Unavailable
 _log = logging.getLogger(__name__)
 
 _SWEEPS_PER_TIMEOUT = 10
-_TURNS_OF_AN_ACCEPT = 3  # of the event loop
+_TURNS_OF_AN_ACCEPT = 3  # event loop iterations
 _DRAIN_POLL_SECONDS = 0.02
 _BACKLOG = 2048
 
 
 class HttpServer:
-    """Serves `app` for the lifetime of an `async with`; `port` is known inside it.
+    """Serves `app` for the lifetime of an `async with`, in which `port` is the actual port.
 
-    A port in use raises Unavailable, naming the address.
+    Raises Unavailable that names the address if the port is in use.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """host:port, with the real port."""
+        """Returns host:port with the actual port."""
         return f"{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -79,7 +79,7 @@ class HttpServer:
     ) -> None:
         self._server.close()
         for _ in range(_TURNS_OF_AN_ACCEPT):
-            await asyncio.sleep(0)  # what was accepted just now becomes a connection
+            await asyncio.sleep(0)  # connections accepted just before are registered
         for connection in self._connections:
             connection.abort()
         await self._connections.wait_until_none()
@@ -87,7 +87,9 @@ class HttpServer:
             self._sweeper.cancel()
 
     async def drain(self, seconds: float) -> None:
-        """Returns when every running answer is out, or time is. New connections are still asked how the server is."""
+        """Waits until every running response has ended, at most `seconds`. New connections still get health checks
+        answered.
+        """
         self._draining = True
         for connection in self._connections:
             connection.drain()
@@ -95,7 +97,7 @@ class HttpServer:
         deadline = asyncio.get_running_loop().time() + seconds
         while left := busy.intersection(self._connections):
             if asyncio.get_running_loop().time() >= deadline:
-                _log.warning("%d connections were still busy after the drain and break off", len(left))
+                _log.warning("closing %d connections that are still busy after the drain", len(left))
                 return
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Bytes that came and are not read yet."""
+"""The received but unread bytes of a connection."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 
 
 class Unread:
-    """A connection's. Its length is in bytes."""
+    """The unread bytes of one connection. Its length is in bytes."""
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
-        self._begin = 0  # of the first piece
+        self._begin = 0  # offset in the first piece
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return self._num_bytes
 
     def append(self, data: bytes) -> None:
-        """Adds what came."""
+        """Appends received data."""
         self._pieces.append(data)
         self._num_bytes += len(data)
 
     def take(self, slice_of: Callable[[bytes, int], int]) -> bytes:
-        """Takes a slice out of the first piece; `slice_of` returns its end, given the piece and the begin."""
+        """Takes a slice out of the first piece. `slice_of` returns its end for the piece and the start."""
         piece, begin = self._pieces[0], self._begin
         end = slice_of(piece, begin)
         self._num_bytes -= end - begin
@@ -35,6 +35,5 @@ class Unread:
         return piece if end - begin == len(piece) else piece[begin:end]
 
     def clear(self) -> None:
-        """Drops all of it."""
         self._pieces.clear()
         self._begin = self._num_bytes = 0
