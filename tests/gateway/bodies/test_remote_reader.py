@@ -79,7 +79,7 @@ def test_a_body_is_read_there_as_it_is_here(reader, name, strict):
 
 def test_a_body_that_is_no_json_is_refused_there_as_here(reader):
     body = as_json(CHAT)[:-1]
-    assert outcome(BodyDecoder(ChatCompletionRequest, False, reader), body)[0].startswith("The body is no valid JSON")
+    assert outcome(BodyDecoder(ChatCompletionRequest, False, reader), body)[0].startswith("the body is not valid JSON")
 
 
 def test_small_bodies_stay_here():

@@ -1,6 +1,6 @@
-"""JSON bodies into typed requests; what is wrong with a body becomes an InvalidRequest that names the field.
+"""Decodes JSON bodies into typed requests. Problems become InvalidRequest that names the field.
 
-Keys that the request type does not have are noted for the answer's header, or refused.
+Keys that the request type does not have are listed in a response header, or refused.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 class Received(Protocol):
-    """A request as it came."""
+    """A received request."""
 
     @property
     def pieces(self) -> Sequence[bytes | bytearray]:
-        """The body: joining a large one takes milliseconds."""
+        """The body in pieces, because joining a large one takes milliseconds."""
 
     headers: Mapping[bytes, bytes]  # by lower-case name
 
     def ignore(self, names: Sequence[str]) -> None:
-        """Notes what the answer leaves out of account."""
+        """Adds names to the response header of ignored fields."""
 
 
 class Reader(Protocol):
-    """Reads bodies elsewhere."""
+    """Reads bodies in another process."""
 
     def read(self, kind: type[msgspec.Struct], strict: bool, pieces: Sequence[bytes | bytearray]) -> Reading | None:
-        """Returns what came of it. None: read the body here."""
+        """Returns the result, or None if the caller must read the body."""
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes the bodies of one request type. `strict`: unknown keys are refused. `reader`: reads the large ones."""
+    """Decodes the bodies of one request type. `strict` refuses unknown keys. `reader` parses large bodies."""
 
     def __init__(self, kind: type[T], strict: bool = False, reader: Reader | None = None) -> None:
         self._kind = kind
@@ -55,7 +55,7 @@ class BodyDecoder(Generic[T]):
         self._strict = strict
 
     def read(self, received: Received) -> T:
-        """Returns the request, its unknown keys noted. Raises InvalidRequest."""
+        """Returns the request and records its unknown keys. Raises InvalidRequest."""
         _check_headers(received.headers)
         pieces = received.pieces  # a request that ends meanwhile drops them
         reading = None if self._reader is None else self._reader.read(self._kind, self._strict, pieces)
@@ -88,9 +88,9 @@ class BodyDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise wrong_field(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"The body is no valid JSON: {_why(body, error)}.") from None
+            raise InvalidRequest(f"the body is not valid JSON: {_why(body, error)}") from None
         except RecursionError:
-            raise InvalidRequest("The body is nested too deeply.") from None
+            raise InvalidRequest("the body is nested too deeply") from None
 
 
 def _check_headers(headers: Mapping[bytes, bytes]) -> None:
@@ -102,15 +102,13 @@ def _check_content_type(value: bytes | None) -> None:
     kind = (value or b"application/json").partition(b";")[0].strip().lower()
     if kind != b"application/json" and not kind.endswith(b"+json"):
         shown = kind.decode("latin-1")
-        raise InvalidRequest(f"The content type is {shown!r}; it must be application/json.", field="content-type")
+        raise InvalidRequest(f"the content type is {shown!r}; give application/json", field="content-type")
 
 
 def _check_content_encoding(value: bytes) -> None:
     if value.lower() != b"identity":
         shown = value.decode("latin-1")
-        raise InvalidRequest(
-            f"The content encoding is {shown!r}; bodies are taken as they are.", field="content-encoding"
-        )
+        raise InvalidRequest(f"the content encoding is {shown!r}; send bodies uncompressed", field="content-encoding")
 
 
 def _why(body: bytes, error: Exception) -> str:
@@ -125,13 +123,15 @@ def _why(body: bytes, error: Exception) -> str:
 
 def _unknown_field(key: UnknownKey) -> InvalidRequest:
     close = get_close_matches(key.name, sorted(key.known), 1)
-    hint = f"; did you mean {close[0]}?" if close else "."
+    hint = f"; did you mean {close[0]}?" if close else ""
     field = re.sub(r"\[(\d+)\]", r".\1", str(key))[:256]
-    return InvalidRequest(f"{field} is no field of this request{hint}", field=field)
+    return InvalidRequest(f"{field} is not a field of this request{hint}", field=field)
 
 
 def wrong_field(message: str, where: str = "") -> InvalidRequest:
-    """What is told of msgspec's "Expected `int`, got `str` - at `$.messages[0].role`"; `where` is the value's place."""
+    """Converts msgspec's error, such as "Expected `int`, got `str` - at `$.messages[0].role`". `where` is the value's
+    place.
+    """
     problem = _PLACE.sub("", message)
     place = _PLACE.search(message)
     field = place.group(1) if place else ""
@@ -139,7 +139,7 @@ def wrong_field(message: str, where: str = "") -> InvalidRequest:
     field = f"{where}.{field}".strip(".")
     if missing := _MISSING.search(problem):
         field = f"{field}.{missing.group(1)}".strip(".")
-        return InvalidRequest(f"{field} is required.", field=field)
+        return InvalidRequest(f"{field} is required", field=field)
     problem = problem.replace("`", "")
     problem = problem[:1].lower() + problem[1:]
-    return InvalidRequest(f"{field or 'The body'}: {problem}.", field=field)
+    return InvalidRequest(f"{field or 'the body'}: {problem}", field=field)

@@ -1,8 +1,8 @@
-"""One REST connection: one exchange at a time in order, deadlines, back-pressure.
+"""One REST connection: one exchange at a time in order, with deadlines and back-pressure.
 
-States, each with a deadline: waiting for a request, reading its headers, reading its body, answering (none but the
-stall deadline), and lingering: a refused client gets a moment to read the answer before the socket closes.
-What follows a request is not read before that is answered.
+States, each with a deadline: waiting for a request, reading headers, reading a body, answering (only the stall
+deadline), and lingering: a refused client gets a moment to read the response before the socket closes. What follows a
+request is not parsed before the request is answered.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from baton.gateway.http.unread import Unread
 
 _log = logging.getLogger(__name__)
 
-_MAX_UNREAD_BYTES = 64 << 10  # behind the request that is being answered
+_MAX_UNREAD_BYTES = 64 << 10  # received after the request that is being answered
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 64 << 20
-# What a slow client may have unread in our memory before its deltas are merged instead.
+# Bytes that a slow client may leave unread in our memory before its deltas are merged.
 _WRITE_HIGH_WATER = 64 << 10
 _WRITE_LOW_WATER = 16 << 10
-# Chunks that are read in one turn, half a millisecond's; and what passes then before anyone's next.
+# Chunks read per turn (0.5 ms of work), and the pause before the next turn.
 _CHUNKS_A_TURN = 512
 _CHUNK_REST_SECONDS = 0.002
-_REQUEST_COST = 2048  # of a turn, beside the body's bytes
-_BULK_BYTES = 64 << 10  # received at once: a client that sends so much more receives in turns
+_REQUEST_COST = 2048  # of a turn, in addition to the body's bytes
+_BULK_BYTES = 64 << 10  # a after this much at once, a client's next bytes are received in turns
 
 App = Callable[[Exchange], Coroutine[None, None, None] | None]
 
 
 class HttpConnection(asyncio.Protocol):
-    """Reads requests and runs the app on them, in order. `connections` is where the server finds it."""
+    """Parses requests and runs the app on them in order. The server finds it in `connections`."""
 
     def __init__(self, app: App, limits: HttpLimits, connections: Connections, intake: Intake) -> None:
         self._app = app
@@ -54,33 +54,33 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(self, limits, self._loop.time)
         self._unread = Unread()
-        self._idle_deadline = math.inf  # of waiting for a request, or lingering
+        self._idle_deadline = math.inf  # for waiting for a request, or lingering
         self._stall_deadline = math.inf
         self._current: Exchange | None = None
         self._pending: deque[Exchange] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._turn: Turn | None = None  # what `current`, or the next chunks, wait for
-        self._reads_in_turn = False  # the next chunks wait for it
-        self._receipt: Turn | None = None  # what the next bytes of a bulk wait for
-        self._receives_in_turn = False  # they do
+        self._turn: Turn | None = None  # the turn that `current` or the next chunks wait for
+        self._reads_in_turn = False  # whether the next chunks wait for a turn
+        self._receipt: Turn | None = None  # the turn that the next bytes of a bulk wait for
+        self._receives_in_turn = False  # whether the next bytes wait for a turn
         self._reading_paused = False
         self._lingering = False
         self._lingered_bytes = 0
         self._eof = False
         self._watch: HalfCloseWatch | None = None
-        self._broken_off = False  # no more is read
+        self._broken_off = False  # nothing more is read
         self._draining = False
-        self.unused = True  # no byte of a request has come
+        self.unused = True  # no byte of a request has arrived
         self.writable = True
         self.client = ""
         self._network = ""
 
     @property
     def closing(self) -> bool:
-        """The response at hand is the last."""
+        """Returns whether the current response is the last."""
         return self._broken_off or self._draining
 
-    # The transport's side.
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -98,7 +98,7 @@ class HttpConnection(asyncio.Protocol):
         self._idle_deadline = self._loop.time() + self._limits.header_timeout
         if len(self._connections) > self._limits.max_connections:
             headers = {"retry-after": "1"}
-            message = f"{self._limits.max_connections} connections are open, the most allowed; retry later."
+            message = f"the limit of {self._limits.max_connections} open connections is reached; retry later"
             self._reject(HttpError(503, message, code="too_many_connections", headers=headers))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -110,7 +110,9 @@ class HttpConnection(asyncio.Protocol):
         self._stop_current()
 
     def eof_received(self) -> bool:
-        """The client sends no more, or has closed. Returns whether the connection stays open for answers."""
+        """Called when the client sends no more, or has closed. Returns whether the connection stays open for
+        responses.
+        """
         self._eof = True
         if self._over_tls:
             self._stop_current()
@@ -142,26 +144,26 @@ class HttpConnection(asyncio.Protocol):
             self._receive_in_turn(len(data))
 
     def expire(self, now: float) -> None:
-        """Acts where a deadline has passed. The server calls it about every second."""
+        """Acts on expired deadlines. The server calls it about once per second."""
         reads = self._reader.state if not (self._lingering or self._broken_off) else State.WAITING
         if now >= self._stall_deadline:
-            _log.warning("cut off a client that reads nothing of its answer", extra=self._log_fields())
+            _log.warning("closing the connection of a client that does not read its response", extra=self._log_fields())
             self._transport.abort()
         elif reads is State.WAITING:
             if now >= self._idle_deadline:
                 self._idle_deadline = math.inf
                 self._transport.close()
         elif self._unread or self._receives_in_turn:
-            # It is this end that is slow.
+            # The delay is on this side.
             self._reader.deadline = max(self._reader.deadline, now + self._limits.header_timeout)
         elif now >= self._reader.deadline:
             what = "headers" if reads is State.HEADERS else "body"
-            self._reject(HttpError(408, f"The request's {what} did not arrive in time.", code="request_timeout"))
+            self._reject(HttpError(408, f"the request's {what} did not arrive in time", code="request_timeout"))
 
     def drain(self) -> None:
-        """Takes no further request; closes when the ones at hand are answered.
+        """Accepts no further request, and closes once the current ones are answered.
 
-        On a new connection the first one may be on its way, which a close would lose: that one is still answered.
+        On a new connection the first request may be in flight and would be lost: it is still answered.
         """
         self._draining = True
         idle = self._current is None and not self._pending and not self._unread
@@ -169,10 +171,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Breaks off."""
+        """Closes the connection at once."""
         self._transport.abort()
 
-    # The exchange's side.
+    # Wire
 
     def send(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -194,10 +196,10 @@ class HttpConnection(asyncio.Protocol):
             self._pending.clear()
             self._transport.close()
         else:
-            # A loop turn later, so that a long pipeline is no deep recursion.
+            # One iteration later, so that a long pipeline causes no deep recursion.
             self._loop.call_soon(self._next)
 
-    # Reading.
+    # Reading
 
     @property
     def _may_read(self) -> bool:
@@ -205,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
         return bool(self._unread) and not (busy or self._broken_off)
 
     def _receive_in_turn(self, num_bytes: int) -> None:
-        """Receives no more before it is this client's turn: a turn of the event loop takes one piece of a bulk."""
+        """Pauses reading until this client's turn, so that each turn receives one piece of a bulk."""
         exchange = self._reader.begun or self._current
         owner = self._network if exchange is None else self._intake.owner(exchange, self._network)
         self._receives_in_turn = True
@@ -217,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
         self._hold_reading()
 
     def _read_on(self) -> None:
-        """Reads what has come, to the end of a request; chunks when it is their turn."""
+        """Parses received data up to the end of a request; chunks in their turn."""
         while self._may_read:
             exchange = self._reader.begun
             if exchange is not None and self._reader.chunked:
@@ -254,7 +256,7 @@ class HttpConnection(asyncio.Protocol):
             self._send_continue()
 
     def _hold_reading(self) -> None:
-        """Lets the client wait while enough is unread."""
+        """Pauses reading while enough data is unread, or the client's turn to receive has not come."""
         enough = self._receives_in_turn or len(self._unread) > _MAX_UNREAD_BYTES
         if enough != self._reading_paused and not self._transport.is_closing():
             if enough:
@@ -264,14 +266,14 @@ class HttpConnection(asyncio.Protocol):
             self._reading_paused = enough
 
     def _send_continue(self) -> None:
-        # Behind the answers to whatever came before.
+        # after the responses to earlier requests
         if self._current is None and not self._pending and self._reader.take_continue():
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    # Answering.
+    # Answering
 
     def _reject(self, rejection: HttpError) -> None:
-        """Answers with an error, after whatever came before, and takes no more from this client."""
+        """Responds with an error after earlier requests, and reads nothing more from this client."""
         exchange = self._reader.begun or Exchange(self, "GET", b"(unread)", "1.1", {})
         exchange.rejection = rejection
         exchange.close_after()
@@ -282,7 +284,7 @@ class HttpConnection(asyncio.Protocol):
             self._next()
 
     def _break_off(self) -> None:
-        """Reads no more."""
+        """Reads nothing more."""
         self._broken_off = True
         self._unread.clear()
 
@@ -295,7 +297,7 @@ class HttpConnection(asyncio.Protocol):
                 self._await_request()
             return
         if not self.writable:
-            return  # The client reads its answers first; there may be many large ones.
+            return  # The client must first read its responses, of which there may be many large ones.
         self._run(self._pending.popleft())
 
     def _await_request(self) -> None:
@@ -342,14 +344,14 @@ class HttpConnection(asyncio.Protocol):
             self._task = None
 
     def _handler_failed(self, exchange: Exchange, error: Exception) -> None:
-        # The app answers its own errors; what arrives here is a defect.
+        # The app handles its own errors; others are defects.
         _log.error("%s %s failed", exchange.method, exchange.path, exc_info=error, extra=self._log_fields())
         exchange.fail(error)
 
-    # Leaving.
+    # Disconnects
 
     def _look_for_leaving(self) -> None:
-        """Watches a client that sends no more, while it waits for an answer that takes time."""
+        """Watches a client that sends no more while it waits for a long response."""
         exchange = self._current
         if exchange is None or self._watch is not None or not (exchange.on_disconnect or self._is_working):
             return

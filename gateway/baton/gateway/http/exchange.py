@@ -1,4 +1,4 @@
-"""One HTTP request and its response. Knows the wire form of a response, not what is asked for."""
+"""One HTTP request and its response. Knows the wire format of responses, but not their content."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from baton.gateway.resume.journal import Journal
 
 _LAST_CHUNK = b"0\r\n\r\n"
 _FIRST_BYTES = b"HTTP/1.1 "  # of every response
-_MAX_LEADING_ZEROS = 8  # of a chunk's size; clients read 16 digits at least
+_MAX_LEADING_ZEROS = 8  # zeros before a chunk's size; clients accept at least 16 digits
 
 
 class Wire(Protocol):
-    """What an exchange needs of its connection."""
+    """The interface of a connection for its exchanges."""
 
     @property
     def client(self) -> str:
-        """The client's address, host:port; empty where there is none."""
+        """Returns the client's address, host:port; empty if unknown."""
 
     @property
     def writable(self) -> bool:
-        """The client keeps up with what is written."""
+        """Returns whether the client keeps up with the response."""
 
     @property
     def closing(self) -> bool:
-        """No further request will be taken from this connection."""
+        """Returns whether no further request is accepted from this connection."""
 
     def send(self, data: bytes) -> None:
-        """Writes, or drops where the client has gone."""
+        """Writes data, or drops it after the client disconnected."""
 
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
-        """The response is complete."""
+        """Called when the response is complete."""
 
     def work_begins(self) -> None:
-        """From now on the client's leaving is looked for; it may have left already."""
+        """Starts watching for the client's disconnect, which may already have happened."""
 
 
 class Exchange:
-    """A parsed request; answered with `respond`, or with `stream`, `write`s and `end`.
+    """A parsed request. Answered with `respond`, or with `stream`, `write` and `end`.
 
-    The on_disconnect hooks are called at once when the client goes away before the response is complete, the
-    on_writable hooks when a client that fell behind has caught up, and the on_end hooks when the exchange is over,
-    however it ended. Writes after on_disconnect are dropped.
+    The on_disconnect hooks are called at once when the client disconnects before the response is complete, the
+    on_writable hooks when a slow client has caught up, and the on_end hooks at the end of the exchange in any case.
+    Writes after on_disconnect are dropped.
     """
 
     __slots__ = (
@@ -97,13 +97,13 @@ class Exchange:
         self._pieces: Sequence[bytes | bytearray] = ()  # of the body
         self.received = time.perf_counter()
         self.request_id = ""
-        self.owner = ""  # by which work for it takes turns with that for others
+        self.owner = ""  # owner of the turns for work on this request
         self.identity: Identity = ANONYMOUS
-        self.cors: Mapping[str, str] = {}  # what browsers are told, as headers of the answer
-        self.limit_headers: Mapping[str, str] = {}  # of its tenant, as headers of the answer
-        self.ignored: tuple[str, ...] = ()  # what the answer leaves out of account
-        self.journal: Journal | None = None  # of a stream that can be resumed
-        self.rejection: HttpError | None = None  # the request could not be read; this is the answer
+        self.cors: Mapping[str, str] = {}  # CORS headers of the response
+        self.limit_headers: Mapping[str, str] = {}  # the tenant's limits, as response headers
+        self.ignored: tuple[str, ...] = ()  # ignored fields of the request
+        self.journal: Journal | None = None  # of a resumable stream
+        self.rejection: HttpError | None = None  # the error of an unreadable request
         self.status = 0  # 0: nothing was sent
         self.ended = False
         self.on_disconnect: list[Callable[[], None]] = []
@@ -113,8 +113,8 @@ class Exchange:
         self._head = b""
         self._chunked = False
         self._length = 0
-        self._num_early_bytes = 0  # of the head, that went out before it was made
-        self._leading_zeros = 0  # of the next chunk's size, that went out already
+        self._num_early_bytes = 0  # bytes of the head that were sent before it was built
+        self._leading_zeros = 0  # zeros of the next chunk's size that were already sent
 
     @property
     def body(self) -> bytes:
@@ -139,28 +139,28 @@ class Exchange:
 
     @property
     def writable(self) -> bool:
-        """Whether the client keeps up. False: hold back until an on_writable hook is called."""
+        """Returns whether the client keeps up. If not, hold data back until an on_writable hook is called."""
         return self._wire.writable
 
     @property
     def age(self) -> float:
-        """Seconds since the request's headers were there."""
+        """Returns the seconds since the request's headers arrived."""
         return time.perf_counter() - self.received
 
     def begin_work(self, on_disconnect: Callable[[], None], on_writable: Callable[[], None]) -> None:
-        """What follows takes long, and is for nothing when the client leaves."""
+        """Starts long work, which is useless once the client disconnects."""
         self.on_disconnect.append(on_disconnect)
         self.on_writable.append(on_writable)
         self._wire.work_begins()
 
     def ignore(self, names: Sequence[str]) -> None:
-        """Lists these in a header of the answer."""
+        """Lists names in the response header for ignored fields."""
         self.ignored += tuple(names)
 
     def probe(self) -> None:
-        """Writes a byte of the response ahead of the rest, which shows whether the client is still there.
+        """Writes the next byte of the response early, which shows whether the client is still connected.
 
-        Does nothing where the response has no such byte.
+        Does nothing if the response has no such byte.
         """
         if self.ended:
             return
@@ -176,7 +176,7 @@ class Exchange:
             self._wire.send(byte)
 
     def close_after(self) -> None:
-        """The connection ends with this response."""
+        """Closes the connection after this response."""
         self._keep_alive = False
 
     def respond(
@@ -186,7 +186,7 @@ class Exchange:
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """The whole response, in one write."""
+        """Sends the whole response in one write."""
         if self.ended:
             return
         fields = {"content-type": content_type} if body else {}
@@ -197,7 +197,7 @@ class Exchange:
         self._end()
 
     def fail(self, error: Exception) -> None:
-        """The error as the response; where one has begun already, the connection breaks off."""
+        """Sends an error as the response, or closes the connection if a response has begun."""
         if self.ended:
             return
         if self.status:
@@ -210,7 +210,7 @@ class Exchange:
         self.respond(answer.status, answer.body, headers=answer.headers)
 
     def stream(self, content_type: str, headers: Mapping[str, str] | None = None) -> None:
-        """Begins a response of unknown length. The head goes out with the first write."""
+        """Starts a response of unknown length. The head is sent with the first write."""
         self._chunked = self.http_version == "1.1"
         fields = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
         if self._chunked:
@@ -220,7 +220,7 @@ class Exchange:
         self._head = self._build_head(200, {**fields, **(headers or {})})
 
     def write(self, data: bytes) -> None:
-        """The next piece of a stream; not empty."""
+        """Sends the next piece of a stream, which must not be empty."""
         if self.ended:
             return
         self._length += len(data)
@@ -232,7 +232,7 @@ class Exchange:
         self._wire.send(data)
 
     def end(self, data: bytes = b"") -> None:
-        """The stream's last piece."""
+        """Sends the last piece of a stream."""
         if self.ended:
             return
         self._length += len(data)
@@ -242,7 +242,7 @@ class Exchange:
         self._end()
 
     def disconnected(self) -> None:
-        """The client has gone. Called by the connection."""
+        """Ends the exchange after the client disconnected. Called by the connection."""
         if self.ended:
             return
         self.status = 499
@@ -295,7 +295,7 @@ class Exchange:
 
 
 def _split_target(target: bytes) -> tuple[bytes, bytes]:
-    """The host, which only requests made for a proxy name, and the path with its query."""
+    """Returns the host, which only requests through a proxy have, and the path with its query."""
     if target.startswith(b"/"):
         return b"", target
     scheme, separator, rest = target.partition(b"://")
@@ -306,7 +306,7 @@ def _split_target(target: bytes) -> tuple[bytes, bytes]:
 
 
 class _DateLine:
-    """The Date header, made anew once a second."""
+    """The Date header, formatted once per second."""
 
     def __init__(self) -> None:
         self._second = 0
