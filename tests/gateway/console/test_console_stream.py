@@ -34,7 +34,7 @@ class Wire:
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
         self.has_ended = True
 
-    def work_begins(self) -> None:
+    def watch_disconnect(self) -> None:
         """Nothing came meanwhile."""
 
 

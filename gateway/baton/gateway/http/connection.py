@@ -20,7 +20,7 @@ from baton.gateway.errors.http import HttpError
 from baton.gateway.fairness.fair_queue import Turn
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.http.half_close import HalfCloseWatch, can_be_told
+from baton.gateway.http.half_close import HalfCloseWatch, can_be_probed
 from baton.gateway.http.intake import Intake, network_of
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.request_reader import RequestReader, State
@@ -68,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._lingered_bytes = 0
         self._eof = False
         self._watch: HalfCloseWatch | None = None
-        self._broken_off = False  # nothing more is read
+        self._closed_for_reading = False  # nothing more is read
         self._draining = False
         self.unused = True  # no byte of a request has arrived
         self.writable = True
@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def closing(self) -> bool:
         """Returns whether the current response is the last."""
-        return self._broken_off or self._draining
+        return self._closed_for_reading or self._draining
 
     # asyncio.Protocol
 
@@ -106,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
         self._pending.clear()
         if self._receipt is not None:
             self._receipt.cancel()
-        self._break_off()
+        self._stop_reading()
         self._stop_current()
 
     def eof_received(self) -> bool:
@@ -117,7 +117,7 @@ class HttpConnection(asyncio.Protocol):
         if self._over_tls:
             self._stop_current()
             return False
-        self._look_for_leaving()
+        self._watch_for_disconnect()
         return self._current is not None or bool(self._pending) or bool(self._unread)
 
     def pause_writing(self) -> None:
@@ -135,17 +135,17 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
-            self._linger_on(len(data))
-        elif not self._broken_off:
+            self._count_lingering(len(data))
+        elif not self._closed_for_reading:
             self.unused = False
             self._unread.append(data)
-            self._read_on()
+            self._read_unread()
         if len(data) >= _BULK_BYTES and not self._transport.is_closing():
             self._receive_in_turn(len(data))
 
     def expire(self, now: float) -> None:
         """Acts on expired deadlines. The server calls it about once per second."""
-        reads = self._reader.state if not (self._lingering or self._broken_off) else State.WAITING
+        reads = self._reader.state if not (self._lingering or self._closed_for_reading) else State.WAITING
         if now >= self._stall_deadline:
             _log.warning("closing the connection of a client that does not read its response", extra=self._log_fields())
             self._transport.abort()
@@ -174,15 +174,15 @@ class HttpConnection(asyncio.Protocol):
         """Closes the connection at once."""
         self._transport.abort()
 
-    # Wire
+    # ExchangeTransport
 
     def send(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
 
-    def work_begins(self) -> None:
+    def watch_disconnect(self) -> None:
         if self._eof:
-            self._look_for_leaving()
+            self._watch_for_disconnect()
 
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
         if exchange is not self._current:
@@ -192,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange.rejection is not None:
             self._linger()
         elif not keep_alive:
-            self._break_off()
+            self._stop_reading()
             self._pending.clear()
             self._transport.close()
         else:
@@ -204,21 +204,21 @@ class HttpConnection(asyncio.Protocol):
     @property
     def _may_read(self) -> bool:
         busy = self._current is not None or bool(self._pending) or self._reads_in_turn
-        return bool(self._unread) and not (busy or self._broken_off)
+        return bool(self._unread) and not (busy or self._closed_for_reading)
 
     def _receive_in_turn(self, num_bytes: int) -> None:
         """Pauses reading until this client's turn, so that each turn receives one piece of a bulk."""
         exchange = self._reader.begun or self._current
         owner = self._network if exchange is None else self._intake.owner(exchange, self._network)
         self._receives_in_turn = True
-        self._receipt = self._intake.bulks.take(owner, num_bytes, self._receive_on)
+        self._receipt = self._intake.bulks.take(owner, num_bytes, self._resume_receiving)
         self._hold_reading()
 
-    def _receive_on(self) -> None:
+    def _resume_receiving(self) -> None:
         self._receives_in_turn = False
         self._hold_reading()
 
-    def _read_on(self) -> None:
+    def _read_unread(self) -> None:
         """Parses received data up to the end of a request; chunks in their turn."""
         while self._may_read:
             exchange = self._reader.begun
@@ -238,7 +238,7 @@ class HttpConnection(asyncio.Protocol):
             num_read += 1 + self._reader.num_pieces
         if num_read >= _CHUNKS_A_TURN:
             self._intake.chunks.rest(_CHUNK_REST_SECONDS)
-        self._read_on()
+        self._read_unread()
         if self._eof and self._current is None and not (self._pending or self._unread):
             self._transport.close()
 
@@ -277,22 +277,22 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._reader.begun or Exchange(self, "GET", b"(unread)", "1.1", {})
         exchange.rejection = rejection
         exchange.close_after()
-        self._break_off()
+        self._stop_reading()
         self._idle_deadline = math.inf
         self._pending.append(exchange)
         if self._current is None:
             self._next()
 
-    def _break_off(self) -> None:
+    def _stop_reading(self) -> None:
         """Reads nothing more."""
-        self._broken_off = True
+        self._closed_for_reading = True
         self._unread.clear()
 
     def _next(self) -> None:
         if self._current is not None or self._transport.is_closing():
             return
         if not self._pending:
-            self._read_on()
+            self._read_unread()
             if self._current is None and not (self._pending or self._unread):
                 self._await_request()
             return
@@ -306,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._send_continue()
-        if waiting and not self._broken_off:
+        if waiting and not self._closed_for_reading:
             self._idle_deadline = self._loop.time() + self._limits.idle_timeout
 
     def _run(self, exchange: Exchange) -> None:
@@ -327,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
         if work is not None:
             self._task = self._loop.create_task(self._finish(exchange, work))
             self._task.add_done_callback(self._forget)
-            self.work_begins()
+            self.watch_disconnect()
 
     async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
         try:
@@ -350,12 +350,12 @@ class HttpConnection(asyncio.Protocol):
 
     # Disconnects
 
-    def _look_for_leaving(self) -> None:
+    def _watch_for_disconnect(self) -> None:
         """Watches a client that sends no more while it waits for a long response."""
         exchange = self._current
         if exchange is None or self._watch is not None or not (exchange.on_disconnect or self._is_working):
             return
-        if can_be_told(self._socket):
+        if can_be_probed(self._socket):
             self._watch = HalfCloseWatch(self._socket, exchange.probe, self._transport.abort)
         else:
             self._stop_current()
@@ -390,7 +390,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
-    def _linger_on(self, num_bytes: int) -> None:
+    def _count_lingering(self, num_bytes: int) -> None:
         self._lingered_bytes += num_bytes
         if self._lingered_bytes > _LINGER_BYTES:
             self._transport.abort()

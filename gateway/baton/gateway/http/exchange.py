@@ -19,7 +19,7 @@ _FIRST_BYTES = b"HTTP/1.1 "  # of every response
 _MAX_LEADING_ZEROS = 8  # zeros before a chunk's size; clients accept at least 16 digits
 
 
-class Wire(Protocol):
+class ExchangeTransport(Protocol):
     """The interface of a connection for its exchanges."""
 
     @property
@@ -40,7 +40,7 @@ class Wire(Protocol):
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
         """Called when the response is complete."""
 
-    def work_begins(self) -> None:
+    def watch_disconnect(self) -> None:
         """Starts watching for the client's disconnect, which may already have happened."""
 
 
@@ -84,7 +84,7 @@ class Exchange:
     )
 
     def __init__(
-        self, wire: Wire, method: str, target: bytes, http_version: str, headers: Mapping[bytes, bytes]
+        self, wire: ExchangeTransport, method: str, target: bytes, http_version: str, headers: Mapping[bytes, bytes]
     ) -> None:
         self._wire = wire
         self.authority, path_and_query = _split_target(target)
@@ -151,7 +151,7 @@ class Exchange:
         """Starts long work, which is useless once the client disconnects."""
         self.on_disconnect.append(on_disconnect)
         self.on_writable.append(on_writable)
-        self._wire.work_begins()
+        self._wire.watch_disconnect()
 
     def ignore(self, names: Sequence[str]) -> None:
         """Lists names in the response header for ignored fields."""

@@ -17,7 +17,7 @@ _MAX_POLL_SECONDS = 1.0
 _SECOND_PROBE_SECONDS = 1.0
 
 
-def can_be_told(connection: Any) -> bool:
+def can_be_probed(connection: Any) -> bool:
     """Returns whether the connection's state can be read: TCP without TLS, on Linux."""
     is_tcp = connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
     return is_tcp and hasattr(socket, "TCP_INFO")

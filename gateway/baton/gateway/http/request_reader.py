@@ -15,7 +15,7 @@ import httptools
 
 from baton.gateway.errors.http import HttpError
 from baton.gateway.http.chunk_budget import ChunkBudget
-from baton.gateway.http.exchange import Exchange, Wire
+from baton.gateway.http.exchange import Exchange, ExchangeTransport
 from baton.gateway.http.limits import HttpLimits
 
 _MIN_BODY_RATE = 64 << 10  # bytes per second that extend the body's deadline
@@ -40,7 +40,7 @@ class _Refused(Exception):
 class RequestReader:
     """Parses the requests of one connection. Stops after a rejection."""
 
-    def __init__(self, wire: Wire, limits: HttpLimits, clock: Callable[[], float]) -> None:
+    def __init__(self, wire: ExchangeTransport, limits: HttpLimits, clock: Callable[[], float]) -> None:
         self._wire = wire
         self._limits = limits
         self._clock = clock
