@@ -34,8 +34,9 @@ def log_call(method: str, outcome: str, **facts: Any) -> None:
 
 
 def is_request_id(text: str) -> bool:
-    """Returns whether a client's request id may appear in logs and headers. Others may hold log lines, prompts
-    or keys.
+    """Returns whether a client's request id may appear in logs and headers.
+
+    Others may hold log lines, prompts or keys.
     """
     return _REQUEST_ID.fullmatch(text) is not None
 

@@ -271,22 +271,25 @@ class GatewayConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Returns the TLS files for connections between services, or None for plain text. Raises InvalidRequest for an
-        incomplete set.
+        """Returns the TLS files for connections between services, or None for plain text.
+
+        Raises InvalidRequest for an incomplete set.
         """
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
     @property
     def rest_tls(self) -> TlsFiles | None:
-        """Returns the TLS files of the REST API, or None for plain text. Raises InvalidRequest for an
-        incomplete set.
+        """Returns the TLS files of the REST API, or None for plain text.
+
+        Raises InvalidRequest for an incomplete set.
         """
         return edge_files(self.rest_tls_certificate, self.rest_tls_key, "rest_tls")
 
     @property
     def grpc_tls(self) -> TlsFiles | None:
-        """Returns the TLS files of the public gRPC API, or None for plain text. Raises InvalidRequest for an incomplete
-        set.
+        """Returns the TLS files of the public gRPC API, or None for plain text.
+
+        Raises InvalidRequest for an incomplete set.
         """
         return edge_files(self.grpc_tls_certificate, self.grpc_tls_key, "grpc_tls")
 

@@ -66,8 +66,9 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Delta:
-    """New output of one choice. Text may lag behind the tokens: incomplete characters and possible stop strings are
-    held back.
+    """New output of one choice.
+
+    Text may lag behind the tokens: incomplete characters and possible stop strings are held back.
     """
 
     index: int
@@ -115,8 +116,9 @@ class Generation(Protocol):
     """A running request."""
 
     def abort(self) -> None:
-        """Ends the request: the sink is not called again, and the worker frees its blocks. Idempotent; allowed after
-        the end.
+        """Ends the request: the sink is not called again, and the worker frees its blocks.
+
+        Idempotent; allowed after the end.
         """
 
     def resume(self) -> None:

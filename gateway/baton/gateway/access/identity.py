@@ -44,8 +44,9 @@ class TenantLimits:
         )
 
     def share(self, replicas: int) -> TenantLimits:
-        """Returns the part that one of `replicas` gateways enforces alone. At least 1 for each limit, as 0 means no
-        limit.
+        """Returns the part that one of `replicas` gateways enforces alone.
+
+        At least 1 for each limit, as 0 means no limit.
         """
 
         def part(limit: int) -> int:

@@ -42,8 +42,9 @@ class Refusals:
     async def counting(
         self, identity: Identity, num_bytes: int, admitted: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[None]:
-        """Wraps the parsing of a call's message. Raises RateLimited; counts requests refused before they were
-        admitted.
+        """Wraps the parsing of a call's message.
+
+        Raises RateLimited; counts requests refused before they were admitted.
         """
         if self.must_check(identity, num_bytes):
             await self.check(identity)

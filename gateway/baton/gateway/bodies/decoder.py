@@ -129,8 +129,9 @@ def _unknown_field(key: UnknownKey) -> InvalidRequest:
 
 
 def wrong_field(message: str, where: str = "") -> InvalidRequest:
-    """Converts msgspec's error, such as "Expected `int`, got `str` - at `$.messages[0].role`". `where` is the value's
-    place.
+    """Converts msgspec's error, such as "Expected `int`, got `str` - at `$.messages[0].role`".
+
+    `where` is the value's place.
     """
     problem = _PLACE.sub("", message)
     place = _PLACE.search(message)

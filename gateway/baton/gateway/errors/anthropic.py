@@ -27,8 +27,9 @@ _TYPES: Mapping[int, str] = {
 
 
 class AnthropicError(HttpError):
-    """An error in Anthropic's format. The message names the wrong field, because the format has no other place
-    for it.
+    """An error in Anthropic's format.
+
+    The message names the wrong field, because the format has no other place for it.
     """
 
     def __init__(self, error: HttpError, request_id: str) -> None:

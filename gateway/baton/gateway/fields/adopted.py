@@ -1,5 +1,6 @@
-"""Converts other servers' fields to this API's, in place. Raises for fields that cannot be ignored without changing the
-output.
+"""Converts other servers' fields to this API's, in place.
+
+Raises for fields that cannot be ignored without changing the output.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from baton.rpc.errors import InvalidRequest
 
 
 def served_tools(tools: Sequence[ToolDefinition] | None) -> tuple[list[ToolDefinition] | None, list[str]]:
-    """Returns the functions and the names of skipped tools. Raises InvalidRequest for a function tool without a
-    function.
+    """Returns the functions and the names of skipped tools.
+
+    Raises InvalidRequest for a function tool without a function.
     """
     served: list[ToolDefinition] = []
     skipped: list[str] = []

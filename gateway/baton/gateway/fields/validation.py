@@ -150,8 +150,9 @@ def refuse_unserved(request: msgspec.Struct, names: Sequence[str]) -> None:
 
 
 def check_logprob_token_ids(request: GenerationFields, num_top: int | None, name: str) -> None:
-    """Raises InvalidRequest for named alternatives that cannot be returned. `num_top` is the value of the field `name`,
-    or None.
+    """Raises InvalidRequest for named alternatives that cannot be returned.
+
+    `num_top` is the value of the field `name`, or None.
     """
     token_ids = request.logprob_token_ids
     if not token_ids:

@@ -98,8 +98,9 @@ class RetryBudget:
         return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (fruitless - 1)) if fruitless > 0 else 0.0
 
     def blame_prefill(self, choice: int, num_tokens: int, error: ServiceError, worker: object) -> None:
-        """Counts the death of a prefill worker that had the request's prompt. Raises PoisonousRequest for repeated
-        deaths.
+        """Counts the death of a prefill worker that had the request's prompt.
+
+        Raises PoisonousRequest for repeated deaths.
         """
         self._blame(choice, num_tokens, error, worker)
 

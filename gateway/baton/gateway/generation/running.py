@@ -155,8 +155,9 @@ class RunningGeneration:
         self.deltas.resume()
 
     def shut_down(self) -> None:
-        """Ends the generation because the gateway stops. A resumable stream gets no error: it continues at another
-        gateway.
+        """Ends the generation because the gateway stops.
+
+        A resumable stream gets no error: it continues at another gateway.
         """
         if self._request.journal is None:
             self._fail(Unavailable("the gateway shut down before the generation finished; retry"))

@@ -10,8 +10,9 @@ from baton.rpc.server import Context
 
 
 class AccessLine:
-    """One call's line in the access log. Reads the peer at once, because gRPC crashes if it is read after the call's
-    end.
+    """One call's line in the access log.
+
+    Reads the peer at once, because gRPC crashes if it is read after the call's end.
     """
 
     def __init__(self, method: str, context: Context) -> None:

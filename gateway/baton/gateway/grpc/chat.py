@@ -43,8 +43,9 @@ class Chat:
 
 
 def chat_of(prompt: inference_pb2.ChatPrompt, max_items: int) -> Chat:
-    """Validates and converts a chat. Raises InvalidRequest, ContextTooLong with the field names of the public
-    messages.
+    """Validates and converts a chat.
+
+    Raises InvalidRequest, ContextTooLong with the field names of the public messages.
     """
     num_calls = sum(len(message.tool_calls) for message in prompt.messages)
     check_item_count(len(prompt.messages) + len(prompt.tools) + num_calls + len(prompt.documents), max_items)

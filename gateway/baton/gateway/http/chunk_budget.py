@@ -10,8 +10,9 @@ _MIN_MEAN_CHUNK_BYTES = 64  # for the chunks beyond _FREE_CHUNKS
 
 
 class ChunkBudget:
-    """The budget of one body. `max_excess_bytes` limits chunk sizes, extensions and trailers beyond those of ordinary
-    chunks.
+    """The budget of one body.
+
+    `max_excess_bytes` limits chunk sizes, extensions and trailers beyond those of ordinary chunks.
     """
 
     def __init__(self, max_excess_bytes: int) -> None:
@@ -21,8 +22,9 @@ class ChunkBudget:
         self._num_chunks = 0
 
     def problem_with(self, num_read: int, num_data: int, num_chunks: int) -> str:
-        """Counts `num_read` bytes with `num_data` bytes of data in `num_chunks`. Returns a problem, or an empty
-        text.
+        """Counts `num_read` bytes with `num_data` bytes of data in `num_chunks`.
+
+        Returns a problem, or an empty text.
         """
         self._num_bytes += num_data
         self._num_chunks += num_chunks

@@ -110,8 +110,9 @@ class HttpConnection(asyncio.Protocol):
         self._stop_current()
 
     def eof_received(self) -> bool:
-        """Called when the client sends no more, or has closed. Returns whether the connection stays open for
-        responses.
+        """Called when the client sends no more, or has closed.
+
+        Returns whether the connection stays open for responses.
         """
         self._eof = True
         if self._over_tls:

@@ -87,8 +87,9 @@ class HttpServer:
             self._sweeper.cancel()
 
     async def drain(self, seconds: float) -> None:
-        """Waits until every running response has ended, at most `seconds`. New connections still get health checks
-        answered.
+        """Waits until every running response has ended, at most `seconds`.
+
+        New connections still get health checks answered.
         """
         self._draining = True
         for connection in self._connections:

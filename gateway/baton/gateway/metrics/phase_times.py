@@ -10,8 +10,9 @@ _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 
 
 class PhaseTimes:
-    """The histograms of phases. A request that failed over is observed on its last worker; of several choices, the last
-    one.
+    """The histograms of phases.
+
+    A request that failed over is observed on its last worker; of several choices, the last one.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,6 @@
-"""The small files of a model folder that the gateway needs: tokenizer, templates, sampling defaults. Reads no
-weights.
+"""The small files of a model folder that the gateway needs: tokenizer, templates, sampling defaults.
+
+Reads no weights.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class ModelFiles:
 
 
 def read_model_files(source: str) -> ModelFiles:
-    """Reads a local folder, or downloads a hub id if there is no such folder. Raises an error that names a broken
-    file.
+    """Reads a local folder, or downloads a hub id if there is no such folder.
+
+    Raises an error that names a broken file.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -107,8 +109,9 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the templates by name. Later sources override, as in transformers: tokenizer_config.json,
-    chat_template.json, *.jinja.
+    """Returns the templates by name.
+
+    Later sources override, as in transformers: tokenizer_config.json, chat_template.json, *.jinja.
     """
     templates = _named_templates(tokenizer_config.get("chat_template"), folder / "tokenizer_config.json")
     path = folder / "chat_template.json"

@@ -14,8 +14,9 @@ from baton.gateway.schemas.answers import CalledFunction, ChatAnswer, ToolCall
 
 
 class ParsedChatStream(ChatStream):
-    """Streams one chunk per piece of reasoning, text or call. A call's first chunk has its name, the others have
-    arguments.
+    """Streams one chunk per piece of reasoning, text or call.
+
+    A call's first chunk has its name, the others have arguments.
     """
 
     def piece(self, index: int, delta: Delta) -> bytes:

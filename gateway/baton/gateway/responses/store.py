@@ -76,8 +76,9 @@ class ResponseStore:
             self._drop(running.response.id)
 
     async def get(self, response_id: str, field: str) -> StoredResponse:
-        """Returns the current state of a response. Raises NotFound, Unavailable. `field` is the request's field with
-        the id.
+        """Returns the current state of a response.
+
+        Raises NotFound, Unavailable. `field` is the request's field with the id.
         """
         stored = await self._load(response_id)
         if stored is None:

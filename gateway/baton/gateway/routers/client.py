@@ -236,8 +236,9 @@ class RouterClient:
         return self._routers[self._preferred :] + self._routers[: self._preferred]
 
     def _transient_refusal(self, router: _Router, failed: NotPlaced) -> ServiceError | None:
-        """Returns a refusal that another router may not repeat, or None if the router is lost. Raises a final
-        refusal.
+        """Returns a refusal that another router may not repeat, or None if the router is lost.
+
+        Raises a final refusal.
         """
         refusal = failed.error
         if refusal.code not in _TRANSIENT:

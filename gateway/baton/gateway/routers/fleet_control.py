@@ -40,8 +40,9 @@ class FleetControl:
         self._dial = dial
 
     async def ask_all(self, worker_ids: Collection[str], call: Call[T]) -> dict[str, T]:
-        """Calls these workers, or all, concurrently. After all have answered, raises the first refusal with its
-        worker's name.
+        """Calls these workers, or all, concurrently.
+
+        After all have answered, raises the first refusal with its worker's name.
         """
         chosen = await self._choose(worker_ids)
         answers = await asyncio.gather(*(self._ask(entry, call) for entry in chosen), return_exceptions=True)

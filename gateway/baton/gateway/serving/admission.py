@@ -20,8 +20,9 @@ class ConcurrencyLimiter:
         self.draining = False
 
     def admit(self, request_id: str, count: int) -> AdmittedRequest:
-        """Admits a request. Raises NoCapacity if the limit is reached, InvalidRequest if the request alone
-        exceeds it.
+        """Admits a request.
+
+        Raises NoCapacity if the limit is reached, InvalidRequest if the request alone exceeds it.
         """
         if self.draining:
             raise Unavailable("the gateway is shutting down", retry_after_ms=_RETRY_AFTER_MS)

@@ -26,8 +26,9 @@ class RecordStore(Protocol):
         """Deletes a record. Returns whether it existed."""
 
     async def append(self, name: str, pieces: Sequence[bytes]) -> bool:
-        """Appends pieces to a record's list atomically, and renews the time to live of both. Returns False without a
-        record.
+        """Appends pieces to a record's list atomically, and renews the time to live of both.
+
+        Returns False without a record.
         """
 
     async def pieces(self, name: str) -> list[bytes]:

@@ -16,8 +16,9 @@ _HEADER = b"traceparent"
 
 
 def trace_exchange(tracing: GatewayTracing, exchange: Exchange, route: str) -> None:
-    """Traces an exchange from its headers to its last byte. Passes the trace to generations in its traceparent
-    header.
+    """Traces an exchange from its headers to its last byte.
+
+    Passes the trace to generations in its traceparent header.
     """
     began_ns = time.time_ns() - round(exchange.age * 1e9)
     trace = tracing.begin(exchange.headers.get(_HEADER, b"").decode("latin-1"), began_ns)

@@ -25,8 +25,9 @@ class KeySource(Protocol):
     name: str  # for logs, without passwords
 
     async def read_if_changed(self) -> Directory | None:
-        """Returns all keys and tenants, or None if nothing changed. Raises InvalidRequest (invalid content) or
-        Unavailable.
+        """Returns all keys and tenants, or None if nothing changed.
+
+        Raises InvalidRequest (invalid content) or Unavailable.
         """
 
     async def close(self) -> None:

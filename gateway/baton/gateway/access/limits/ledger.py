@@ -177,8 +177,9 @@ class Ledger:
         account.unreported_spent += unreported[3]
 
     def record_reply(self, account: Account, mark: int, month: int, spent: int, unreported: Unreported) -> bool:
-        """Records a reply of Redis. Returns False if its record of the last minute was lost and holds only what was
-        just reported.
+        """Records a reply of Redis.
+
+        Returns False if its record of the last minute was lost and holds only what was just reported.
         """
         self.record_month(account, month, spent)
         known, account.mark = account.mark, mark

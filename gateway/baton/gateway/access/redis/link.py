@@ -86,8 +86,9 @@ class RedisLink(asyncio.Protocol):
         self._drop("the gateway is shutting down")
 
     def execute(self, *words: str | bytes | int) -> asyncio.Future[Answer]:
-        """Sends a command. The future gets the reply, which may be an error reply, or raises LinkDown or
-        TimeoutError.
+        """Sends a command.
+
+        The future gets the reply, which may be an error reply, or raises LinkDown or TimeoutError.
         """
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self._transport is None:

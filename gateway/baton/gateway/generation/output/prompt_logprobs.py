@@ -26,8 +26,9 @@ class PromptLogprobParts:
             self._entries[position - 1] = self._name(self._token_ids[position], entry)
 
     def complete(self) -> list[TokenLogprob]:
-        """Returns all entries in the prompt's order, without the first token. Raises InternalError if some are
-        missing.
+        """Returns all entries in the prompt's order, without the first token.
+
+        Raises InternalError if some are missing.
         """
         entries = [entry for entry in self._entries if entry is not None]
         if len(entries) < len(self._entries):

@@ -49,8 +49,9 @@ def event_of(event: str | bytes) -> pb.ResponseEvent | None:
 
 
 def item_of(item: Mapping[str, Any], with_logprobs: bool = False) -> pb.ResponseItem:
-    """Converts an item of a conversation. Only output has log-probabilities; those in a client's input are not
-    validated.
+    """Converts an item of a conversation.
+
+    Only output has log-probabilities; those in a client's input are not validated.
     """
     message = pb.ResponseItem(id=item["id"], status=_status(item.get("status")))
     match item["type"]:

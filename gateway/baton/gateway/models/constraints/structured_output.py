@@ -36,8 +36,9 @@ class RequestedConstraint:
 
 
 def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> RequestedConstraint | None:
-    """Returns the constraint of the request's fields, or None if there is none or tools must be called. Raises
-    InvalidRequest.
+    """Returns the constraint of the request's fields, or None if there is none or tools must be called.
+
+    Raises InvalidRequest.
     """
     requested = _of_fields(request)
     if requested is None or use is None or use.mode not in (ToolMode.NAMED, ToolMode.REQUIRED):

@@ -34,8 +34,9 @@ async def forbid_words(sampling: types_pb2.SamplingParams, tokenizer: Tokenizer,
 
 
 def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
-    """Returns the tokens of every word, at the start of a text and after a space if that differs. Raises
-    InvalidRequest.
+    """Returns the tokens of every word, at the start of a text and after a space if that differs.
+
+    Raises InvalidRequest.
     """
     found: dict[tuple[int, ...], None] = {}
     for index, word in enumerate(words):

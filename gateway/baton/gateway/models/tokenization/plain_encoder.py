@@ -35,8 +35,9 @@ class PlainEncoder:
         self._plain = {text: self._spelled(text) for text in control.ids}
 
     def marked(self, text: str, spans: Iterable[Span]) -> str:
-        """Returns the text with markers in place of the control tokens at `spans`. Raises InvalidRequest for markers in
-        the text.
+        """Returns the text with markers in place of the control tokens at `spans`.
+
+        Raises InvalidRequest for markers in the text.
         """
         if _OPEN in text:
             raise InvalidRequest(

@@ -113,8 +113,9 @@ def _size(segment: str, token_ids: array[int]) -> int:
 
 
 def cut(text: str, size: int = _SEGMENT_CHARS) -> Iterator[str]:
-    """Yields the text in pieces of at least `size` characters. Texts with a common beginning have common first
-    pieces.
+    """Yields the text in pieces of at least `size` characters.
+
+    Texts with a common beginning have common first pieces.
     """
     begin = 0
     while (end := _next_cut(text, begin + size)) is not None:

@@ -121,8 +121,9 @@ def _size_of(text: str, table: TokenTable) -> int:
 
 
 def _knows_all_bytes(tokenizer: RustTokenizer, table: TokenTable) -> bool:
-    """Returns whether every text has tokens. Otherwise any number of characters may become one unknown token, or
-    none.
+    """Returns whether every text has tokens.
+
+    Otherwise any number of characters may become one unknown token, or none.
     """
     names = (f"<0x{byte:02X}>" for byte in range(256))
     if table.joining is Joining.BYTE_FALLBACK:

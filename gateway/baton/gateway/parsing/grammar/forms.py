@@ -46,8 +46,9 @@ def text(
     not_matches: Sequence[str] = (),
     special: Sequence[str] = (),
 ) -> Form:
-    """Returns the form of text without `excludes` that may contain the special tokens. Patterns match the whole
-    text.
+    """Returns the form of text without `excludes` that may contain the special tokens.
+
+    Patterns match the whole text.
     """
     form: Form = {"type": "any_text"}
     given = {"excludes": excludes, "matches": matches, "not_matches": not_matches, "special": special}

@@ -238,8 +238,9 @@ class Source:
         return "".join(pieces)
 
     def pass_json(self, sink: TextSink) -> Steps[None]:
-        """Passes a JSON value on unchanged. Raises Malformed where it becomes invalid, after passing on the valid
-        part.
+        """Passes a JSON value on unchanged.
+
+        Raises Malformed where it becomes invalid, after passing on the valid part.
         """
         assert self._base < 0
         yield from self._copy_json(sink)

@@ -43,8 +43,9 @@ class ConversationStore:
         return conversation
 
     async def get(self, tenant: str, conversation_id: str, field: str = "conversation_id") -> Conversation:
-        """Returns a conversation of the tenant. Raises NotFound, Unavailable. `field` is the request's field with the
-        id.
+        """Returns a conversation of the tenant.
+
+        Raises NotFound, Unavailable. `field` is the request's field with the id.
         """
         record = await self._records.load(_name(conversation_id))
         try:
@@ -72,8 +73,9 @@ class ConversationStore:
     async def items(
         self, tenant: str, conversation_id: str, field: str = "conversation_id", *, for_more: bool = False
     ) -> list[Item]:
-        """Returns the items, oldest first. Raises NotFound, Unavailable, or InvalidRequest if it is full
-        (`for_more`).
+        """Returns the items, oldest first.
+
+        Raises NotFound, Unavailable, or InvalidRequest if it is full (`for_more`).
         """
         await self.get(tenant, conversation_id, field)
         pieces = await self._records.pieces(_name(conversation_id))
