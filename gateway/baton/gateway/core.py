@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.gateway.parsing.events import Event
-from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.resume.journal import Journal
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
@@ -33,10 +33,10 @@ class GenerationRequest:
     traceparent: str = ""
     detokenize: bool = True  # False: deltas have token ids and no text
     skip_special_tokens: bool = True
-    # what the output must follow; combined with the constraint of `reading`
+    # what the output must follow; combined with the constraint of `output_parsing`
     constraint: types_pb2.Constraint | None = None
     constraint_field: str = ""  # the client's name of the constraint's field; empty: the contract's name
-    reading: Reading | None = None  # parses reasoning and tool calls; None: all text is the answer
+    output_parsing: OutputParsing | None = None  # parses reasoning and tool calls; None: all text is the answer
     journal: Journal | None = None  # records the tokens for resumption, and holds those of earlier attempts
     most_logprobs: int = 0  # limit over all choices, prompt log-probabilities included for each; 0: no limit
     on_end: Callable[[Usage], None] | None = None  # called once with the usage when the generation ends

@@ -108,7 +108,7 @@ def test_a_parser_of_the_users_own(tmp_path):
     path = tmp_path / "bang.py"
     path.write_text(PLUGIN)
     chosen = choose_format(FormatFlags(tools="bang", plugin=str(path)), [])
-    parser = chosen.reading(ToolUse((Tool("f"),), ToolMode.AUTO), "").new_parser()
+    parser = chosen.output_parsing(ToolUse((Tool("f"),), ToolMode.AUTO), "").new_parser()
     parsed = parse(parser, ["Well. ", '!f{"a":', "1}"])
     assert (parsed.content, parsed.calls) == ("Well.", [("f", '{"a":1}')])
 

@@ -117,7 +117,7 @@ def test_calls_follow_reasoning():
     format = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
     text = '<think>\nI call <tool_call>.\n</think>\n\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     for seed in range(20):
-        parsed = parse(format.reading(USE, "assistant\n").new_parser(), cut(text, seed))
+        parsed = parse(format.output_parsing(USE, "assistant\n").new_parser(), cut(text, seed))
         assert parsed.reasoning == "I call <tool_call>."
         assert (parsed.content, parsed.calls, parsed.order) == ("", [("get_time", "{}")], ["reasoning", "call"])
 
@@ -128,26 +128,26 @@ def test_a_section_of_calls_ends_kimis_reasoning():
         "<think>Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
         "<|tool_call_end|><|tool_calls_section_end|>"
     )
-    parsed = parse(format.reading(USE, "").new_parser(), text)
+    parsed = parse(format.output_parsing(USE, "").new_parser(), text)
     assert (parsed.reasoning, parsed.content, parsed.calls) == ("Hm.", "", [("f", "{}")])
 
 
 def test_tokens_of_reasoning_are_counted_with_its_tags():
-    parser = OutputFormat(None, REASONING_FORMATS["qwen3"]).reading(ToolUse(), "").new_parser()
+    parser = OutputFormat(None, REASONING_FORMATS["qwen3"]).output_parsing(ToolUse(), "").new_parser()
     for token in ["<think>", "\n", "Hm", ".", "\n", "</think>", "\n\n", "Yes", "."]:
         parser.push(token)
     assert parser.num_reasoning_tokens == 6
 
 
 def test_a_prompt_that_opens_the_reasoning_counts_from_the_first_token():
-    parser = OutputFormat(None, REASONING_FORMATS["qwen3"]).reading(ToolUse(), "<think>\n").new_parser()
+    parser = OutputFormat(None, REASONING_FORMATS["qwen3"]).output_parsing(ToolUse(), "<think>\n").new_parser()
     for token in ["Hm", "</think>", "Yes"]:
         parser.push(token)
     assert parser.num_reasoning_tokens == 2
 
 
 def test_harmony_counts_too():
-    parser = OutputFormat(TOOL_FORMATS["gpt-oss"], REASONING_FORMATS["gpt-oss"]).reading(USE, "").new_parser()
+    parser = OutputFormat(TOOL_FORMATS["gpt-oss"], REASONING_FORMATS["gpt-oss"]).output_parsing(USE, "").new_parser()
     for token in ["<|channel|>", "analysis", "<|message|>", "Hm", "<|end|>", "<|start|>", "assistant"]:
         parser.push(token)
     assert parser.num_reasoning_tokens == 5
@@ -157,7 +157,7 @@ def test_what_is_not_wanted_is_left_out():
     format = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
     call = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
     use = ToolUse(TOOLS, ToolMode.AUTO, parallel=False)
-    parser = format.reading(use, "", include_reasoning=False).new_parser()
+    parser = format.output_parsing(use, "", include_reasoning=False).new_parser()
     parsed = parse(parser, ["<think>Hm.</think>", call, call])
     assert (parsed.reasoning, parsed.calls) == ("", [("get_time", "{}")])
 
@@ -172,15 +172,15 @@ def test_what_is_not_wanted_is_left_out():
     ],
 )
 def test_finish_reasons_are_openais(mode, text, reason, expected):
-    parser = OutputFormat(TOOL_FORMATS["hermes"]).reading(ToolUse(TOOLS, mode), "").new_parser()
+    parser = OutputFormat(TOOL_FORMATS["hermes"]).output_parsing(ToolUse(TOOLS, mode), "").new_parser()
     parser.push(text)
     parser.finish()
     assert parser.finish_reason(reason) == expected
 
 
 def test_without_formats_there_is_no_parser():
-    assert OutputFormat().reading(USE, "") is None
-    assert OutputFormat(TOOL_FORMATS["hermes"]).reading(ToolUse(), "") is None
+    assert OutputFormat().output_parsing(USE, "") is None
+    assert OutputFormat(TOOL_FORMATS["hermes"]).output_parsing(ToolUse(), "") is None
 
 
 class Broken:

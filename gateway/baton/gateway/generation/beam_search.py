@@ -159,7 +159,7 @@ class _Search:
             stop=types_pb2.StopConditions(max_tokens=1, ignore_eos=True),
             n=1,
             detokenize=False,
-            reading=None,
+            output_parsing=None,
             on_end=None,
         )
 

@@ -58,12 +58,12 @@ class WorkerGenerator:
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
     """Returns one choice of a request, before its first token."""
     include_stop = request.stop.include_stop_str_in_output
-    reading = request.reading if request.detokenize else None
+    output_parsing = request.output_parsing if request.detokenize else None
     detokenizer = (
         model.tokenizer.detokenizer(
             request.prompt_token_ids,
             skip_special_tokens=request.skip_special_tokens,
-            shown=reading.special_tokens if reading is not None else frozenset(),
+            shown=output_parsing.special_tokens if output_parsing is not None else frozenset(),
         )
         if request.detokenize
         else NoText()
@@ -78,7 +78,7 @@ def make_choice(index: int, request: GenerationRequest, resolved: ResolvedReques
         stop_ids=resolved.stop_ids,
         include_stop=include_stop,
         name_logprobs=name_logprobs if resolved.sampling.HasField("logprobs") else None,
-        parser=reading.new_parser() if reading is not None else None,
+        parser=output_parsing.new_parser() if output_parsing is not None else None,
         prompt_logprobs=PromptLogprobParts(request.prompt_token_ids, name_logprobs) if asks else None,
         repetition=detector_of(request.stop),
         min_tokens=request.stop.min_tokens,

@@ -64,8 +64,8 @@ class RequestMessages:
         # Prefill workers do not transfer the prompt's log-probabilities.
         if placed.HasField("prefill") and choice.prompt_logprobs is None:
             submit.prefill.CopyFrom(placed.prefill)
-        if request.reading is not None and request.reading.constraint is not None:
-            submit.constraint.CopyFrom(request.reading.constraint)
+        if request.output_parsing is not None and request.output_parsing.constraint is not None:
+            submit.constraint.CopyFrom(request.output_parsing.constraint)
         elif request.constraint is not None:
             submit.constraint.CopyFrom(request.constraint)
         if choice.output_token_ids:

@@ -331,7 +331,7 @@ class RunningGeneration:
         )
 
     def _fail(self, error: ServiceError) -> None:
-        of_tools = self._request.reading is not None and self._request.reading.constraint is not None
+        of_tools = self._request.output_parsing is not None and self._request.output_parsing.constraint is not None
         name_field(error, "tools" if of_tools else self._request.constraint_field)
         self._count_unfinished("error")
         self._note_end()

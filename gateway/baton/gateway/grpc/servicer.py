@@ -24,7 +24,7 @@ from baton.gateway.grpc.stream_sink import StreamSink
 from baton.gateway.models.constraints.structured_output import check_constraint
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
-from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.resume.store import StreamStore
@@ -40,7 +40,7 @@ from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
 @dataclass(frozen=True, slots=True)
 class _EncodedPrompt:
     token_ids: list[int]
-    reading: Reading | None = None
+    output_parsing: OutputParsing | None = None
     use: ToolUse = field(default_factory=ToolUse)
 
 
@@ -219,7 +219,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         if most := request.max_prompt_tokens:
             ids = prompt.token_ids
             prompt = replace(prompt, token_ids=ids[:most] if request.keep_prompt_start else ids[-most:])
-        reading, constraint = _form_of(model, prompt, constraint)
+        output_parsing, constraint = _form_of(model, prompt, constraint)
         sampling = _sampling_of(model, request, prompt)
         if request.return_prompt:
             sink.prompt_token_ids = prompt.token_ids
@@ -241,7 +241,7 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             traceparent=sink.traceparent,
             detokenize=not request.skip_detokenize,
             skip_special_tokens=not request.keep_special_tokens,
-            reading=reading,
+            output_parsing=output_parsing,
             constraint=constraint,
             journal=sink.journal,
         )
@@ -262,7 +262,9 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             check_template(request.chat.chat_template or None, self._trust_templates)
             chat = chat_of(request.chat, model.require_info().max_model_len)
             token_ids = await encode_chat(model, chat, whole)
-            return _EncodedPrompt(token_ids, model.reading(chat.use, token_ids, chat.include_reasoning), chat.use)
+            return _EncodedPrompt(
+                token_ids, model.output_parsing(chat.use, token_ids, chat.include_reasoning), chat.use
+            )
         if request.HasField("text"):
             bare = isinstance(request, inference_pb2.GenerateRequest) and request.omit_special_tokens
             return _EncodedPrompt(await model.encode_text(request.text, add_special_tokens=not bare, whole=whole))
@@ -271,16 +273,16 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
 
 def _form_of(
     model: ServedModel, prompt: _EncodedPrompt, constraint: types_pb2.Constraint | None
-) -> tuple[Reading | None, types_pb2.Constraint | None]:
+) -> tuple[OutputParsing | None, types_pb2.Constraint | None]:
     """Returns the output's parser, and the client's constraint combined with the tools."""
-    reading = prompt.reading
-    if constraint is None or reading is None:
-        return reading, constraint
-    if reading.constraint is not None:
+    output_parsing = prompt.output_parsing
+    if constraint is None or output_parsing is None:
+        return output_parsing, constraint
+    if output_parsing.constraint is not None:
         if prompt.use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
-            return reading, None
-        reading = replace(reading, constraint=None)
-    return reading, model.constraint(constraint, "constraint", prompt.use, prompt.token_ids)
+            return output_parsing, None
+        output_parsing = replace(output_parsing, constraint=None)
+    return output_parsing, model.constraint(constraint, "constraint", prompt.use, prompt.token_ids)
 
 
 def _sampling_of(

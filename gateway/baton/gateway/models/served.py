@@ -25,7 +25,7 @@ from baton.gateway.models.sampling import SamplingDefaults
 from baton.gateway.models.tokenization.encoding_limit import EncodingLimit, TooManyTokens
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
-from baton.gateway.parsing.output_format import OutputFormat, Reading
+from baton.gateway.parsing.output_format import OutputFormat, OutputParsing
 from baton.gateway.parsing.tool import ToolUse
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.rpc.model_names import check_names
@@ -115,18 +115,20 @@ class ServedModel:
         """Raises InvalidRequest for tools that this model does not support."""
         check_tools(use, self.output_format, self.name)
 
-    def reading(self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True) -> Reading | None:
+    def output_parsing(
+        self, use: ToolUse, prompt_token_ids: Sequence[int], include_reasoning: bool = True
+    ) -> OutputParsing | None:
         """Returns the parser and constraint for outputs of this chat, or None if all text is the answer."""
         prompt_end = ""
         if self.output_format.reasoning is not None:
             prompt_end = self.tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
-        reading = self.output_format.reading(use, prompt_end, include_reasoning)
+        output_parsing = self.output_format.output_parsing(use, prompt_end, include_reasoning)
         constraint = tool_constraint(use, self.output_format, self.tokenizer.added_id)
-        if reading is None or constraint is None:
-            return reading
+        if output_parsing is None or constraint is None:
+            return output_parsing
         if not holds_whole_output(use, self.output_format):
             constraint = with_reasoning(constraint, self.output_format, self.tokenizer, prompt_token_ids)
-        return replace(reading, constraint=constraint)
+        return replace(output_parsing, constraint=constraint)
 
     def constraint(
         self, requested: types_pb2.Constraint, field: str, use: ToolUse, prompt_token_ids: Sequence[int]

@@ -74,18 +74,18 @@ class ChatCompletions:
         stop = stop_of(
             request, request.max_completion_tokens or request.max_tokens or serving.config.default_max_tokens
         )
-        reading = model.reading(use, token_ids, request.include_reasoning is not False)
+        output_parsing = model.output_parsing(use, token_ids, request.include_reasoning is not False)
         generation = serving.generation_request(
-            exchange, request_id, model, request, token_ids, sampling, stop, reading, checked.requested, use
+            exchange, request_id, model, request, token_ids, sampling, stop, output_parsing, checked.requested, use
         )
         meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
         logprobs, extras = form_of(request, chat_num_logprobs(request)), await _extras_of(request, model, token_ids)
         fields = (exchange, meter, envelope, n, len(token_ids), logprobs, extras)
-        answer = _FORMS[bool(request.stream), reading is not None](*fields)
+        answer = _FORMS[bool(request.stream), output_parsing is not None](*fields)
         if request.store and self._store is not None:
-            document = _DOCUMENTS[reading is not None](*fields)
+            document = _DOCUMENTS[output_parsing is not None](*fields)
             tenant = exchange.identity.tenant.name
             answer.keeper = self._store.keeper(tenant, document, request.messages, request.metadata)
         if request.functions:

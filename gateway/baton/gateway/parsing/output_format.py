@@ -16,7 +16,7 @@ from baton.v1 import types_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OutputParsing:
     """How the outputs of one request are parsed."""
 
     new_parser: Callable[[], OutputParser]  # for one choice
@@ -72,7 +72,7 @@ class OutputFormat:
             return ToolFormat(CallListParser)
         return self.tools if use.active else None
 
-    def reading(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> Reading | None:
+    def output_parsing(self, use: ToolUse, prompt_end: str, include_reasoning: bool = True) -> OutputParsing | None:
         """Returns how a request's outputs are parsed, or None for plain text.
 
         `prompt_end` is the text of at least the last 12 tokens of the prompt.
@@ -96,4 +96,4 @@ class OutputFormat:
             )
 
         special_tokens = {*(calls.special_tokens if calls else ()), *(reasoning.special_tokens if reasoning else ())}
-        return Reading(new_parser, frozenset(special_tokens))
+        return OutputParsing(new_parser, frozenset(special_tokens))

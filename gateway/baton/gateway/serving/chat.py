@@ -97,13 +97,13 @@ def generation_of(
     if turn.must_limit_reasoning or can_limit(model):
         limit_reasoning(sampling, model, token_ids, turn.reasoning_budget)
     stop = stop_of(turn.fields, turn.max_tokens)
-    reading = model.reading(turn.tools, token_ids, turn.include_reasoning)
+    output_parsing = model.output_parsing(turn.tools, token_ids, turn.include_reasoning)
     requested = (
         requested_constraint(turn.fields, turn.tools)
         if turn.requested is None
         else unless_tools_called(turn.requested, turn.tools)
     )
-    form = (reading, requested, turn.tools)
+    form = (output_parsing, requested, turn.tools)
     return serving.generation_request(
         call, request_id, model, turn.fields, token_ids, sampling, stop, *form, holds_logprobs=True
     )

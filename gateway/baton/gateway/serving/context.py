@@ -22,7 +22,7 @@ from baton.gateway.metrics.gateway import AnswerMeter, GatewayMetrics
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
-from baton.gateway.parsing.output_format import Reading
+from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.rest.sse import Envelope
 from baton.gateway.resume.journal import Journal, StreamHead
@@ -129,16 +129,16 @@ class ServingContext:
         prompt_token_ids: list[int],
         sampling: types_pb2.SamplingParams,
         stop: types_pb2.StopConditions,
-        reading: Reading | None = None,
+        output_parsing: OutputParsing | None = None,
         requested: RequestedConstraint | None = None,
         use: ToolUse | None = None,
         holds_logprobs: bool = False,
     ) -> GenerationRequest:
         """Returns one prompt's request to the generator. `holds_logprobs`: kept as objects until the response ends."""
         constraint = None if requested is None else requested.constraint
-        if requested is not None and reading is not None:
+        if requested is not None and output_parsing is not None:
             constraint = model.constraint(requested.constraint, requested.field, use or ToolUse(), prompt_token_ids)
-            reading = replace(reading, constraint=None)  # it includes the constraint of calls
+            output_parsing = replace(output_parsing, constraint=None)  # it includes the constraint of calls
         journal = self._journal_of(call, fields, sampling)
         whole = self.config.max_answer_logprobs
         stores = holds_logprobs or bool(getattr(fields, "store", None))
@@ -154,7 +154,7 @@ class ServingContext:
             timeout_ms=int(self.config.request_timeout * 1000),
             traceparent=call.headers.get(b"traceparent", b"").decode("latin-1"),
             skip_special_tokens=fields.skip_special_tokens is not False,
-            reading=reading,
+            output_parsing=output_parsing,
             constraint=constraint,
             constraint_field="" if requested is None else requested.field,
             journal=journal,
