@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from baton.gateway.routers.client import Placed, RouterClient
+from baton.gateway.routers.client import RouterClient, RouterPlacement
 from baton.gateway.tracing.request import GenerateSpan
 from baton.v1 import router_pb2, worker_pb2
 
@@ -13,7 +13,7 @@ class PlacementUse:
     """A placement used by one or more choices; its outcome is reported when the last one has ended."""
 
     def __init__(
-        self, router: RouterClient, placed: Placed, num_choices: int, span: GenerateSpan | None = None
+        self, router: RouterClient, placed: RouterPlacement, num_choices: int, span: GenerateSpan | None = None
     ) -> None:
         self._router = router
         self._span = span

@@ -57,7 +57,7 @@ class RouterTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RouterPlacement:
     """A placement and the router that made it."""
 
     response: router_pb2.PlaceResponse
@@ -130,7 +130,7 @@ class RouterClient:
         for router in self._routers:
             await router.link.close()
 
-    async def place(self, request: router_pb2.PlaceRequest, avoided: Collection[str] = ()) -> Placed:
+    async def place(self, request: router_pb2.PlaceRequest, avoided: Collection[str] = ()) -> RouterPlacement:
         """Requests a placement. Raises the router's refusal, or Unavailable if no router answers.
 
         `avoided` workers are excluded as long as there are others.
@@ -158,7 +158,7 @@ class RouterClient:
                     failures.append(f"{router.link.address}: {failed}")
                     self._counters.placement_retries += 1
                 else:
-                    return Placed(response, router, time.monotonic(), started)
+                    return RouterPlacement(response, router, time.monotonic(), started)
             left = limit - time.monotonic()
             if left <= 0:
                 self._counters.placement_failures += 1
@@ -212,7 +212,7 @@ class RouterClient:
             return RouterReply(router.link.address, None, problem_of(error))
         return RouterReply(router.link.address, fleet)
 
-    def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
+    def report(self, placed: RouterPlacement, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
         """Queues a placement's outcome for its router. `longest`: output tokens of its longest choice."""
         if self._on_outcome is not None:
             self._on_outcome(outcome, longest)
@@ -227,7 +227,7 @@ class RouterClient:
         router = next(one for one in self._routers if one.link.address == address)
         outcome = router_pb2.PlacementOutcome(placement_id=response.placement_id)
         now = time.monotonic()
-        self.report(Placed(response, router, now, now), outcome)
+        self.report(RouterPlacement(response, router, now, now), outcome)
 
     def _time_limit(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
         return min(seconds, request.timeout_ms / 1000) if request.timeout_ms else seconds

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import final
 
-from baton.gateway.routers.client import Placed, RouterClient
+from baton.gateway.routers.client import RouterClient, RouterPlacement
 from baton.rpc.errors import ServiceError
 from baton.rpc.trace_context import SpanContext, sampled_context
 from baton.rpc.tracing import CLIENT, INTERNAL, SERVER, Kind, Tracer, Value
@@ -53,7 +53,9 @@ class RequestTrace:
         self._num_output_tokens = 0
         self._num_preemptions = 0
 
-    async def place(self, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]) -> Placed:
+    async def place(
+        self, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]
+    ) -> RouterPlacement:
         """Requests a placement. Raises the router's refusal."""
         began, context = self._prepare(), self.context.child()
         request.traceparent = context.traceparent
@@ -71,7 +73,7 @@ class RequestTrace:
             self.record("baton.gateway.place", context, began, facts, error, CLIENT)
         return placed
 
-    def generate(self, placed: Placed) -> GenerateSpan:
+    def generate(self, placed: RouterPlacement) -> GenerateSpan:
         """Returns the span of choices on the worker of a placement."""
         return GenerateSpan(self, placed.response, self._last_ns)
 
@@ -176,7 +178,7 @@ class GatewayTracing:
 
 async def place(
     trace: RequestTrace | None, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]
-) -> Placed:
+) -> RouterPlacement:
     """Requests a placement, with a span if the request is traced."""
     return await (router.place(request, avoided) if trace is None else trace.place(router, request, avoided))
 
