@@ -96,7 +96,7 @@ def headers_of(options):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "need"),
+    ("method", "path", "requirement"),
     [
         ("POST", CHAT, Requirement(scope=Scope.INFERENCE, limited=True)),
         ("POST", f"{CHAT}?x=/health", Requirement(scope=Scope.INFERENCE, limited=True)),

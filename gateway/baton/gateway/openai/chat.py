@@ -87,7 +87,7 @@ class ChatCompletions:
         if request.store and self._store is not None:
             document = _DOCUMENTS[output_parsing is not None](*fields)
             tenant = exchange.identity.tenant.name
-            answer.keeper = self._store.keeper(tenant, document, request.messages, request.metadata)
+            answer.recorder = self._store.recorder(tenant, document, request.messages, request.metadata)
         if request.functions:
             answer.field_names = {"tools": "functions"}
         await answer.run(serving.admitted(exchange, serving.generator_for(request), [generation]), [generation])

@@ -26,13 +26,13 @@ from baton.rpc.errors import ServiceError
 _log = logging.getLogger(__name__)
 
 
-class Keeper(Protocol):
+class AnswerRecorder(Protocol):
     """Stores a response in addition to sending it."""
 
     def collect(self, index: int, delta: Delta) -> None:
         """Adds a delta of one choice."""
 
-    def keep(self, usage: Usage, then: Callable[[], None]) -> None:
+    def store(self, usage: Usage, then: Callable[[], None]) -> None:
         """Stores the complete response, then calls `then`, also after a failure."""
 
 
@@ -42,7 +42,7 @@ class Answer(ABC):
     def __init__(self, exchange: Exchange, meter: AnswerMeter) -> None:
         self.exchange = exchange
         self.meter = meter
-        self.keeper: Keeper | None = None
+        self.recorder: AnswerRecorder | None = None
         self.field_names: Mapping[str, str] = {}  # client's field names by the generator's
         self._generations: list[Generation] = []
         self._num_running = 0
@@ -81,10 +81,10 @@ class Answer(ABC):
             return
         prompt, completion, cached = totals
         usage = usage_of(prompt, completion, cached, self._num_reasoning_tokens)
-        if self.keeper is None:
+        if self.recorder is None:
             self.finish(usage)
         else:
-            self.keeper.keep(usage, lambda: self.finish(usage))
+            self.recorder.store(usage, lambda: self.finish(usage))
         self._ended = True
         self.meter.on_done(*totals)
 
@@ -226,8 +226,8 @@ class _PromptSink:
 
     def on_delta(self, delta: Delta) -> None:
         try:
-            if self._answer.keeper is not None:
-                self._answer.keeper.collect(self._first_index + delta.index, delta)
+            if self._answer.recorder is not None:
+                self._answer.recorder.collect(self._first_index + delta.index, delta)
             self._answer.deliver(self._first_index + delta.index, delta)
         except Exception as error:
             self._answer.fail(error)

@@ -27,18 +27,18 @@ class ChatStore:
         self._spawn = spawn
         self._decoder = msgspec.json.Decoder(StoredChat)
 
-    def keeper(
+    def recorder(
         self, tenant: str, document: ChatDocument, messages: Sequence[ChatMessage], metadata: dict[str, str] | None
-    ) -> ChatKeeper:
-        """Returns a keeper that stores what `document` collects."""
+    ) -> ChatRecorder:
+        """Returns a recorder that stores what `document` collects."""
 
-        def keep(usage: Usage, then: Callable[[], None]) -> None:
+        def store(usage: Usage, then: Callable[[], None]) -> None:
             completion = msgspec.to_builtins(document.document(usage))
             completion["metadata"] = metadata or {}
             kept = [_message(message, f"{completion['id']}-{index}") for index, message in enumerate(messages)]
-            self._spawn(self._keep_then(tenant, StoredChat(completion=completion, messages=kept), then))
+            self._spawn(self._store_then(tenant, StoredChat(completion=completion, messages=kept), then))
 
-        return ChatKeeper(document, keep)
+        return ChatRecorder(document, store)
 
     async def get(self, tenant: str, completion_id: str) -> StoredChat:
         """Returns a chat. Raises NotFound, Unavailable."""
@@ -70,7 +70,7 @@ class ChatStore:
         """Returns a chat, or None if it has expired. Raises Unavailable."""
         return await self._load(_name(tenant, completion_id))
 
-    async def _keep_then(self, tenant: str, chat: StoredChat, then: Callable[[], None]) -> None:
+    async def _store_then(self, tenant: str, chat: StoredChat, then: Callable[[], None]) -> None:
         name = _name(tenant, chat.completion["id"])
         try:
             await self._records.save(name, msgspec.json.encode(chat))
@@ -91,12 +91,12 @@ class ChatStore:
             return None
 
 
-class ChatKeeper:
-    """Implements Keeper with a document that is only stored."""
+class ChatRecorder:
+    """Implements AnswerRecorder with a document that is only stored."""
 
-    def __init__(self, document: ChatDocument, keep: Callable[[Usage, Callable[[], None]], None]) -> None:
+    def __init__(self, document: ChatDocument, store: Callable[[Usage, Callable[[], None]], None]) -> None:
         self.collect: Callable[[int, Delta], None] = document.collect
-        self.keep = keep
+        self.store = store
 
 
 def _group(tenant: str) -> str:
