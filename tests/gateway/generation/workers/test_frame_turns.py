@@ -7,7 +7,13 @@ import time
 import pytest
 from support.gateway.scripted_services import until
 
-from baton.gateway.generation.workers.frame_order import BATCH_PIECES, BATCH_SECONDS, BATCH_TOKENS, merged_pieces, batches
+from baton.gateway.generation.workers.frame_order import (
+    BATCH_PIECES,
+    BATCH_SECONDS,
+    BATCH_TOKENS,
+    batches,
+    merged_pieces,
+)
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.server import RpcServer, Service

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from baton.gateway.generation.retry_budget import Loss, WorkerLost
-from baton.gateway.generation.workers.frame_order import BATCH_SECONDS, Piece, merged_pieces, batches
+from baton.gateway.generation.workers.frame_order import BATCH_SECONDS, Piece, batches, merged_pieces
 from baton.gateway.generation.workers.slot_receiver import IgnoredSlot, SlotReceiver
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.rpc.channel import Dial
