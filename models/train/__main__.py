@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from train.averages import blended, copied
-from train.exam import Exam, Marks, choose
-from train.network import Kernels, Network, compiled_kernels, load, read_shape, save
+from train.measures.exam import Exam, Marks, choose
+from train.measures.report import Reporter, table
+from train.networks.averages import blended, copied
+from train.networks.network import Kernels, Network, compiled_kernels, load, read_shape, save
 from train.options import parse
-from train.report import Reporter, table
 from train.text import gather
 from train.training import Losses, Plan, check_compiles, compiled_losses, train
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from train.corpus import AS_TRAINED
+from train.stories.corpus import AS_TRAINED
 
 _SHORTEST = 2048
 _BLOCK = 128  # of a block mask

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from train.chat import Tokens
+from train.chats.chat import Tokens
 
 _BLOCK = 128
 

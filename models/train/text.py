@@ -10,11 +10,11 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from train.chat import Tokens
-from train.corpus import AS_SERVED, AS_TRAINED, continued, sample_corpus
-from train.exam import Exam, make_exam
-from train.network import Network
-from train.pools import Pools, make_pools
+from train.chats.chat import Tokens
+from train.chats.pools import Pools, make_pools
+from train.measures.exam import Exam, make_exam
+from train.networks.network import Network
+from train.stories.corpus import AS_SERVED, AS_TRAINED, continued, sample_corpus
 
 # The held-out seeds are those of every training so far, so that figures compare. The others are new with each one:
 # a model that is trained again reads stories that it has not read.

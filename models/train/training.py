@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from train.averages import Average, copied
-from train.chat import Tokens
-from train.network import Network, compute_dtype, normed, save
+from train.chats.chat import Tokens
+from train.chats.pools import Pools, shuffled, skills
+from train.networks.averages import Average, copied
+from train.networks.network import Network, compute_dtype, normed, save
 from train.packing import Row, make_row, masks_of, packed
-from train.pools import Pools, shuffled, skills
 
 Step = tuple[list[Row], Row]  # rows of stories, and one of skills
 _AVERAGE_DECAY = 0.998  # the mean of about 500 steps

@@ -10,14 +10,14 @@ import pytest
 import torch
 from support.engine.tiny_models import generate_greedily, load_transformers
 from tokenizers import Tokenizer
-from train.chat import Chat, Turn, encode, pieces
-from train.json_chats import json_chat
-from train.long_documents import long_document, make_parts, needle_document
-from train.network import Kernels, load, read_shape
+from train.chats.chat import Chat, Turn, encode, pieces
+from train.chats.json_answers import json_chat
+from train.chats.long import long_document, make_parts, needle_document
+from train.chats.short import short_document, thinking_chat
+from train.chats.tool_calls import tool_chat
+from train.networks.network import Kernels, load, read_shape
+from train.networks.sampling import Sampling, sample
 from train.packing import block_mask, make_row
-from train.sampling import Sampling, sample
-from train.short_chats import short_document, thinking_chat
-from train.tool_chats import tool_chat
 
 from baton.gateway.models.prompts.chat_template import ChatTemplate
 

@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from train.__main__ import main
-from train.averages import Average, blended, copied
-from train.chat import Tokens, encode
-from train.evaluation import Score, perplexities
-from train.exam import Marks, choose
-from train.long_documents import agent_document, make_parts
-from train.network import Kernels, Network, load, read_shape, save
+from train.chats.chat import Tokens, encode
+from train.chats.long import agent_document, make_parts
+from train.chats.pools import Pools
+from train.chats.short import short_document
+from train.measures.evaluation import Score, perplexities
+from train.measures.exam import Marks, choose
+from train.networks.averages import Average, blended, copied
+from train.networks.network import Kernels, Network, load, read_shape, save
 from train.options import parse
 from train.packing import make_row
-from train.pools import Pools
-from train.short_chats import short_document
 from train.training import Losses, Plan, check_compiles, compiled_losses, story_loss, train
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "storyteller-7m"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from train import words
-from train.chat import Turn
+from train.chats import words
+from train.chats.chat import Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from random import Random
 
 import numpy as np
 from tokenizers import Tokenizer
-
-from train import words
-from train.chat import Chat, Piece, Tokens, Turn, encode, joined, pieces
-from train.facts import Fact, draw_fact
-from train.tool_chats import request
-from train.tools import draw_tools
+from train.chats import words
+from train.chats.chat import Chat, Piece, Tokens, Turn, encode, joined, pieces
+from train.chats.facts import Fact, draw_fact
+from train.chats.tool_calls import request
+from train.chats.tools import draw_tools
 
 
 @dataclass(frozen=True, slots=True)

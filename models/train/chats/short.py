@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from train import words
-from train.chat import Chat, Piece, Turn, pieces
-from train.facts import draw_facts
-from train.json_chats import json_chat
-from train.tool_chats import small_talk, tool_chat
+from train.chats import words
+from train.chats.chat import Chat, Piece, Turn, pieces
+from train.chats.facts import draw_facts
+from train.chats.json_answers import json_chat
+from train.chats.tool_calls import small_talk, tool_chat
 
 Story = tuple[str, str]  # a request and the story that answers it
 

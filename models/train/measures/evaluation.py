@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-
-from train import words
-from train.chat import Tokens
-from train.corpus import AS_SERVED
-from train.network import Network
+from train.chats import words
+from train.chats.chat import Tokens
+from train.networks.network import Network
+from train.networks.sampling import sample
 from train.packing import make_row, masks_of
-from train.sampling import sample
+from train.stories.corpus import AS_SERVED
 
 _DEVIATIONS = 2.0  # a difference within so many standard deviations is chance
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from random import Random
 
 from tokenizers import Tokenizer
-
-from train.chat import Tokens, encode, pieces
-from train.evaluation import Score, answered, perplexities
-from train.json_chats import json_chat
-from train.long_documents import Parts, long_document, needle_document
-from train.network import Network
-from train.tool_chats import tool_chat
+from train.chats.chat import Tokens, encode, pieces
+from train.chats.json_answers import json_chat
+from train.chats.long import Parts, long_document, needle_document
+from train.chats.tool_calls import tool_chat
+from train.measures.evaluation import Score, answered, perplexities
+from train.networks.network import Network
 
 _SIZES = (2048, 8192, 16384, 32768, 65536)
 _NEEDLE_TOKENS = 2500  # of each size, times the exam's count: fewer needles in longer documents

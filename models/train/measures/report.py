@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
-
-from train.chat import Tokens
-from train.evaluation import behaviour, perplexities
-from train.exam import Exam
-from train.network import Network
+from train.chats.chat import Tokens
+from train.measures.evaluation import behaviour, perplexities
+from train.measures.exam import Exam
+from train.networks.network import Network
 
 # A network reads text well that is as sharp as itself. The best of these tells how well it reads apart from that.
 _TEMPERATURES = tuple(step / 20 for step in range(22, 9, -1))

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from random import Random
 
-from train import words
-from train.chat import Chat, Turn
+from train.chats import words
+from train.chats.chat import Chat, Turn
 
 Value = str | int | bool | list[str]
 _FIELDS: Mapping[str, tuple[Callable[[Random], Value], str]] = {

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from random import Random
 
 from tokenizers import Tokenizer
-
-from train.chat import Tokens, encode
-from train.long_documents import Parts, agent_document, long_document, make_parts, repeated_words
-from train.short_chats import short_document
+from train.chats.chat import Tokens, encode
+from train.chats.long import Parts, agent_document, long_document, make_parts, repeated_words
+from train.chats.short import short_document
 
 Story = tuple[str, str]
 _CHUNK = 500

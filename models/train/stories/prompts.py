@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from train import words
+from train.chats import words
 
 _PLAIN = (
     "Once upon a time",

@@ -7,11 +7,10 @@ from random import Random
 
 import numpy as np
 from tokenizers import Tokenizer
-
-from train.chat import Tokens
-from train.network import Network
-from train.sampling import Sampling, sample
-from train.story_prompts import plain_start, question, story_request
+from train.chats.chat import Tokens
+from train.networks.network import Network
+from train.networks.sampling import Sampling, sample
+from train.stories.prompts import plain_start, question, story_request
 
 AS_TRAINED = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=448)
 AS_SERVED = Sampling(temperature=0.7, top_p=0.9, top_k=50, max_tokens=640)  # generation_config.json

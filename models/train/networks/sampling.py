@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from train.network import Network, finish, project
+from train.networks.network import Network, finish, project
 
 _SPAN = 64  # steps that attend over the same number of keys
 

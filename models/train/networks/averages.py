@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-
-from train.network import Network
+from train.networks.network import Network
 
 
 @torch.no_grad()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from random import Random
 
-from train import words
-from train.chat import Call, Chat, Turn
-from train.tools import Tool, Value, draw_tools
+from train.chats import words
+from train.chats.chat import Call, Chat, Turn
+from train.chats.tools import Tool, Value, draw_tools
 
 _SYSTEM = (
     "You are a helpful assistant.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from train import words
+from train.chats import words
 
 Value = str | int | bool | list[str]
 
