@@ -55,8 +55,8 @@ ALLOWED = {
     ("services/baton/services/simulate/cell.py", "multiprocessing"): "the simulator's own processes of one run",
     ("services/baton/services/simulate/cell.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/simulate/cell.py", "import_module"): "--policies names a module of the operator's",
-    ("services/baton/services/simulate/chaos_runs.py", "multiprocessing"): "the simulator's own processes of one run",
-    ("services/baton/services/simulate/chaos_runs.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
+    ("services/baton/services/simulate/chaos/runs.py", "multiprocessing"): "the simulator's own processes of one run",
+    ("services/baton/services/simulate/chaos/runs.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/cli.py", "import_module"): "one of the product's own services",
     ("services/baton/services/doctor/command.py", "import_module"): "the settings of one of the product's own services",
     (

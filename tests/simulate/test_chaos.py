@@ -8,9 +8,9 @@ import pytest
 
 from baton.kvstore.index import watch
 from baton.services.cli import main
-from baton.services.simulate.chaos.chaos import ChaosReport, ChaosTotals
 from baton.services.simulate.chaos.checker import STEADY, Counts
-from baton.services.simulate.chaos_runs import run_chaos
+from baton.services.simulate.chaos.runs import run_chaos
+from baton.services.simulate.chaos.simulation import ChaosReport, ChaosTotals
 
 
 @pytest.mark.parametrize("seed", range(3))

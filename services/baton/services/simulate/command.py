@@ -45,8 +45,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _chaos(config: SimulateConfig) -> int:
     """Runs the seeds, a line each where there are few, and says what was wrong."""
-    from baton.services.simulate.chaos.chaos import ChaosTotals
-    from baton.services.simulate.chaos_runs import run_seeds
+    from baton.services.simulate.chaos.runs import run_seeds
+    from baton.services.simulate.chaos.simulation import ChaosTotals
 
     assert config.chaos is not None, "asked for"
     seeds = range(config.chaos, config.chaos + config.chaos_seeds)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from baton.services.simulate.cluster.worker import SimWorker
 
 if TYPE_CHECKING:
-    from baton.services.simulate.chaos.chaos import ChaosSimulation
+    from baton.services.simulate.chaos.simulation import ChaosSimulation
 
 Fault = Callable[["ChaosSimulation", random.Random], tuple[str, float]]
 

@@ -11,8 +11,8 @@ from functools import partial
 from multiprocessing import get_context
 from time import process_time
 
-from baton.services.simulate.chaos.chaos import CLUSTER, ChaosReport, ChaosSimulation
 from baton.services.simulate.chaos.faults import FAULTS, Fault
+from baton.services.simulate.chaos.simulation import CLUSTER, ChaosReport, ChaosSimulation
 from baton.services.simulate.chaos.traffic import TRAFFIC
 from baton.services.simulate.cluster.silence import silenced
 from baton.services.simulate.cluster.simulation import uncollected
