@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from support.fleet.kvstore_node import eventually, split, stored
 from support.processes import ports
 
+from baton.kvstore.counters import KvstoreCounters
 from baton.kvstore.index.index import Index
 from baton.kvstore.index.packed_blocks import Home
-from baton.kvstore.index.speakers import Speaker, Speakers
+from baton.kvstore.index.publishers import Publisher, Publishers
 from baton.kvstore.index.worker_blocks import WorkerBlocks, restore
-from baton.kvstore.metrics import KvstoreMetrics
 from baton.kvstore.store import embedded_redis
 from baton.kvstore.store.redis_store import RedisStore
 from baton.kvstore.store.write_behind import WriteBehind
@@ -315,11 +315,11 @@ async def test_two_namespaces_share_one_redis(redis_server, start_kvstore, conne
 
 
 async def test_what_waits_for_the_store_is_bounded(redis_server):
-    index, speakers = Index(), Speakers()
-    speakers.claim("w1", Speaker(1))
+    index, publishers = Index(), Publishers()
+    publishers.claim("w1", Publisher(1))
     store = RedisStore(redis_server.url, "baton", 1.0)
-    metrics = KvstoreMetrics(CollectorRegistry())
-    writer = WriteBehind(index, speakers, store, 10_000, metrics, lambda _: None)
+    counters = KvstoreCounters(CollectorRegistry())
+    writer = WriteBehind(index, publishers, store, 10_000, counters, lambda _: None)
     index.restore(WorkerBlocks("w1", 7, 0))
     for sequence in range(1, 200):
         events = [stored(*range(sequence * 10, sequence * 10 + 10))]

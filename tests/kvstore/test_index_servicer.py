@@ -220,10 +220,10 @@ async def test_the_newest_stream_of_a_worker_wins(start_kvstore, connect):
     await old.join()
     new = await connect.worker(kvstore, epoch=8, blocks={4}, term=2)
     await new.join()
-    with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"another stream publishes for worker 'w1'"):
+    with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"another stream publishes worker 'w1'"):
         await old.heartbeat()
     late = await connect.worker(kvstore, term=1)
-    with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"another stream publishes for worker 'w1'"):
+    with pytest.raises((AssertionError, grpc.aio.AioRpcError), match=r"another stream publishes worker 'w1'"):
         await late.hello()
     assert (await new.store(5)).acknowledged_sequence == 1
 
@@ -305,7 +305,7 @@ async def test_a_watcher_that_does_not_read_is_cut_and_others_are_not(start_kvst
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await read_to_the_end(sleeper)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "watch again for a snapshot" in error.value.details()
+    assert "watch again to get a snapshot" in error.value.details()
     if reader.task.done():
         reader = await connect.replica(kvstore)
     await eventually(lambda: reader.held() == worker.blocks, "the reader has everything")

@@ -1,4 +1,4 @@
-"""What an operator can set on a kvstore, and which values fit together. Knows no flag parser and no environment."""
+"""The kvstore's settings and which values fit together. Knows no flag parser and no environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 @dataclass(frozen=True, slots=True)
 class KvstoreConfig:
-    """One kvstore: where it listens, how long it waits for workers, where the index is kept."""
+    """Settings of one kvstore: addresses, leases, limits and the store."""
 
     listen: str = field(default="127.0.0.1:8300", metadata={"help": "gRPC address.", "metavar": "HOST:PORT"})
     metrics_listen: str = field(
@@ -28,15 +28,15 @@ class KvstoreConfig:
     advertise: str = field(
         default="",
         metadata={
-            "help": "Where other kvstores on the same Redis reach this one. Empty: the listen address, the host's own "
-            "address standing for 0.0.0.0.",
+            "help": "Address at which other kvstores on the same Redis reach this one. Empty: the listen address, with "
+            "the host's own address in place of 0.0.0.0.",
             "metavar": "HOST:PORT",
         },
     )
     lease_ms: int = field(
         default=900,
         metadata={
-            "help": "Milliseconds that a worker may be unheard of until its blocks do not count.",
+            "help": "Milliseconds without a message from a worker after which its blocks are ignored.",
             "minimum": 100,
             "maximum": 3_600_000,
         },
@@ -44,14 +44,14 @@ class KvstoreConfig:
     retention_ms: int = field(
         default=60_000,
         metadata={
-            "help": "Milliseconds that the blocks of a worker that does not count are kept, should it come back.",
+            "help": "Milliseconds that an ignored worker's blocks are kept, in case the worker returns.",
             "minimum": 100,
             "maximum": 86_400_000,
         },
     )
     watcher_backlog: int = field(
         default=64 << 20,
-        metadata={"help": "Bytes that may wait for one router; beyond, its stream is cut.", "minimum": 1 << 16},
+        metadata={"help": "Unsent bytes allowed for one watcher; above that its stream is ended.", "minimum": 1 << 16},
     )
     store: str = field(
         default="auto",
@@ -64,20 +64,21 @@ class KvstoreConfig:
     redis_url: str = field(
         default="",
         metadata={
-            "help": "Redis to keep the index in, single or any node of a cluster; kvstores that share it and the "
-            "namespace are replicas. Empty: none is used.",
+            "help": "Redis that keeps the index, a single server or any node of a cluster; kvstores that share it and "
+            "the namespace are replicas. Empty: no Redis.",
             "metavar": "URL",
         },
     )
-    redis_namespace: str = field(
-        default="baton", metadata={"help": "What every key in Redis begins with.", "metavar": "NAME"}
-    )
+    redis_namespace: str = field(default="baton", metadata={"help": "Prefix of every key in Redis.", "metavar": "NAME"})
     redis_timeout_ms: int = field(
-        default=1000, metadata={"help": "Milliseconds that one Redis command may take.", "minimum": 10}
+        default=1000, metadata={"help": "Timeout of one Redis command, in milliseconds.", "minimum": 10}
     )
     store_backlog: int = field(
         default=16 << 20,
-        metadata={"help": "Bytes of one worker's events that may wait for the store.", "minimum": 1 << 16},
+        metadata={
+            "help": "Unwritten bytes allowed for one worker's events; above that a snapshot replaces them.",
+            "minimum": 1 << 16,
+        },
     )
     data_dir: str = field(
         default="",
@@ -86,11 +87,11 @@ class KvstoreConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        """Files for TLS between services; None: plain text. Raises InvalidRequest if some but not all are set."""
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
     def validate(self) -> None:
-        """Raises InvalidRequest where fields contradict each other."""
+        """Raises InvalidRequest if fields contradict each other."""
         _ = self.tls
         split_address(self.listen, "listen")
         for name in ("metrics_listen", "advertise"):
@@ -107,7 +108,7 @@ class KvstoreConfig:
             raise InvalidRequest("data_dir is for the embedded store only", field="data_dir")
         if not self.redis_namespace or any(mark in self.redis_namespace for mark in "{}:"):
             raise InvalidRequest(
-                f"redis_namespace={self.redis_namespace!r} must not be empty, nor have any of {{}}: in it",
+                f"redis_namespace={self.redis_namespace!r} must not be empty or contain any of {{}}:",
                 field="redis_namespace",
             )
 
@@ -129,13 +130,13 @@ def _check_redis_url(url: str) -> None:
         return
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # a port that is no number raises
+        host, _ = parts.hostname, parts.port  # raises if the port is not a number
     except ValueError as error:
         raise InvalidRequest(
-            f"redis_url={url!r} is no redis://host:port/database: {error}", field="redis_url"
+            f"redis_url={url!r} is not redis://host:port/database: {error}", field="redis_url"
         ) from None
     database = parts.path.strip("/")
     if not host or (database and not database.isdecimal()):
         raise InvalidRequest(
-            f"redis_url={url!r} is no redis://host:port/database, the database being a number", field="redis_url"
+            f"redis_url={url!r} is not redis://host:port/database with a number as database", field="redis_url"
         )

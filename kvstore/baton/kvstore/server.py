@@ -1,4 +1,4 @@
-"""The kvstore service: index, watchers, store, replicas and metrics, from start to a graceful end."""
+"""The kvstore service: starts and stops its index, watchers, store, replicas and metrics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import prometheus_client
 
 from baton.kvstore.config import KvstoreConfig
+from baton.kvstore.counters import KvstoreCounters
 from baton.kvstore.index.index import Index
 from baton.kvstore.index.membership import Membership
+from baton.kvstore.index.publishers import Publishers
 from baton.kvstore.index.servicer import SERVICE_NAME, IndexServicer
-from baton.kvstore.index.speakers import Speakers
 from baton.kvstore.index.watch import WatchHub
-from baton.kvstore.metrics import IndexCollector, KvstoreMetrics, PeersCollector, StoreCollector
+from baton.kvstore.metrics import IndexCollector, PeersCollector, StoreCollector
 from baton.kvstore.peers.link import PeerLink
 from baton.kvstore.peers.peers import Peers
 from baton.kvstore.store.compactor import Compactor
@@ -37,22 +38,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LOAD_SECONDS = 5.0  # a start waits this long for the store; what it has later is taken later
+_LOAD_SECONDS = 5.0  # startup waits this long for the store; a slower load continues in the background
 _LAST_WRITE_SECONDS = 2.0
-# Streams do not end by themselves: there is nothing to wait for.
+# Streams do not end by themselves, so a longer grace period would not help.
 _GRACE_SECONDS = 0.2
 _WILDCARDS = ("0.0.0.0", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the service is made of."""
+    """The parts of one service."""
 
     config: KvstoreConfig
     registry: prometheus_client.CollectorRegistry
-    metrics: KvstoreMetrics
+    counters: KvstoreCounters
     index: Index
-    speakers: Speakers
+    publishers: Publishers
     membership: Membership
     tls: Tls | None
 
@@ -63,13 +64,13 @@ async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
     tls = Tls(config.tls, KVSTORE) if config.tls else None
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
-    metrics = KvstoreMetrics(registry)
-    index, speakers = Index(), Speakers()
-    membership = Membership(index, speakers, config.lease_seconds, config.retention_seconds, metrics)
-    parts = _Parts(config, registry, metrics, index, speakers, membership, tls)
-    hub = WatchHub(index, speakers, config.watcher_backlog)
+    counters = KvstoreCounters(registry)
+    index, publishers = Index(), Publishers()
+    membership = Membership(index, publishers, config.lease_seconds, config.retention_seconds, counters)
+    parts = _Parts(config, registry, counters, index, publishers, membership, tls)
+    hub = WatchHub(index, publishers, config.watcher_backlog)
     compactor = Compactor(index)
-    servicer = IndexServicer(index, hub, membership, metrics)
+    servicer = IndexServicer(index, hub, membership, counters)
     registry.register(IndexCollector(index, hub))
     async with _open_store(config) as store, _written_behind(parts, store):
         services = (Service(SERVICE_NAME, servicer, IndexServicer.register),)
@@ -91,7 +92,7 @@ async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _open_store(config: KvstoreConfig) -> AsyncIterator[RedisStore | None]:
-    """The store as configured. None: memory only."""
+    """Opens the configured store. Yields None for memory only."""
     if config.redis_url:
         async with _redis_store(config, config.redis_url) as store:
             yield store
@@ -126,12 +127,17 @@ async def _redis_store(config: KvstoreConfig, url: str) -> AsyncIterator[RedisSt
 
 @contextlib.asynccontextmanager
 async def _written_behind(parts: _Parts, store: RedisStore | None) -> AsyncIterator[None]:
-    """Loads what the store has, and writes to it inside the `with`."""
+    """Loads the index from the store, then writes changes to it inside the `with`."""
     if store is None:
         yield
         return
     writer = WriteBehind(
-        parts.index, parts.speakers, store, parts.config.store_backlog, parts.metrics, parts.membership.watch_restored
+        parts.index,
+        parts.publishers,
+        store,
+        parts.config.store_backlog,
+        parts.counters,
+        parts.membership.watch_restored,
     )
     parts.registry.register(StoreCollector(writer))
     async with _running(writer.run(), writer.stop, "writing to the store"):
@@ -144,15 +150,15 @@ async def _written_behind(parts: _Parts, store: RedisStore | None) -> AsyncItera
 
 @contextlib.asynccontextmanager
 async def _followed_peers(parts: _Parts, store: RedisStore | None, port: int) -> AsyncIterator[None]:
-    """Follows the other replicas inside the `with`, where a store is shared."""
+    """Follows the other replicas inside the `with`, if they share a store."""
     if store is None:
         yield
         return
     replica = secrets.token_hex(8)
-    patience = 0.75 * parts.config.lease_seconds
+    timeout = 0.75 * parts.config.lease_seconds
 
     def make_link(other: str, address: str) -> PeerLink:
-        return PeerLink(parts.index, parts.membership, other, address, patience, Dial(parts.tls, KVSTORE))
+        return PeerLink(parts.index, parts.membership, other, address, timeout, Dial(parts.tls, KVSTORE))
 
     peers = Peers(store, replica, await _reachable_address(parts.config, port), make_link)
     parts.registry.register(PeersCollector(peers))
@@ -162,7 +168,7 @@ async def _followed_peers(parts: _Parts, store: RedisStore | None, port: int) ->
 
 @contextlib.asynccontextmanager
 async def _running(run: Coroutine[Any, Any, None], stop: Callable[[], None], what: str) -> AsyncIterator[None]:
-    """Runs something beside the body, and gives it a moment to end after it."""
+    """Runs `run` beside the body, then calls `stop` and waits briefly for it to end."""
     task = asyncio.create_task(run)
     task.add_done_callback(lambda ended: _log_failure(ended, what))
     try:
@@ -172,16 +178,16 @@ async def _running(run: Coroutine[Any, Any, None], stop: Callable[[], None], wha
         await asyncio.wait((task,), timeout=_LAST_WRITE_SECONDS)
         if not task.done():
             task.cancel()
-            _log.warning("%s: too slow for a graceful end", what)
+            _log.warning("%s: did not end within the grace period; cancelled", what)
 
 
 def _log_failure(task: asyncio.Task[None], what: str) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("%s has failed for good; serving on from memory", what, exc_info=error)
+        _log.error("%s failed and is not restarted; serving from memory", what, exc_info=error)
 
 
 async def _reachable_address(config: KvstoreConfig, port: int) -> str:
-    """Where other replicas reach this one."""
+    """Returns the address at which other replicas reach this one."""
     if config.advertise:
         return config.advertise
     host, _ = split_address(config.listen, "listen")

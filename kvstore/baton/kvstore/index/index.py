@@ -1,4 +1,4 @@
-"""Which worker holds which block, by epoch and sequence. Pure: tells its listeners, knows no stream and no store."""
+"""The index: which worker holds which block, by epoch and sequence. Pure: knows no stream and no store."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from baton.v1 import kv_pb2
 
 
 class Applied(enum.Enum):
-    """What became of a message."""
+    """The result of applying a message."""
 
     YES = "yes"
-    PARTLY = "partly"  # a snapshot whose end is still to come
-    OUT_OF_STEP = "out of step"  # gap, reorder or unknown epoch: what was known is dropped
+    PARTLY = "partly"  # part of a snapshot that is not complete yet
+    OUT_OF_STEP = "out of step"  # gap, reorder or unknown epoch: the worker's entries are dropped
 
 
 class IndexListener:
-    """Hears every change, in order; what it does not define it does not care for."""
+    """Receives every change of the index, in order. Each method does nothing by default."""
 
     def on_batch(self, worker: WorkerBlocks, encoded: bytes) -> None:
-        """The next batch of a known worker was applied."""
+        """Called after a worker's next batch was applied."""
 
     def on_replaced(self, worker: WorkerBlocks) -> None:
-        """Everything known of the worker is new."""
+        """Called after a worker's blocks were replaced or added."""
 
     def on_rebased(self, worker: WorkerBlocks) -> None:
-        """The same blocks have a new base."""
+        """Called after a worker's log was folded into a new base. Its blocks are the same."""
 
     def on_silent(self, worker: WorkerBlocks) -> None:
-        """The worker's entries do not count for now."""
+        """Called after a worker became silent: its entries are ignored."""
 
     def on_heard(self, worker: WorkerBlocks) -> None:
-        """The worker's entries count; somebody else may speak for it than before."""
+        """Called when a worker's entries count (again). Its publisher may have changed."""
 
     def on_forgotten(self, worker_id: str, epoch: int) -> None:
-        """The worker has no entries any more."""
+        """Called after a worker's entries were dropped."""
 
 
 class Index:
-    """All workers' blocks. A worker is in it whole, or not at all."""
+    """All workers' blocks. Holds all blocks of a worker or none."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerBlocks] = {}
-        self._arriving: dict[str, list[kv_pb2.KvSnapshot]] = {}  # snapshots whose end is still to come
+        self._arriving: dict[str, list[kv_pb2.KvSnapshot]] = {}  # incomplete snapshots
         self._listeners: list[IndexListener] = []
         self.num_events = 0  # block events applied
 
@@ -56,23 +56,26 @@ class Index:
 
     @property
     def num_blocks(self) -> int:
-        """Entries, each worker and tier counted. May be read from another thread."""
+        """Number of entries over all workers and tiers. Thread-safe."""
         return sum(map(len, list(self._workers.values())))
 
     def get(self, worker_id: str) -> WorkerBlocks | None:
-        """A worker's blocks, if they are known."""
+        """Returns a worker's blocks, or None if the worker is unknown."""
         return self._workers.get(worker_id)
 
     def listen(self, listener: IndexListener) -> None:
-        """Every change from now on goes to `listener` too."""
+        """Adds a listener."""
         self._listeners.append(listener)
 
     def ignore(self, listener: IndexListener) -> None:
-        """Ends `listen`."""
+        """Removes a listener."""
         self._listeners.remove(listener)
 
     def confirm(self, worker_id: str, epoch: int, sequence: int, first_kept: int = 0) -> Applied:
-        """A worker says where it is, and from which batch on it can send. Out of step: what was known is dropped."""
+        """Compares the index with a worker's position and the first batch that the worker can still send.
+
+        If the worker cannot continue from what the index has, its entries are dropped and the result is OUT_OF_STEP.
+        """
         self._arriving.pop(worker_id, None)
         known = self._workers.get(worker_id)
         if known is not None and known.epoch == epoch:
@@ -82,7 +85,7 @@ class Index:
         return self._out_of_step(worker_id)
 
     def apply(self, batch: kv_pb2.KvEventBatch, encoded: bytes | None = None) -> Applied:
-        """Takes a worker's batch, with its encoded form where that is at hand. One that was taken before is YES."""
+        """Applies a worker's batch; `encoded` is its encoded form, if at hand. Returns YES if it was applied before."""
         known = self._workers.get(batch.worker_id)
         if known is None or batch.worker_id in self._arriving:
             self._arriving.pop(batch.worker_id, None)
@@ -99,7 +102,7 @@ class Index:
         return Applied.YES
 
     def receive(self, part: kv_pb2.KvSnapshot) -> Applied:
-        """Takes a part of a worker's snapshot; the last one makes it visible."""
+        """Takes one part of a worker's snapshot. The last part replaces the worker's blocks."""
         if part.first:
             self._arriving[part.worker_id] = []
             known = self._workers.get(part.worker_id)
@@ -116,13 +119,13 @@ class Index:
         return Applied.YES
 
     def restore(self, worker: WorkerBlocks) -> None:
-        """Puts all of a worker's blocks in, instead of what was known."""
+        """Replaces all of a worker's blocks."""
         self._workers[worker.worker_id] = worker
         for listener in self._listeners:
             listener.on_replaced(worker)
 
     def rebase(self, worker: WorkerBlocks, base: Base) -> bool:
-        """Gives a worker a base that `WorkerBlocks.compaction` made. False: it was replaced meanwhile."""
+        """Gives a worker a base that `WorkerBlocks.compaction` made. Returns False if it was replaced meanwhile."""
         if self._workers.get(worker.worker_id) is not worker:
             return False
         worker.rebase(base)
@@ -130,8 +133,8 @@ class Index:
             listener.on_rebased(worker)
         return True
 
-    def silence(self, worker_id: str) -> bool:
-        """Makes a worker's entries not count. False: it was not known, or silent already."""
+    def mark_silent(self, worker_id: str) -> bool:
+        """Makes readers ignore a worker's entries. Returns False if the worker is unknown or already silent."""
         known = self._workers.get(worker_id)
         if known is None or known.is_silent:
             return False
@@ -140,8 +143,8 @@ class Index:
             listener.on_silent(known)
         return True
 
-    def hear(self, worker_id: str) -> None:
-        """Makes a worker's entries count, and tells the listeners so in any case."""
+    def mark_heard(self, worker_id: str) -> None:
+        """Makes a worker's entries count, and calls the listeners even if they did already."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.is_silent = False
@@ -149,7 +152,7 @@ class Index:
                 listener.on_heard(known)
 
     def forget(self, worker_id: str, keep_arriving: bool = False) -> bool:
-        """Drops a worker. False: it was not known."""
+        """Drops a worker. Returns False if the worker is unknown."""
         if not keep_arriving:
             self._arriving.pop(worker_id, None)
         known = self._workers.pop(worker_id, None)

@@ -1,4 +1,4 @@
-"""How long each worker may be unheard of: first it is silent, then forgotten. Knows no index and no stream."""
+"""The workers' leases: a worker without a message is silent after its lease and expired after the retention. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Lease:
 
 
 class Leases:
-    """One timer a worker, which renewals do not touch: it looks at the last one when it fires."""
+    """One timer per worker. Renewals only store the time, which the timer checks when it fires."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Leases:
         self._leases: dict[str, _Lease] = {}
 
     def renew(self, worker_id: str) -> None:
-        """The worker was heard of now."""
+        """Starts a new lease for the worker."""
         loop = asyncio.get_running_loop()
         lease = self._leases.get(worker_id)
         if lease is None or lease.is_silent:
@@ -41,26 +41,26 @@ class Leases:
             lease.heard = loop.time()
 
     def begin_silent(self, worker_id: str) -> None:
-        """The worker is silent from now on, unless it is renewed."""
+        """Starts the retention of a silent worker."""
         self.end(worker_id)
         self._begin(asyncio.get_running_loop(), worker_id, self._retention_seconds, True)
 
     def end(self, worker_id: str) -> None:
-        """Somebody else watches over the worker."""
+        """Drops the worker's lease without a callback."""
         lease = self._leases.pop(worker_id, None)
         if lease is not None:
             lease.timer.cancel()
 
     def close(self) -> None:
-        """Nothing expires any more."""
+        """Drops all leases without a callback."""
         for worker_id in list(self._leases):
             self.end(worker_id)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, worker_id: str, seconds: float, is_silent: bool) -> None:
-        timer = loop.call_later(seconds, self._look, loop, worker_id)
+        timer = loop.call_later(seconds, self._on_timer, loop, worker_id)
         self._leases[worker_id] = _Lease(loop.time(), is_silent, timer)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, worker_id: str) -> None:
+    def _on_timer(self, loop: asyncio.AbstractEventLoop, worker_id: str) -> None:
         lease = self._leases[worker_id]
         if lease.is_silent:
             del self._leases[worker_id]
@@ -68,7 +68,7 @@ class Leases:
             return
         left = lease.heard + self._seconds - loop.time()
         if left > 0:
-            lease.timer = loop.call_later(left, self._look, loop, worker_id)
+            lease.timer = loop.call_later(left, self._on_timer, loop, worker_id)
             return
         self._begin(loop, worker_id, self._retention_seconds, True)
         self._on_silent(worker_id)

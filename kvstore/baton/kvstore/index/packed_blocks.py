@@ -1,7 +1,7 @@
-"""Block hashes by home as packed bytes, and events folded into them. Knows no stream; numpy does the work.
+"""Block hashes by home as packed bytes, and events applied to them in bulk with NumPy. Knows no stream.
 
-A home is a tier, and the groups of the worker's cache that hold the block there. An event says which groups hold a
-block from then on, so of each block in a tier the last event counts.
+A home is a tier and the groups of the worker's cache that hold the block there. An event names all groups that hold a
+block from then on, so the last event of each block in a tier decides.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Tier: TypeAlias = kv_pb2.KvTier.ValueType
 
 
 class Home(NamedTuple):
-    """Where blocks are."""
+    """The place of blocks: a tier and groups of the worker's cache."""
 
     tier: Tier
-    groups: tuple[int, ...] = ()  # that hold them; empty: all
+    groups: tuple[int, ...] = ()  # the groups that hold them; empty: all
 
 
 Homes: TypeAlias = Mapping[Home, bytes]  # 16 bytes a block
 
-_BLOCKS_PER_PART = 8192  # 128 KiB: a reader takes it in milliseconds
+_BLOCKS_PER_PART = 8192  # 128 KiB: a reader applies it in milliseconds
 
 
 def encode_parts(worker_id: str, epoch: int, barrier: int, homes: Homes) -> tuple[bytes, ...]:
-    """A snapshot as encoded KvSnapshots. There is always one, an empty one if need be."""
+    """Encodes a snapshot as KvSnapshots, at least one."""
     filled = [(home, hashes) for home, hashes in homes.items() if hashes] or [(Home(kv_pb2.KV_TIER_DEVICE), b"")]
     stride = _BLOCKS_PER_PART * HASH_BYTES
     pieces = [
@@ -56,7 +56,7 @@ def encode_parts(worker_id: str, epoch: int, barrier: int, homes: Homes) -> tupl
 
 
 def join_parts(parts: Iterable[kv_pb2.KvSnapshot]) -> Homes:
-    """What a snapshot's parts hold together. InvalidRequest: malformed."""
+    """Joins the parts of a snapshot. Raises InvalidRequest for a malformed part."""
     pieces: dict[Home, list[bytes]] = {}
     for part in parts:
         check_change(part)
@@ -66,9 +66,9 @@ def join_parts(parts: Iterable[kv_pb2.KvSnapshot]) -> Homes:
 
 
 def check_change(change: kv_pb2.BlocksStored | kv_pb2.BlocksRemoved | kv_pb2.KvSnapshot) -> int:
-    """How many blocks it names. InvalidRequest: malformed."""
+    """Returns the number of blocks that a change names. Raises InvalidRequest if it is malformed."""
     if change.tier == kv_pb2.KV_TIER_UNSPECIFIED:
-        raise InvalidRequest("tier is unset; say which", field="tier")
+        raise InvalidRequest("tier is unset; it must be set", field="tier")
     num_blocks, rest = divmod(len(change.block_hashes), HASH_BYTES)
     if rest:
         raise InvalidRequest(f"block_hashes has {len(change.block_hashes)} bytes; it must be {HASH_BYTES} a block")
@@ -76,7 +76,7 @@ def check_change(change: kv_pb2.BlocksStored | kv_pb2.BlocksRemoved | kv_pb2.KvS
 
 
 def changes_of(batch: kv_pb2.KvEventBatch) -> Iterator[tuple[bool, kv_pb2.BlocksStored | kv_pb2.BlocksRemoved]]:
-    """A batch's changes in order; True with those that store."""
+    """Yields a batch's changes in order, each with whether it stores blocks."""
     for event in batch.events:
         if event.HasField("stored"):
             yield True, event.stored
@@ -85,8 +85,8 @@ def changes_of(batch: kv_pb2.KvEventBatch) -> Iterator[tuple[bool, kv_pb2.Blocks
 
 
 def fold(homes: Homes, batches: Iterable[kv_pb2.KvEventBatch]) -> Homes:
-    """The blocks after the batches: of each block in a tier the last event counts."""
-    changes: dict[Tier, list[tuple[Home | None, bytes]]] = {}  # the home from then on; None: none
+    """Returns the blocks after the batches. The last event of each block in a tier decides."""
+    changes: dict[Tier, list[tuple[Home | None, bytes]]] = {}  # the blocks' new home; None: removed
     for home, packed in homes.items():
         changes.setdefault(home.tier, []).append((home, packed))
     for batch in batches:
@@ -112,7 +112,7 @@ def _fold_tier(changes: Sequence[tuple[Home | None, bytes]]) -> Homes:
 
 
 def _last_of_each(halves: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The place of each distinct row's last occurrence, in any order."""
+    """Returns the index of each distinct row's last occurrence, in any order."""
     order = np.argsort(halves[:, 0], kind="stable")
     rows = halves[order]
     same_half = rows[1:, 0] == rows[:-1, 0]

@@ -1,4 +1,4 @@
-"""One worker's publish stream: what each message does to the index, and what is answered. Does no I/O."""
+"""One worker's publish stream: applies its messages to the index and answers them. Does no I/O."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from baton.v1 import index_pb2, kv_pb2
 
 
 class PublishSession:
-    """From the hello to the end of the stream."""
+    """One stream, from its hello to its end."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._awaits_snapshot = False
-        self._owed_sequence = 0  # the worker was there when it said hello
-        self.worker_id = ""  # known from the hello on
+        self._hello_sequence = 0  # the worker's sequence at its hello, or the barrier of a later snapshot
+        self.worker_id = ""  # set by the hello
         self.term = 0
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the index has what the worker had when it said hello, and nothing is missing since."""
+        """Whether the index has all events up to the worker's hello, and none since is missing."""
         known = self._index.get(self.worker_id)
-        return known is not None and not self._awaits_snapshot and known.sequence >= self._owed_sequence
+        return known is not None and not self._awaits_snapshot and known.sequence >= self._hello_sequence
 
     def handle(self, request: index_pb2.PublishRequest) -> index_pb2.PublishResponse | None:
-        """The answer to a message, where there is one. InvalidRequest: the stream cannot go on."""
+        """Applies a message and returns the answer, if it needs one. Raises InvalidRequest if the stream must end."""
         kind = request.WhichOneof("message")
         if kind is None:
             raise InvalidRequest("a publish message is empty; one of its fields must be set", field="message")
@@ -45,13 +45,13 @@ class PublishSession:
             raise InvalidRequest("a second hello on one stream", field="hello")
         if not hello.worker_id:
             raise InvalidRequest("hello.worker_id is empty", field="hello.worker_id")
-        self.worker_id, self.term, self._owed_sequence = hello.worker_id, hello.term, hello.sequence
+        self.worker_id, self.term, self._hello_sequence = hello.worker_id, hello.term, hello.sequence
         return self._answer(self._index.confirm(hello.worker_id, hello.epoch, hello.sequence, hello.first_kept))
 
     def _heartbeat(self, heartbeat: index_pb2.PublishHeartbeat) -> index_pb2.PublishResponse | None:
         known = self._index.get(self.worker_id)
         if known is None and not self._awaits_snapshot:
-            # Forgotten while its stream hung.
+            # The worker was forgotten while its stream hung.
             return self._answer(Applied.OUT_OF_STEP)
         if known is not None and not self._awaits_snapshot and heartbeat.epoch:
             sent = (heartbeat.epoch, heartbeat.sequence)
@@ -64,9 +64,9 @@ class PublishSession:
     def _batch(self, batch: kv_pb2.KvEventBatch) -> index_pb2.PublishResponse | None:
         applied = self._index.apply(batch)
         if applied is Applied.YES:
-            return None  # the answer to a heartbeat acknowledges it
+            return None  # acknowledged with the next heartbeat
         if self._awaits_snapshot:
-            # Sent before the worker read the request for a snapshot, which will include it.
+            # The worker sent this before it read the request for a snapshot, which will include it.
             return None
         return self._answer(applied)
 
@@ -75,7 +75,7 @@ class PublishSession:
         if applied is Applied.PARTLY:
             return None
         if applied is Applied.YES:
-            self._owed_sequence = part.barrier
+            self._hello_sequence = part.barrier
         return self._answer(applied)
 
     def _answer(self, applied: Applied) -> index_pb2.PublishResponse:

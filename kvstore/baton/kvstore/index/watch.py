@@ -1,7 +1,7 @@
-"""The readers' streams: each gets what it lacks of every worker, then what changes, in order. Knows no gRPC.
+"""The readers' streams: each receives what it lacks of every worker, then all changes in order. Knows no gRPC.
 
-A watcher hears a worker's changes from the moment its snapshot is taken; the two fit without gap or overlap
-because both happen in one step of the event loop. Snapshots and batches are encoded once for all watchers.
+A watcher receives a worker's changes from the moment at which the worker's snapshot is taken. There is no gap and no
+overlap, because both happen in one step of the event loop. Snapshots and batches are encoded once for all watchers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from baton.kvstore.index.index import Index, IndexListener
-from baton.kvstore.index.speakers import Speakers
+from baton.kvstore.index.publishers import Publishers
 from baton.kvstore.index.worker_blocks import WorkerBlocks
 from baton.rpc.errors import NoCapacity
 from baton.v1 import index_pb2
@@ -31,20 +31,20 @@ class Watcher:
     def __init__(
         self,
         index: Index,
-        speakers: Speakers,
+        publishers: Publishers,
         max_backlog_bytes: int,
         heartbeat_seconds: float,
         known: Mapping[str, Position],
         own_only: bool,
     ) -> None:
         self._index = index
-        self._speakers = speakers
+        self._publishers = publishers
         self._max_backlog_bytes = max_backlog_bytes
         self._heartbeat_seconds = heartbeat_seconds
         self._own_only = own_only
-        # Workers whose introduction is due, in the order in which they were met.
+        # Workers whose blocks must still be sent in full, in order.
         self._due: dict[str, None] = {worker.worker_id: None for worker in index}
-        self._known = dict(known)  # what it said that it has, of workers not introduced yet
+        self._known = dict(known)  # positions that the reader sent, of workers not sent yet
         self._backlog: deque[tuple[bytes, bool]] = deque()  # message, and whether it is batches
         self._backlog_bytes = 0
         self._wake = asyncio.Event()
@@ -52,13 +52,13 @@ class Watcher:
 
     @property
     def backlog_bytes(self) -> int:
-        """What waits to be sent."""
+        """Size of the unsent messages."""
         return self._backlog_bytes
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Never ends by itself. Raises NoCapacity once the reader is too far behind.
+        """Yields messages without end. Raises NoCapacity once the reader is too far behind.
 
-        A heartbeat follows the first introductions: from there on the reader has the whole index.
+        The first heartbeat follows the blocks of all workers: from there on the reader has the whole index.
         """
         count = 0
         for message in self._unknown():
@@ -70,11 +70,11 @@ class Watcher:
                 yield message
             yield encode_heartbeat(count)
             count += 1
-            await self._something_new()
+            await self._wait_for_changes()
 
     def push(self, worker_id: str, message: bytes, is_batches: bool = False) -> None:
-        """Sends a change, unless the worker's introduction is still due and will have it."""
-        if worker_id in self._due or self.is_cut or not self._is_told_of(worker_id):
+        """Queues a change, unless the worker's blocks must still be sent in full and will include it."""
+        if worker_id in self._due or self.is_cut or not self._includes(worker_id):
             return
         self._backlog.append((message, is_batches))
         self._backlog_bytes += len(message)
@@ -84,21 +84,21 @@ class Watcher:
         self._wake.set()
 
     def drop(self, worker_id: str, message: bytes) -> None:
-        """The worker was forgotten; `message` says so."""
+        """Queues the message that a worker was forgotten."""
         self._due.pop(worker_id, None)
         self.push(worker_id, message)
 
     def replace(self, worker_id: str) -> None:
-        """The worker's blocks are others now: the reader has to be told of them anew."""
-        if self._is_told_of(worker_id):
+        """Sends a worker's blocks in full again, because they were replaced."""
+        if self._includes(worker_id):
             self._due[worker_id] = None
             self._wake.set()
 
-    def _is_told_of(self, worker_id: str) -> bool:
-        return not self._own_only or self._speakers.is_own(worker_id)
+    def _includes(self, worker_id: str) -> bool:
+        return not self._own_only or self._publishers.is_own(worker_id)
 
     def _unknown(self) -> Iterator[bytes]:
-        """Of what the reader has and we do not, nobody can say whether it is true."""
+        """Reports workers as silent that the reader has and the index lacks: their entries may be stale."""
         if not self._own_only:
             for worker_id, (epoch, _) in self._known.items():
                 if self._index.get(worker_id) is None:
@@ -108,7 +108,7 @@ class Watcher:
         while True:
             if self.is_cut:
                 raise NoCapacity(
-                    f"the watcher is more than {self._max_backlog_bytes} bytes behind; watch again for a snapshot",
+                    f"the watcher is more than {self._max_backlog_bytes} bytes behind; watch again to get a snapshot",
                     retry_after_ms=0,
                 )
             if self._backlog:
@@ -118,13 +118,13 @@ class Watcher:
                 del self._due[worker_id]
                 has = self._known.pop(worker_id, None)
                 worker = self._index.get(worker_id)
-                if worker is not None and self._is_told_of(worker_id):
-                    yield from introduction(worker, has, self._speakers.term(worker_id))
+                if worker is not None and self._includes(worker_id):
+                    yield from introduction(worker, has, self._publishers.term(worker_id))
             else:
                 return
 
     def _take(self) -> bytes:
-        """The next message, or several of batches as one: concatenated they mean the same."""
+        """Returns the next message. Joins batches: concatenated messages decode as one."""
         message, is_batches = self._backlog.popleft()
         if is_batches and self._backlog and self._backlog[0][1]:
             pieces, size = [message], len(message)
@@ -135,7 +135,7 @@ class Watcher:
         self._backlog_bytes -= len(message)
         return message
 
-    async def _something_new(self) -> None:
+    async def _wait_for_changes(self) -> None:
         if not (self._backlog or self._due or self.is_cut):
             self._wake.clear()
             try:
@@ -147,13 +147,13 @@ class Watcher:
 
 
 class WatchHub(IndexListener):
-    """All watchers of one index."""
+    """Sends the changes of one index to all watchers."""
 
     def __init__(
-        self, index: Index, speakers: Speakers, max_backlog_bytes: int, heartbeat_seconds: float = 0.25
+        self, index: Index, publishers: Publishers, max_backlog_bytes: int, heartbeat_seconds: float = 0.25
     ) -> None:
         self._index = index
-        self._speakers = speakers
+        self._publishers = publishers
         self._max_backlog_bytes = max_backlog_bytes
         self._heartbeat_seconds = heartbeat_seconds
         self._watchers: set[Watcher] = set()
@@ -164,9 +164,9 @@ class WatchHub(IndexListener):
 
     @contextmanager
     def watch(self, known: Mapping[str, Position] | None = None, own_only: bool = False) -> Iterator[Watcher]:
-        """A watcher that is served inside the `with`."""
+        """Adds a watcher for the `with` body."""
         watcher = Watcher(
-            self._index, self._speakers, self._max_backlog_bytes, self._heartbeat_seconds, known or {}, own_only
+            self._index, self._publishers, self._max_backlog_bytes, self._heartbeat_seconds, known or {}, own_only
         )
         self._watchers.add(watcher)
         try:
@@ -175,38 +175,38 @@ class WatchHub(IndexListener):
             self._watchers.remove(watcher)
 
     def on_batch(self, worker: WorkerBlocks, encoded: bytes) -> None:
-        """Sends the batch on."""
+        """Queues the batch for every watcher."""
         if self._watchers:
             message = _field(_BATCHES_TAG, encoded)
             for watcher in self._watchers:
                 watcher.push(worker.worker_id, message, is_batches=True)
 
     def on_replaced(self, worker: WorkerBlocks) -> None:
-        """Makes every watcher's next word on the worker a snapshot."""
+        """Makes every watcher send the worker's blocks in full."""
         for watcher in self._watchers:
             watcher.replace(worker.worker_id)
 
     def on_silent(self, worker: WorkerBlocks) -> None:
-        """Tells at once."""
+        """Queues WorkerSilent for every watcher."""
         message = encode_silent(worker.worker_id, worker.epoch)
         for watcher in self._watchers:
             watcher.push(worker.worker_id, message)
 
     def on_heard(self, worker: WorkerBlocks) -> None:
-        """Tells at once."""
-        message = encode_heard(worker, self._speakers.term(worker.worker_id))
+        """Queues WorkerHeard for every watcher."""
+        message = encode_heard(worker, self._publishers.term(worker.worker_id))
         for watcher in self._watchers:
             watcher.push(worker.worker_id, message)
 
     def on_forgotten(self, worker_id: str, epoch: int) -> None:
-        """Tells at once."""
+        """Queues WorkerForgotten for every watcher."""
         message = encode_forgotten(worker_id, epoch)
         for watcher in self._watchers:
             watcher.drop(worker_id, message)
 
 
 def introduction(worker: WorkerBlocks, has: Position | None, term: int) -> Iterator[bytes]:
-    """All that a reader lacks of a worker who has this much."""
+    """Yields the messages that bring a reader from position `has` to the worker's present blocks."""
     yield encode_silent(worker.worker_id, worker.epoch) if worker.is_silent else encode_heard(worker, term)
     missing: Sequence[bytes] | None = None
     if has is not None and has[0] == worker.epoch:
@@ -219,31 +219,31 @@ def introduction(worker: WorkerBlocks, has: Position | None, term: int) -> Itera
 
 
 def encode_heard(worker: WorkerBlocks, term: int) -> bytes:
-    """WorkerHeard, as a watcher is sent it."""
+    """Encodes a WorkerHeard response."""
     heard = index_pb2.WorkerHeard(worker_id=worker.worker_id, epoch=worker.epoch, term=term)
     return index_pb2.WatchResponse(heard=heard).SerializeToString()
 
 
 def encode_silent(worker_id: str, epoch: int) -> bytes:
-    """WorkerSilent, as a watcher is sent it."""
+    """Encodes a WorkerSilent response."""
     silent = index_pb2.WorkerSilent(worker_id=worker_id, epoch=epoch)
     return index_pb2.WatchResponse(silent=silent).SerializeToString()
 
 
 def encode_heartbeat(num_messages: int) -> bytes:
-    """WatchHeartbeat, as a watcher is sent it."""
+    """Encodes a WatchHeartbeat response."""
     heartbeat = index_pb2.WatchHeartbeat(num_messages=num_messages)
     return index_pb2.WatchResponse(heartbeat=heartbeat).SerializeToString()
 
 
 def encode_forgotten(worker_id: str, epoch: int) -> bytes:
-    """WorkerForgotten, as a watcher is sent it."""
+    """Encodes a WorkerForgotten response."""
     forgotten = index_pb2.WorkerForgotten(worker_id=worker_id, epoch=epoch)
     return index_pb2.WatchResponse(forgotten=forgotten).SerializeToString()
 
 
 def _grouped(batches: Sequence[bytes]) -> Iterator[bytes]:
-    """Encoded batches as few messages."""
+    """Joins encoded batches into few messages."""
     pieces: list[bytes] = []
     size = 0
     for encoded in batches:
@@ -257,7 +257,7 @@ def _grouped(batches: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _field(tag: bytes, encoded: bytes) -> bytes:
-    """An encoded message as a field of another one."""
+    """Encodes a message as a field of another one."""
     length, size = bytearray(), len(encoded)
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)

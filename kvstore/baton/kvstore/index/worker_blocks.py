@@ -1,7 +1,7 @@
-"""One worker's cached blocks as its events tell them: a snapshot, and the batches after it. Knows no stream.
+"""One worker's cached blocks: a snapshot, and the event batches after it. Knows no stream.
 
-The same two are what a reader is sent and what the store keeps, byte for byte, so an event costs no work by block.
-When the batches outgrow the snapshot they are folded into a new one.
+Readers are sent and the store keeps the same encoded bytes, so an event costs no work per block. When the batches
+outgrow the snapshot they are folded into a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import kv_pb2
 
 _MIN_LOG_BYTES = 1 << 20
-_KEPT_LOG_BYTES = 256 << 10  # of batches before the barrier, for readers that are a little behind
+_KEPT_LOG_BYTES = 256 << 10  # batches kept from before the barrier, for readers that are slightly behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Base:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded."""
+        """Size of the encoded parts."""
         return sum(map(len, self.parts))
 
 
@@ -39,24 +39,24 @@ class WorkerBlocks:
         self.worker_id = worker_id
         self.epoch = epoch
         self.sequence = barrier
-        self.is_silent = False  # unheard of for its lease: readers keep its entries, and do not count them
+        self.is_silent = False  # its lease ended: readers keep its entries but ignore them
         self.base = make_base(worker_id, epoch, barrier, homes or {})
-        self.log_bytes = 0  # of the batches after the barrier
+        self.log_bytes = 0  # size of the batches after the barrier
         self._log: list[bytes] = []  # encoded batches, up to `sequence`
         self._num_blocks = self.base.num_blocks
 
     @classmethod
     def from_parts(cls, parts: Sequence[kv_pb2.KvSnapshot]) -> WorkerBlocks:
-        """What a whole snapshot tells. InvalidRequest: malformed."""
+        """Returns the blocks of a complete snapshot. Raises InvalidRequest for a malformed part."""
         return cls(parts[0].worker_id, parts[0].epoch, parts[0].barrier, join_parts(parts))
 
     def __len__(self) -> int:
-        """Blocks, those of different tiers counted apart; exact for a worker that stores only what it lacks."""
+        """Number of blocks over all tiers. Exact if the worker never stores a block twice."""
         return self._num_blocks
 
     @property
     def is_log_long(self) -> bool:
-        """Whether it is time to compact."""
+        """Whether the log should be compacted."""
         return self.log_bytes > max(_MIN_LOG_BYTES, self.base.num_bytes)
 
     def follows(self, batch: kv_pb2.KvEventBatch) -> bool:
@@ -64,11 +64,11 @@ class WorkerBlocks:
         return batch.epoch == self.epoch and batch.sequence == self.sequence + 1
 
     def has(self, batch: kv_pb2.KvEventBatch) -> bool:
-        """Whether the batch was taken before."""
+        """Whether the batch was applied before."""
         return batch.epoch == self.epoch and batch.sequence <= self.sequence
 
     def apply(self, batch: kv_pb2.KvEventBatch, encoded: bytes) -> int:
-        """Takes the next batch; returns how many block events it has. InvalidRequest: malformed, and not taken."""
+        """Applies the next batch and returns its number of block events. Raises InvalidRequest if it is malformed."""
         assert self.follows(batch)
         num_events = growth = 0
         for is_store, change in changes_of(batch):
@@ -82,14 +82,14 @@ class WorkerBlocks:
         return num_events
 
     def since(self, sequence: int) -> Sequence[bytes] | None:
-        """The encoded batches after one. None: they are not kept any more."""
+        """Returns the encoded batches after `sequence`, or None if some are not kept any more."""
         missing = max(0, self.sequence - sequence)
         if missing > len(self._log):
             return None
         return self._log[len(self._log) - missing :]
 
     def homes(self) -> Homes:
-        """All blocks, by home."""
+        """Returns all blocks, by home."""
         return fold_base(self.base, self._log[len(self._log) - (self.sequence - self.base.barrier) :])
 
     def compaction(self) -> Callable[[], Base]:
@@ -103,7 +103,7 @@ class WorkerBlocks:
         return lambda: make_base(self.worker_id, self.epoch, sequence, fold_base(base, log))
 
     def rebase(self, base: Base) -> None:
-        """Takes a base made by `compaction`; some batches before it are kept."""
+        """Takes a base that `compaction` made. Keeps some batches before it."""
         assert self.base.barrier <= base.barrier <= self.sequence
         after = self.sequence - base.barrier
         self.log_bytes = sum(map(len, self._log[len(self._log) - after :]))
@@ -123,18 +123,18 @@ def make_base(worker_id: str, epoch: int, barrier: int, homes: Homes) -> Base:
 
 
 def fold_base(base: Base, log: Iterable[bytes]) -> Homes:
-    """The blocks of a base and the batches after it."""
+    """Returns the blocks of a base and the batches after it."""
     homes = join_parts(map(kv_pb2.KvSnapshot.FromString, base.parts))
     return fold(homes, map(kv_pb2.KvEventBatch.FromString, log))
 
 
 def restore(parts: Sequence[kv_pb2.KvSnapshot], batches: Sequence[bytes]) -> WorkerBlocks:
-    """A worker from what a store kept of it. InvalidRequest: it contradicts itself."""
+    """Returns a worker's blocks from a stored snapshot and batches. Raises InvalidRequest if they do not fit."""
     worker = WorkerBlocks.from_parts(parts)
     for encoded in batches:
         batch = kv_pb2.KvEventBatch.FromString(encoded)
         if not worker.follows(batch):
-            raise InvalidRequest(f"a gap after sequence {worker.sequence}")
+            raise InvalidRequest(f"a batch is missing after sequence {worker.sequence}")
         worker.apply(batch, encoded)
     return worker
 

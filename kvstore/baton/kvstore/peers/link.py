@@ -1,4 +1,4 @@
-"""The stream from another replica: its own workers go into this one's index. Dialled, followed, dialled again."""
+"""The stream from another replica: copies the workers that publish to it into this index. Reconnects by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 
 from baton.kvstore.index.index import Applied, Index
 from baton.kvstore.index.membership import Membership
-from baton.kvstore.index.speakers import Speaker
+from baton.kvstore.index.publishers import Publisher
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import InvalidRequest, problem_of
 from baton.v1 import index_pb2, index_pb2_grpc
@@ -24,7 +24,7 @@ _MAX_BACKOFF_SECONDS = 1.0
 
 
 class PeerLink:
-    """Follows one replica for as long as `run` runs."""
+    """Follows one replica while `run` runs."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class PeerLink:
         membership: Membership,
         replica: str,
         address: str,
-        patience_seconds: float,
+        timeout_seconds: float,
         dial: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._index = index
         self._membership = membership
         self._replica = replica
-        self._patience_seconds = patience_seconds
+        self._timeout_seconds = timeout_seconds
         self._dial = dial
         self.address = address
         self.connected = False
@@ -59,7 +59,7 @@ class PeerLink:
             self._membership.lose_replica(self._replica, is_hung=False)
 
     async def _follow(self) -> tuple[str, bool]:
-        """Hears one stream to its end; returns why it ended, and whether the replica hung."""
+        """Reads one stream to its end. Returns why it ended, and whether the replica hung."""
         known = [
             index_pb2.WorkerPosition(worker_id=worker.worker_id, epoch=worker.epoch, sequence=worker.sequence)
             for worker in self._index
@@ -69,17 +69,17 @@ class PeerLink:
             call = stub.Watch(index_pb2.WatchRequest(known=known, own_only=True))
             try:
                 while True:
-                    async with asyncio.timeout(self._patience_seconds):
+                    async with asyncio.timeout(self._timeout_seconds):
                         response = await call.read()
                     if not isinstance(response, index_pb2.WatchResponse):
-                        return "it ended the stream", False
+                        return "the replica ended the stream", False
                     if not self.connected:
                         self.connected = True
-                        _log.info("replica %s at %s is followed", self._replica, self.address)
+                        _log.info("following replica %s at %s", self._replica, self.address)
                     if not self._take(response):
                         return "its events have a gap", False
             except TimeoutError:
-                return f"silent for {self._patience_seconds:.1f} s", True
+                return f"no message for {self._timeout_seconds:.1f} s", True
             except grpc.aio.AioRpcError as error:
                 return problem_of(error), False
             except InvalidRequest as error:
@@ -88,33 +88,33 @@ class PeerLink:
                 call.cancel()
 
     def _take(self, response: index_pb2.WatchResponse) -> bool:
-        """Applies a message. False: it does not follow what was heard before."""
+        """Applies a message. Returns False if a message before it is missing."""
         kind = response.WhichOneof("message")
         if kind == "heard":
-            if self._membership.claim(response.heard.worker_id, Speaker(response.heard.term, self._replica)):
-                self._hear(response.heard)
+            if self._membership.claim(response.heard.worker_id, Publisher(response.heard.term, self._replica)):
+                self._mark_heard(response.heard)
         elif kind == "silent":
-            if self._membership.claim(response.silent.worker_id, Speaker(0, self._replica)):
-                self._index.silence(response.silent.worker_id)
+            if self._membership.claim(response.silent.worker_id, Publisher(0, self._replica)):
+                self._index.mark_silent(response.silent.worker_id)
         elif kind == "forgotten":
-            if self._speaks_for(response.forgotten.worker_id):
+            if self._publishes(response.forgotten.worker_id):
                 self._index.forget(response.forgotten.worker_id)
         elif kind == "snapshot":
-            if self._speaks_for(response.snapshot.worker_id):
+            if self._publishes(response.snapshot.worker_id):
                 return self._index.receive(response.snapshot) is not Applied.OUT_OF_STEP
         elif kind is None:
             return self._take_batches(response)
         return True
 
     def _take_batches(self, response: index_pb2.WatchResponse) -> bool:
-        applied = [self._index.apply(batch) for batch in response.batches if self._speaks_for(batch.worker_id)]
+        applied = [self._index.apply(batch) for batch in response.batches if self._publishes(batch.worker_id)]
         return Applied.OUT_OF_STEP not in applied
 
-    def _hear(self, heard: index_pb2.WorkerHeard) -> None:
+    def _mark_heard(self, heard: index_pb2.WorkerHeard) -> None:
         known = self._index.get(heard.worker_id)
         if known is not None and known.is_silent and known.epoch == heard.epoch:
-            self._index.hear(heard.worker_id)
+            self._index.mark_heard(heard.worker_id)
 
-    def _speaks_for(self, worker_id: str) -> bool:
-        speaker = self._membership.speaker(worker_id)
-        return speaker is not None and speaker.replica == self._replica
+    def _publishes(self, worker_id: str) -> bool:
+        publisher = self._membership.publisher(worker_id)
+        return publisher is not None and publisher.replica == self._replica

@@ -1,4 +1,4 @@
-"""The other replicas of one Redis: found through it, each followed by a link. Redis lost, those known are kept."""
+"""The replicas that share one Redis: finds them through it and follows each. Keeps the known ones if Redis is down."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _INTERVAL_SECONDS = 1.0
 
 
 class ReplicaDirectory(Protocol):
-    """Where replicas find each other."""
+    """The directory in which replicas find each other."""
 
     async def announce(self, replica: str, address: str) -> dict[str, str]:
-        """Says that this replica lives; returns the address of every one that does. Raises StoreError."""
+        """Renews this replica's entry and returns every live replica's address. Raises StoreError."""
 
     async def withdraw(self, replica: str) -> None:
-        """This replica ends. Raises StoreError."""
+        """Removes this replica's entry. Raises StoreError."""
 
 
 class Peers:
-    """A link to every other replica, for as long as `run` runs."""
+    """Links to all other replicas while `run` runs."""
 
     def __init__(
         self, directory: ReplicaDirectory, replica: str, address: str, make_link: Callable[[str, str], PeerLink]
@@ -40,18 +40,18 @@ class Peers:
 
     @property
     def num_connected(self) -> int:
-        """Replicas that are heard now. May be read from another thread."""
+        """Number of replicas with an open stream. Thread-safe."""
         return sum(link.connected for link, _ in list(self._links.values()))
 
     def stop(self) -> None:
-        """Ends `run` after the exchange it is in."""
+        """Ends `run` after the current call to the directory."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Follows whoever is announced until stopped."""
+        """Follows every announced replica until stopped."""
         try:
             while not self._stopping.is_set():
-                await self._exchange()
+                await self._refresh()
                 try:
                     async with asyncio.timeout(_INTERVAL_SECONDS):
                         await self._stopping.wait()
@@ -62,12 +62,12 @@ class Peers:
             for replica in list(self._links):
                 await self._unfollow(replica)
 
-    async def _exchange(self) -> None:
+    async def _refresh(self) -> None:
         try:
             addresses = await self._directory.announce(self._replica, self._address)
         except StoreError as error:
             # The store's writer reports outages.
-            _log.debug("replicas cannot be looked up: %s", error)
+            _log.debug("cannot look up replicas: %s", error)
             return
         addresses.pop(self._replica, None)
         for replica, (link, _) in list(self._links.items()):
@@ -88,4 +88,4 @@ class Peers:
         try:
             await self._directory.withdraw(self._replica)
         except StoreError as error:
-            _log.debug("this replica's announcement stays until it expires: %s", error)
+            _log.debug("cannot withdraw this replica; its entry expires by itself: %s", error)

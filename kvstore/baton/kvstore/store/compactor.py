@@ -1,4 +1,4 @@
-"""Folds long logs into new snapshots, beside the event loop. An IndexListener."""
+"""Folds long logs into new snapshots, in a thread. An IndexListener."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Compactor(IndexListener):
-    """At most one thread at a time; a worker's batches are taken meanwhile."""
+    """Runs at most one thread at a time. The index applies batches meanwhile."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -21,14 +21,14 @@ class Compactor(IndexListener):
         index.listen(self)
 
     def on_batch(self, worker: WorkerBlocks, encoded: bytes) -> None:
-        """Queues the worker where its log is long."""
+        """Queues the worker if its log is long."""
         if worker.is_log_long:
             self._waiting[worker.worker_id] = worker
             if self._task is None:
                 self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Waits for the thread; what it made is dropped."""
+        """Waits for the thread and drops its result."""
         self._waiting.clear()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -41,7 +41,7 @@ class Compactor(IndexListener):
                 self._index.rebase(worker, base)
                 self._waiting.pop(worker_id, None)
         except Exception:
-            _log.exception("a log could not be compacted; it grows on until the next attempt")
+            _log.exception("cannot compact a log; it grows until the next attempt")
             self._waiting.clear()
         finally:
             self._task = None

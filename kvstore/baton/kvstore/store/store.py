@@ -1,4 +1,4 @@
-"""Where the index survives a restart: the interface."""
+"""The interface of a store that keeps the index over restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.v1 import kv_pb2
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked. `kind` is one of unreachable, slow, full, read-only, other."""
+    """A call to the store failed. `kind` is one of unreachable, slow, full, read-only, other."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -19,39 +19,39 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """What a store has of one worker: a snapshot, and the encoded batches after it."""
+    """A stored worker: a snapshot, and the encoded batches after it."""
 
     snapshot: Sequence[kv_pb2.KvSnapshot]
     batches: Sequence[bytes]
 
 
 class Store(Protocol):
-    """A snapshot and a log of batches for each worker. Every method raises StoreError, within a bounded time.
+    """A snapshot and a log of batches for each worker. Every method takes a bounded time and may raise StoreError.
 
-    Replicas may share a store; each writes the workers that publish to it.
+    Replicas may share a store. Each writes the workers that publish to it.
     """
 
     @property
     def name(self) -> str:
-        """What errors and logs call it."""
+        """Name for errors and logs."""
 
     async def check(self) -> Collection[str]:
-        """Workers of which the store has not what was written: lost, or replaced by another replica."""
+        """Returns workers whose stored data was lost, or replaced by another replica."""
 
     def load(self) -> AsyncIterator[StoredWorker]:
-        """Everything that was kept, worker by worker."""
+        """Yields all stored workers."""
 
     async def write(self, worker_id: str, epoch: int, parts: Sequence[bytes]) -> None:
-        """Replaces all that is kept of a worker by a snapshot, encoded part by part."""
+        """Replaces a worker's data by a snapshot in encoded parts."""
 
     async def append(self, batches: Mapping[str, Sequence[bytes]]) -> Collection[str]:
-        """Adds encoded batches to the logs of workers. Those it returns need `write`: what is kept is not as left."""
+        """Adds encoded batches to workers' logs. Returns the workers that need `write`, because their log changed."""
 
     async def forget(self, worker_id: str) -> None:
-        """Drops a worker, unless another replica wrote it since."""
+        """Drops a worker, unless another replica has written it since."""
 
     def disown(self, worker_id: str) -> None:
-        """Another replica writes the worker from now on."""
+        """Stops writing the worker: another replica writes it."""
 
     async def close(self) -> None:
-        """Gives connections back. Never raises."""
+        """Closes the connections. Never raises."""

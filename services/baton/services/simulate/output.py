@@ -14,7 +14,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.metrics import Summary
 
 if TYPE_CHECKING:
-    from baton.services.simulate.chaos.chaos import ChaosReport, ChaosTotals
+    from baton.services.simulate.chaos.simulation import ChaosReport, ChaosTotals
 
 _HEADER = (
     "policy",

@@ -107,19 +107,20 @@ def _router() -> Iterator[MetricRow]:
 
 
 def _kvstore() -> Iterator[MetricRow]:
+    from baton.kvstore.counters import KvstoreCounters
     from baton.kvstore.index.index import Index
-    from baton.kvstore.index.speakers import Speakers
+    from baton.kvstore.index.publishers import Publishers
     from baton.kvstore.index.watch import WatchHub
-    from baton.kvstore.metrics import IndexCollector, KvstoreMetrics, PeersCollector, StoreCollector
+    from baton.kvstore.metrics import IndexCollector, PeersCollector, StoreCollector
     from baton.kvstore.peers.peers import Peers
     from baton.kvstore.store.write_behind import WriteBehind
     from baton.rpc.tls_metrics import TlsCollector
 
     registry = CollectorRegistry()
-    metrics = KvstoreMetrics(registry)
-    index, speakers, nothing = Index(), Speakers(), cast(Any, None)
-    registry.register(IndexCollector(index, WatchHub(index, speakers, 1 << 16)))
-    registry.register(StoreCollector(WriteBehind(index, speakers, nothing, 1 << 16, metrics, nothing)))
+    counters = KvstoreCounters(registry)
+    index, publishers, nothing = Index(), Publishers(), cast(Any, None)
+    registry.register(IndexCollector(index, WatchHub(index, publishers, 1 << 16)))
+    registry.register(StoreCollector(WriteBehind(index, publishers, nothing, 1 << 16, counters, nothing)))
     registry.register(PeersCollector(Peers(nothing, "", "", nothing)))
     registry.register(TlsCollector())
     return _rows("kvstore", _collectors(registry))

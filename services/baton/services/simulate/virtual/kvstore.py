@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 import prometheus_client
 
+from baton.kvstore.counters import KvstoreCounters
 from baton.kvstore.index.index import Index
 from baton.kvstore.index.membership import Membership
+from baton.kvstore.index.publishers import Publishers
 from baton.kvstore.index.servicer import IndexServicer
-from baton.kvstore.index.speakers import Speakers
 from baton.kvstore.index.watch import WatchHub
-from baton.kvstore.metrics import KvstoreMetrics
 from baton.kvstore.store.store import StoredWorker, StoreError
 from baton.kvstore.store.write_behind import WriteBehind
 from baton.services.simulate.virtual.rpc import Link
@@ -99,12 +99,12 @@ class VirtualKvstore:
 
     def start(self) -> None:
         """A fresh process: it loads what the store has."""
-        metrics = KvstoreMetrics(prometheus_client.CollectorRegistry())
-        self.index, speakers = Index(), Speakers()
-        membership = Membership(self.index, speakers, _LEASE_SECONDS, _RETENTION_SECONDS, metrics)
-        hub = WatchHub(self.index, speakers, _BACKLOG_BYTES)
-        self.servicer = IndexServicer(self.index, hub, membership, metrics)
-        writer = WriteBehind(self.index, speakers, self._store, _BACKLOG_BYTES, metrics, membership.watch_restored)
+        counters = KvstoreCounters(prometheus_client.CollectorRegistry())
+        self.index, publishers = Index(), Publishers()
+        membership = Membership(self.index, publishers, _LEASE_SECONDS, _RETENTION_SECONDS, counters)
+        hub = WatchHub(self.index, publishers, _BACKLOG_BYTES)
+        self.servicer = IndexServicer(self.index, hub, membership, counters)
+        writer = WriteBehind(self.index, publishers, self._store, _BACKLOG_BYTES, counters, membership.watch_restored)
         self._membership = membership
         self._tasks = [asyncio.get_running_loop().create_task(writer.run())]
 
