@@ -124,7 +124,7 @@ bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmark
 	exit $$code
 
 churn: $(VENV)/.installed-dev ## Cancel 10,000 requests and kill workers at random phases of the KV hand-over; nothing may leak
-	@$(BIN)/python tests/bench/transfer/transfer_churn.py $(CHURN_FLAGS)
+	@$(BIN)/python tests/bench/transfer/churn.py $(CHURN_FLAGS)
 
 chaos: $(VENV)/.installed-dev ## Kill CHAOS_KILLS workers under load, break everything else too, overload and soak it; the table, by CHAOS_SEED
 	@$(BIN)/python tests/chaos/run.py --seed $(CHAOS_SEED) --kills $(CHAOS_KILLS) --soak-requests $(SOAK_REQUESTS) $(CHAOS_FLAGS)

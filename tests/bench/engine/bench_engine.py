@@ -23,9 +23,9 @@ sys.path.extend(
     str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
 )
 
-from bench.engine.engine_runs import Outcome, Plan, RowResult, RunFailed, run_plan
-from bench.engine.engine_sampling import SAMPLINGS
-from bench.engine.engine_workloads import TABLES, VLLM, VLLM_SECONDS, Workload, vllm_seconds
+from bench.engine.runs import Outcome, Plan, RowResult, RunFailed, run_plan
+from bench.engine.sampling import SAMPLINGS
+from bench.engine.workloads import TABLES, VLLM, VLLM_SECONDS, Workload, vllm_seconds
 from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.errors import ServiceError

@@ -22,7 +22,7 @@ sys.path.extend(
 )
 
 from bench.engine.bench_masks import write_tokenizer
-from bench.engine.engine_mixes import MIXES, Mix, Timings, arrivals
+from bench.engine.mixes import MIXES, Mix, Timings, arrivals
 from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.errors import ServiceError

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from bench.gateway.gateway_rig import Server, gateway
+from bench.gateway.rig import Server, gateway
 from bench.report import facts_line, machine_facts, render_table, write_json
 from support.gateway.console_fleet import console_fleet
 

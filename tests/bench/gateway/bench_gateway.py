@@ -29,14 +29,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Its fork handlers break the children that are started while it runs.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from bench.gateway.gateway_first_token import measure_first_tokens
-from bench.gateway.gateway_load import cancel_streams, chat, http_request, run_chats
-from bench.gateway.gateway_peers import PEERS, FixedServer, install, peer
-from bench.gateway.gateway_prompt import measure_prompts
-from bench.gateway.gateway_reader import watch_streams
-from bench.gateway.gateway_rig import SAMPLE, PacedWorker, Server, gateway
+from bench.gateway.first_token import measure_first_tokens
+from bench.gateway.load import cancel_streams, chat, http_request, run_chats
+from bench.gateway.peers import PEERS, FixedServer, install, peer
+from bench.gateway.prompt import measure_prompts
+from bench.gateway.reader import watch_streams
+from bench.gateway.rig import SAMPLE, PacedWorker, Server, gateway
 from bench.report import facts_line, machine_facts, render_table, write_json
-from bench.serve.serve_client import BenchFailed
+from bench.serve.client import BenchFailed
 from support.gateway.scripted_services import ScriptedRouter
 from tokenizers import Tokenizer
 

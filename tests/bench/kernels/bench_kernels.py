@@ -18,8 +18,8 @@ sys.path.extend(
 )
 
 import torch
-from bench.kernels.kernel_case import FLOPS, Case, ModelShape
-from bench.kernels.kernel_timing import Ceilings, Timing, measure_ceilings, time_launches
+from bench.kernels.case import FLOPS, Case, ModelShape
+from bench.kernels.timing import Ceilings, Timing, measure_ceilings, time_launches
 from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.worker.models.presets import PRESETS
@@ -81,22 +81,22 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     block_size = options.block_size
 
     def attention(kind: str) -> list[Case]:
-        from bench.kernels.kernel_attention import attention_cases
+        from bench.kernels.attention import attention_cases
 
         return [case for case in attention_cases(shape, block_size) if case.op.startswith(kind)]
 
     def linear() -> list[Case]:
-        from bench.kernels.kernel_linear import linear_cases
+        from bench.kernels.linear import linear_cases
 
         return linear_cases(shape)
 
     def pointwise() -> list[Case]:
-        from bench.kernels.kernel_pointwise import pointwise_cases
+        from bench.kernels.pointwise import pointwise_cases
 
         return pointwise_cases(shape, block_size)
 
     def sampling() -> list[Case]:
-        from bench.kernels.kernel_sampling import sampling_cases
+        from bench.kernels.sampling import sampling_cases
 
         return sampling_cases(shape)
 

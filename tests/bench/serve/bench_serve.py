@@ -21,11 +21,11 @@ sys.path.extend(
 
 import uvloop
 from bench.report import facts_line, machine_facts, render_table, write_json
-from bench.serve import serve_plot
-from bench.serve.serve_client import BenchFailed, Client
-from bench.serve.serve_load import Load, run_level, warm_up
-from bench.serve.serve_prompts import Lengths, PromptMaker, PromptShape
-from bench.serve.serve_stats import Limits, Spread, Summary
+from bench.serve import plot as serve_plot
+from bench.serve.client import BenchFailed, Client
+from bench.serve.load import Load, run_level, warm_up
+from bench.serve.prompts import Lengths, PromptMaker, PromptShape
+from bench.serve.stats import Limits, Spread, Summary
 
 _EXTRA = "pip install 'baton-inference[bench]'"
 _LATE_SECONDS = 0.01
@@ -137,11 +137,11 @@ def _client(options: argparse.Namespace) -> Client:
     chat = options.endpoint == "chat"
     try:
         if options.grpc:
-            from bench.serve.serve_grpc import GrpcClient
+            from bench.serve.grpc_client import GrpcClient
 
             return GrpcClient(options.grpc, chat, options.model, options.timeout)
         from bench.serve.http_stream import HttpPool
-        from bench.serve.serve_openai import OpenAiClient
+        from bench.serve.openai_client import OpenAiClient
     except ImportError as error:
         raise BenchFailed(f"needs {error.name}: {_EXTRA}") from error
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}

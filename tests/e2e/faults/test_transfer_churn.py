@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench.transfer.transfer_churn import churn, clean, table
+from bench.transfer.churn import churn, clean, table
 
 
 @pytest.mark.timeout(300)

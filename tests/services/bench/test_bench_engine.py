@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from bench.engine import bench_engine
-from bench.engine.engine_workloads import TABLES, VLLM_SECONDS, Workload, vllm_seconds
+from bench.engine.workloads import TABLES, VLLM_SECONDS, Workload, vllm_seconds
 from bench.report import render_table
 
 MODEL = str(Path(__file__).parents[3] / "models" / "storyteller-7m")

@@ -1,8 +1,8 @@
 import pytest
 import torch
 from bench.kernels import bench_kernels
-from bench.kernels.kernel_attention import FA3_DECODE_US, FA3_PREFILL_TFLOP_S
-from bench.kernels.kernel_case import FLOPS
+from bench.kernels.attention import FA3_DECODE_US, FA3_PREFILL_TFLOP_S
+from bench.kernels.case import FLOPS
 
 
 def cases(*flags):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from bench.engine import bench_mixes
-from bench.engine.engine_mixes import MIXES, arrivals
+from bench.engine.mixes import MIXES, arrivals
 
 MODEL = str(Path(__file__).parents[3] / "models" / "storyteller-7m")
 

@@ -7,9 +7,9 @@ import random
 import pytest
 from bench.serve import bench_serve
 from bench.serve.http_stream import EventSplitter
-from bench.serve.serve_load import Load, _Level, progress_line
-from bench.serve.serve_prompts import Lengths
-from bench.serve.serve_stats import Limits, Record, Spread, percentile, summarize
+from bench.serve.load import Load, _Level, progress_line
+from bench.serve.prompts import Lengths
+from bench.serve.stats import Limits, Record, Spread, percentile, summarize
 from support.gateway.rest_harness import SAMPLE, rest_side
 from support.gateway.scripted_services import ScriptedRouter, ScriptedWorker
 from support.processes.ports import free_ports

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from bench.serve.serve_client import Client, Prompt
-from bench.serve.serve_prompts import PromptMaker
-from bench.serve.serve_stats import Limits, Record, Summary, summarize
+from bench.serve.client import Client, Prompt
+from bench.serve.prompts import PromptMaker
+from bench.serve.stats import Limits, Record, Summary, summarize
 
 _BAR = 24
 _PROGRESS_SECONDS = 0.2

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import httptools
-from bench.gateway.gateway_rig import Server, started
-from bench.serve.serve_client import BenchFailed
+from bench.gateway.rig import Server, started
+from bench.serve.client import BenchFailed
 
 from baton.services.ports import free_ports
 

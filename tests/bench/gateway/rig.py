@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from bench.serve.client import BenchFailed
 from bench.serve.http_stream import HttpPool
-from bench.serve.serve_client import BenchFailed
 
 from baton.rpc.server import RpcServer, Service
 from baton.services.ports import free_ports

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from bench.transfer.transfer_cuda import CudaIpcKind, NcclKind
-from bench.transfer.transfer_words import Words, WordsSender
+from bench.transfer.gpu import CudaIpcKind, NcclKind
+from bench.transfer.words import Words, WordsSender
 
 from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from bench.kernels.kernel_case import BYTES, FLOPS, Case, ModelShape, Prepared, relative_error
-from bench.kernels.kernel_timing import num_copies
+from bench.kernels.case import BYTES, FLOPS, Case, ModelShape, Prepared, relative_error
+from bench.kernels.timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference

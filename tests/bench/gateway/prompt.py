@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from bench.gateway.gateway_rig import SAMPLE, cpu_seconds
+from bench.gateway.rig import SAMPLE, cpu_seconds
 from bench.report import render_table
-from bench.serve.serve_client import BenchFailed
+from bench.serve.client import BenchFailed
 from support.processes.stack import Stack, start_stack
 from tokenizers import Tokenizer
 

@@ -1,7 +1,7 @@
 """Requests cancelled, and workers killed, at random phases of the KV hand-over: what is left behind, and for how long.
 
-python tests/bench/transfer/transfer_churn.py --requests 10000 --seed 1
-python tests/bench/transfer/transfer_churn.py --requests 16000 --batch 100    # ten thousand aborts
+python tests/bench/transfer/churn.py --requests 10000 --seed 1
+python tests/bench/transfer/churn.py --requests 16000 --batch 100    # ten thousand aborts
 """
 
 from __future__ import annotations

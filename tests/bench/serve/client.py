@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bench.serve.serve_stats import Record
+from bench.serve.stats import Record
 
 
 class BenchFailed(Exception):

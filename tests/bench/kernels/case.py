@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from bench.kernels.kernel_timing import Launch
+from bench.kernels.timing import Launch
 from torch import Tensor
 
 BYTES = "TB/s"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from bench.engine.engine_sampling import GREEDY, SAMPLINGS
-from bench.engine.engine_workloads import Workload
+from bench.engine.sampling import GREEDY, SAMPLINGS
+from bench.engine.workloads import Workload
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bench.serve.serve_client import BenchFailed, Client, Prompt
-from bench.serve.serve_words import WORDS
+from bench.serve.client import BenchFailed, Client, Prompt
+from bench.serve.words import WORDS
 
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
 _REPEATS = 8  # of a word, to see whether each is one token

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.serve.serve_stats import Spread, Summary
+from bench.serve.stats import Spread, Summary
 
 
 def is_missing() -> bool:

@@ -20,10 +20,10 @@ import uvloop
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gateway.gateway_load import PATH, chat, open_stream
+from bench.gateway.load import PATH, chat, open_stream
 from bench.report import render_table
+from bench.serve.client import BenchFailed
 from bench.serve.http_stream import HttpPool
-from bench.serve.serve_client import BenchFailed
 from support.processes.stack import start_stack
 
 _NUM_OTHERS = 64

@@ -6,8 +6,8 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from bench.kernels.kernel_case import BYTES, Case, ModelShape, Prepared
-from bench.kernels.kernel_timing import num_copies
+from bench.kernels.case import BYTES, Case, ModelShape, Prepared
+from bench.kernels.timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference

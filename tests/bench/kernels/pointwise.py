@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import torch
-from bench.kernels.kernel_case import BYTES, Case, ModelShape, Prepared, relative_error
-from bench.kernels.kernel_timing import num_copies
+from bench.kernels.case import BYTES, Case, ModelShape, Prepared, relative_error
+from bench.kernels.timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference

@@ -22,8 +22,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gateway.gateway_rig import Server
-from bench.serve.serve_client import BenchFailed
+from bench.gateway.rig import Server
+from bench.serve.client import BenchFailed
 
 _FIRST_SECONDS = 120.0  # for every stream to have begun
 _SETTLE_SECONDS = 0.5
@@ -147,6 +147,6 @@ def _num_events(streams: dict[int, _Stream]) -> int:
 
 if __name__ == "__main__":
     # Pickled by the name that the other process imports.
-    from bench.gateway.gateway_reader import main as run
+    from bench.gateway.reader import main as run
 
     run()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from bench.transfer.transfer_words import Words, WordsSender
+from bench.transfer.words import Words, WordsSender
 
 from baton.worker.executors.base import Executor
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES
@@ -17,7 +17,7 @@ from baton.worker.transfer.bulk import BulkPath
 from baton.worker.transfer.kinds.factory import make_paths
 
 if TYPE_CHECKING:
-    from bench.transfer.transfer_kinds import RawReceiver, RawSender
+    from bench.transfer.kinds import RawReceiver, RawSender
 
 _NUM_LAYERS = 32
 _WAIT_SECONDS = 30.0

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import orjson
+from bench.serve.client import BenchFailed, Prompt
 from bench.serve.http_stream import EventSplitter, HttpPool
-from bench.serve.serve_client import BenchFailed, Prompt
-from bench.serve.serve_stats import Record
-from bench.serve.serve_words import WORDS
+from bench.serve.stats import Record
+from bench.serve.words import WORDS
 
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
 _MOST_OF_REFUSAL = 4096  # bytes that are kept

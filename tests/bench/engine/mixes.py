@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from bench.engine.engine_sampling import SAMPLINGS
+from bench.engine.sampling import SAMPLINGS
 
 from baton.worker.core import Constraint, ConstraintForm, Request, StopConditions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import grpc
-from bench.serve.serve_client import BenchFailed, Prompt
-from bench.serve.serve_stats import Record
+from bench.serve.client import BenchFailed, Prompt
+from bench.serve.stats import Record
 
 from baton.rpc.channel import open_channel
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
