@@ -8,24 +8,20 @@ once, all of them count as come with the last.
 from __future__ import annotations
 
 import asyncio
-import pickle
 import select
 import socket
 import struct
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gateway.rig import Server
 from bench.serve.client import BenchFailed
+from support.processes.child import Child, ChildFailed
 
 _FIRST_SECONDS = 120.0  # for every stream to have begun
+_LAST_SECONDS = 60.0  # for the reader to start and to answer
 _SETTLE_SECONDS = 0.5
 _OPENED_TOGETHER = 32  # more at once would be refused by a router that answers too late
 _READ_BYTES = 64 << 10
@@ -63,24 +59,32 @@ class Watched:
 
 async def watch_streams(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
     """Opens a stream for each request, lets all begin, and watches them for `seconds`. Raises BenchFailed."""
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, __file__, stdin=pipe, stdout=pipe)
+    child = Child(_Reader)
     try:
-        answer, _ = await child.communicate(pickle.dumps((server.name, server.port, server.pid, requests, seconds)))
-    except (OSError, RuntimeError) as error:  # it ended before it had read all; why is on standard error
-        raise BenchFailed(f"the streams of {server.name} could not be read: {error}") from error
-    if not answer or await child.wait():
-        raise BenchFailed(f"the streams of {server.name} could not be read")
-    watched = pickle.loads(answer)
+        watched = await asyncio.to_thread(
+            child.call,
+            "watch",
+            server.name,
+            server.port,
+            server.pid,
+            requests,
+            seconds,
+            seconds=_FIRST_SECONDS + seconds + _LAST_SECONDS,
+        )
+    except ChildFailed as error:
+        raise BenchFailed(f"cannot read the streams of {server.name}: {error}") from error
+    finally:
+        child.kill()
     assert isinstance(watched, Watched)
     await asyncio.sleep(_SETTLE_SECONDS)
     return watched
 
 
-def main() -> None:
-    """Reads what to do from standard input, and answers on standard output."""
-    name, port, pid, requests, seconds = pickle.load(sys.stdin.buffer)
-    pickle.dump(_watch(Server(name, port, pid), requests, seconds), sys.stdout.buffer)
+class _Reader:
+    """Runs in the process that reads."""
+
+    def watch(self, name: str, port: int, pid: int, requests: Sequence[bytes], seconds: float) -> Watched:
+        return _watch(Server(name, port, pid), requests, seconds)
 
 
 def _watch(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
@@ -143,10 +147,3 @@ def _read(poll: select.epoll, streams: dict[int, _Stream], done: Callable[[], bo
 
 def _num_events(streams: dict[int, _Stream]) -> int:
     return sum(one.num_events for one in streams.values())
-
-
-if __name__ == "__main__":
-    # Pickled by the name that the other process imports.
-    from bench.gateway.reader import main as run
-
-    run()

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.transfer import kv_pusher
-from support.transfer.gpu_pairs import OtherEnd
-from support.transfer.kv_pusher import EPOCH, GENERATION, SOURCE, loading_code, make_pool, make_transports, next_event
+from support.transfer.gpu_pairs import other_end
+from support.transfer.kv_pusher import (
+    EPOCH,
+    GENERATION,
+    SOURCE,
+    KvPusher,
+    loading_code,
+    make_pool,
+    make_transports,
+    next_event,
+)
 from support.transfer.kv_taker import TARGET
 
-from baton.worker.transfer.base import Inbound, Landed
+from baton.worker.transfer.base import Inbound, Landed, Pushed
 
 NUM_TRANSFERS = 50
 
@@ -26,19 +34,19 @@ def test_code_that_is_loaded_holds_no_transfer_up(kind: str, checksum: bool, tmp
     (address,) = transports.addresses
     of_sender = tmp_path / "sender"
     of_sender.mkdir()
-    sender = OtherEnd(kv_pusher, kind, address.SerializeToString().hex(), str(of_sender))
+    sender = other_end(KvPusher, kind, address, of_sender)
     try:
-        assert sender.answer() == "ready"
+        sender.wait_ready()
         with loading_code(tmp_path):
             for number in range(1, NUM_TRANSFERS + 1):
                 pool[:, list(TARGET)] = 0
                 torch.cuda.synchronize()
                 transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum))
-                sender.tell(number, int(checksum))
+                sender.begin("push", number, checksum)
                 event = next_event(transports, number)
                 assert isinstance(event, Landed), event
                 assert torch.equal(pool.view(torch.int16)[:, list(TARGET)], source[:, list(SOURCE)])
-                assert sender.answer() == "pushed"
+                assert isinstance(sender.result(), Pushed)
         sender.close()
     finally:
         sender.kill()

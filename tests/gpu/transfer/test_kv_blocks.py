@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 import random
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from support.transfer import kv_source
-from support.transfer.gpu_pairs import OtherEnd
+from support.transfer.gpu_pairs import other_end
 from support.transfer.kv_pusher import EPOCH, GENERATION, WAIT_SECONDS, make_pool, make_transports
-from support.transfer.kv_source import Blocks, content_of
+from support.transfer.kv_source import Blocks, KvSource, content_of
 
 from baton.worker.core import BlockId
-from baton.worker.transfer.base import Inbound, InboundFenced, Landed
+from baton.worker.transfer.base import Inbound, InboundFenced, Landed, PushFenced
 
 NUM_TRANSFERS = 1500
 _AT_ONCE = 6
@@ -35,19 +32,18 @@ class _Transfer:
 
 
 class _Churn:
-    """Keeps transfers from a process of kv_source going into blocks of ours."""
+    """Keeps transfers from a KvSource of another process going into blocks of this one."""
 
     def __init__(self, kind: str, seed: int) -> None:
         pool = make_pool(2)
         self._blocks = Blocks(pool)
         self._transports = make_transports(kind, pool)
         (address,) = self._transports.addresses
-        self._sender = OtherEnd(kv_source, kind, address.SerializeToString().hex())
+        self._sender = other_end(KvSource, kind, address)
         self._random = random.Random(seed)
         self._open: dict[int, _Transfer] = {}
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        assert self._sender.answer() == "ready"
-        threading.Thread(target=self._read, daemon=True).start()
+        self._num_begun = 0  # pushes whose call is not yet answered
+        self._sender.wait_ready()
         self.num_landed = 0
 
     def run(self, count: int) -> None:
@@ -71,7 +67,8 @@ class _Churn:
         self._transports.open(Inbound(number, EPOCH, GENERATION, tuple(one.block_ids), False))
         fenced = self._random.random() < _FENCED
         at_sender = fenced and self._random.random() < 0.5
-        self._sender.tell(number, size, self._random.randint(1, size), int(at_sender))
+        self._sender.begin("push", number, size, self._random.randint(1, size), at_sender)
+        self._num_begun += 1
         if fenced and not at_sender:
             time.sleep(self._random.choice((0.0, 1e-3)))
             self._transports.fence_inbound(number)
@@ -99,18 +96,14 @@ class _Churn:
 
     def _answered(self) -> Iterator[int]:
         """Which transfers' blocks are free at the sender. Those that it fenced come no more."""
-        while not self._answers.empty():
-            word, number = self._answers.get().split()
-            yield int(number)
-            if word == "fenced":
-                self._transports.fence_inbound(int(number))
-
-    def _read(self) -> None:
-        try:
-            while True:
-                self._answers.put(self._sender.answer())
-        except (AssertionError, ValueError):  # it has ended
-            return
+        self._sender.begin("events")
+        while self._num_begun:
+            self._sender.result()
+            self._num_begun -= 1
+        for event in self._sender.result():
+            yield event.push_id
+            if isinstance(event, PushFenced):
+                self._transports.fence_inbound(event.push_id)
 
 
 @pytest.mark.parametrize("kind", ["ipc", "nccl"])

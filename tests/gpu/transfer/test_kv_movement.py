@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from support.engine.gpu_engines import engine_over, executor_for, make_model, make_prompts
-from support.transfer import kv_sender
-from support.transfer.gpu_pairs import OtherEnd
-from support.transfer.kv_sender import HOST, SHAPE, SLOT_BYTES, make_path, random_pool
+from support.processes.child import Child
+from support.transfer.gpu_pairs import other_end
+from support.transfer.kv_sender import HOST, SHAPE, SLOT_BYTES, BulkSource, make_path, random_pool
 
 from baton.rpc.errors import DataLoss, Mismatch, ServiceError
 from baton.worker.core import BlockId, Request, SamplingParams, StepPlan, StopConditions
@@ -107,11 +107,10 @@ def take(receiver: BulkReceiver, slot: int, num_bytes: int) -> None:
 
 
 @contextlib.contextmanager
-def connected(kind: str, kv: KvCopies) -> Iterator[tuple[OtherEnd, BulkReceiver]]:
-    path, sender = make_path(kind, kv), OtherEnd(kv_sender, kind)
-    receiver = path.accept(bytes.fromhex(sender.ask("offer").removeprefix("offer")))
-    slots = receiver.slots
-    sender.ask("connect", slots.num_slots, slots.slot_bytes, slots.blob.hex())
+def connected(kind: str, kv: KvCopies) -> Iterator[tuple[Child, BulkReceiver]]:
+    path, sender = make_path(kind, kv), other_end(BulkSource, kind)
+    receiver = path.accept(sender.call("offer"))
+    sender.call("connect", receiver.slots)
     try:
         yield sender, receiver
     finally:
@@ -129,7 +128,7 @@ def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
             slot = turn % receiver.slots.num_slots
             layer, count, first = int(random.integers(0, 3)), int(random.integers(1, 9)), int(random.integers(0, 64))
             num_layers = int(random.integers(1, 4))
-            sender.ask("put", layer, num_layers, first, count, slot)
+            sender.call("put", layer, num_layers, first, count, slot)
             num_bytes = KvCopies(lambda: pool).num_bytes(num_layers, count)
             take(receiver, slot, num_bytes)
             there = [BlockId(int(block)) for block in random.permutation(SHAPE[1])[:count]]
@@ -137,7 +136,7 @@ def test_pieces_of_another_process_arrive_exactly(kind: str) -> None:
             for index, block in enumerate(there):
                 expected = source[layer : layer + num_layers, (first + 7 * index) % SHAPE[1]]
                 assert torch.equal(pool.view(torch.int16)[layer : layer + num_layers, block], expected)
-        sender.ask("wait")
+        sender.call("wait")
         sender.close()
 
 
@@ -153,7 +152,7 @@ def test_a_dead_sender_leaves_nothing_that_waits(kind: str) -> None:
     torch.cuda.synchronize()
     assert torch.equal(pool.view(torch.int16), before.view(torch.int16))
     with connected(kind, KvCopies(lambda: pool)) as (sender, receiver):
-        sender.ask("put", 0, 1, 0, 2, 0)
+        sender.call("put", 0, 1, 0, 2, 0)
         take(receiver, 0, 2 * 8192)
         assert receiver.write(0, range(1), [BlockId(0), BlockId(1)], None).wait(10)
         sender.close()

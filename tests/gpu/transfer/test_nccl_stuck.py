@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.transfer import kv_taker
-from support.transfer.gpu_pairs import OtherEnd
+from support.transfer.gpu_pairs import other_end
 from support.transfer.kv_pusher import EPOCH, GENERATION, SOURCE, WAIT_SECONDS, make_pool, make_transports, next_event
+from support.transfer.kv_taker import KvTaker
 
-from baton.v1 import kv_pb2
-from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFailed
+from baton.worker.transfer.base import Landed, Outbound, Piece, Pushed, PushFailed
 from baton.worker.transfer.transports import Transports
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -25,12 +24,13 @@ class Receiver:
     """Another process, and the way to it."""
 
     def __init__(self) -> None:
-        self.end = OtherEnd(kv_taker, "nccl")
-        self.addresses = [kv_pb2.TransportAddress.FromString(bytes.fromhex(self.end.answer()))]
+        self.end = other_end(KvTaker, "nccl")
+        self.addresses = [self.end.call("address")]
 
     def begin(self, transports: Transports, number: int) -> None:
         """A transfer, of which nothing is pushed yet."""
-        assert self.end.ask(number) == "open"
+        self.end.call("open", number)
+        self.end.begin("next_event", number)
         transports.connect(Outbound(number, self.addresses, number, EPOCH, GENERATION, checksum=False))
 
     def take(self, transports: Transports, number: int) -> None:
@@ -40,7 +40,7 @@ class Receiver:
         transports.finish(number)
         event = next_event(transports, number)
         assert isinstance(event, Pushed), event
-        assert self.end.answer() == "landed"
+        assert isinstance(self.end.result(), Landed)
 
 
 def push(transports: Transports, number: int, layers: range = range(2)) -> None:
@@ -103,7 +103,7 @@ def test_a_receiver_that_stands_still_stops_a_sender_for_seconds_at_most() -> No
         event = next_event(transports, 3)
         assert isinstance(event, PushFailed), event
         os.kill(still.end.process.pid, signal.SIGCONT)
-        assert still.end.answer() != "landed"
+        assert not isinstance(still.end.result(), Landed)
         still.take(transports, 4)
     finally:
         for receiver in (still, lost):

@@ -1,13 +1,8 @@
-"""A process that pushes blocks of a known pool, told on its standard input: TRANSFER_ID CHECKSUM -> pushed, or why not.
-
-KIND and the receiver's address in hex are its arguments, and a folder of its own where it is to load kernels meanwhile.
-It says "ready" first: to start can take it longer, where a machine is busy, than a transfer may take.
-"""
+"""A sender of blocks of a known pool, for a process of its own, and the pool that both ends have."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +19,7 @@ from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.kv_spec import full_spec
-from baton.worker.transfer.base import Outbound, Piece, Pushed, TransportEvent
+from baton.worker.transfer.base import Outbound, Piece, TransportEvent
 from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.transports import Transports
 
@@ -105,21 +100,23 @@ def _checked(answer: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def main(kind: str, address: str, folder: str | None = None) -> None:
-    """Until its input ends."""
-    transports = make_transports(kind, make_pool(1))
-    addresses = [kv_pb2.TransportAddress.FromString(bytes.fromhex(address))]
-    with loading_code(Path(folder)) if folder else contextlib.nullcontext():
-        print("ready", flush=True)
-        for line in sys.stdin:
-            number, checksum = map(int, line.split())
-            transports.connect(Outbound(number, addresses, number, EPOCH, GENERATION, bool(checksum)))
-            transports.push(number, Piece(0, 0, len(SOURCE), SOURCE, num_layers=SHAPE[0]))
-            transports.finish(number)
-            event = next_event(transports, number)
-            print("pushed" if isinstance(event, Pushed) else event, flush=True)
-    transports.close()
+class KvPusher:
+    """Pushes blocks of a known pool to one receiver. With a folder, it loads kernels all the time."""
 
+    def __init__(self, kind: str, address: kv_pb2.TransportAddress, folder: Path | None = None) -> None:
+        self._transports = make_transports(kind, make_pool(1))
+        self._addresses = [address]
+        self._exit = contextlib.ExitStack()
+        if folder is not None:
+            self._exit.enter_context(loading_code(folder))
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    def push(self, number: int, checksum: bool) -> TransportEvent:
+        """Pushes all layers of SOURCE as one transfer. Returns how it ended."""
+        self._transports.connect(Outbound(number, self._addresses, number, EPOCH, GENERATION, checksum))
+        self._transports.push(number, Piece(0, 0, len(SOURCE), SOURCE, num_layers=SHAPE[0]))
+        self._transports.finish(number)
+        return next_event(self._transports, number)
+
+    def close(self) -> None:
+        self._exit.close()
+        self._transports.close()

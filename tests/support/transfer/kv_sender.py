@@ -1,12 +1,6 @@
-"""A process that sends pieces of a known pool over a bulk path, told what to do line by line on its standard input.
-
-offer -> offer and what it offers; connect NUM_SLOTS SLOT_BYTES BLOB -> ok;
-put LAYER NUM_LAYERS FIRST COUNT SLOT -> queued; wait -> done. Bytes are in hex. Its pool is that of `random_pool`.
-"""
+"""A sender of pieces of a known pool over a bulk path, for a process of its own."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 
@@ -37,33 +31,33 @@ def make_path(kind: str, kv: KvCopies, host: bytes = HOST) -> BulkPath:
     return NcclPath(kv, SLOT_BYTES)
 
 
-def main(kind: str) -> None:
-    pool = random_pool(1)
-    path = make_path(kind, KvCopies(lambda: pool))
-    sender: BulkSender | None = None
-    copies: list[SlotCopy] = []
-    for line in sys.stdin:
-        word, *rest = line.split()
-        if word == "offer":
-            answer = f"offer {path.offer().hex()}"
-        elif word == "connect":
-            sender = path.connect(Slots(int(rest[0]), int(rest[1]), bytes.fromhex(rest[2])))
-            answer = "ok"
-        elif word == "put":
-            layer, num_layers, first, count, slot = map(int, rest)
-            block_ids = [BlockId((first + 7 * index) % SHAPE[1]) for index in range(count)]
-            assert sender is not None
-            copies.append(sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot, None))
-            answer = "queued"
-        else:
-            assert all(pending.wait(10) for pending in copies)
-            copies.clear()
-            answer = "done"
-        print(answer, flush=True)
-    if sender is not None:
-        sender.close()
-    path.close()
+class BulkSource:
+    """Sends pieces of `random_pool(1)` over a bulk path."""
 
+    def __init__(self, kind: str) -> None:
+        pool = random_pool(1)
+        self._path = make_path(kind, KvCopies(lambda: pool))
+        self._sender: BulkSender | None = None
+        self._copies: list[SlotCopy] = []
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+    def offer(self) -> bytes:
+        return self._path.offer()
+
+    def connect(self, slots: Slots) -> None:
+        self._sender = self._path.connect(slots)
+
+    def put(self, layer: int, num_layers: int, first: int, count: int, slot: int) -> None:
+        """Queues every seventh block from `first` on."""
+        assert self._sender is not None
+        block_ids = [BlockId((first + 7 * index) % SHAPE[1]) for index in range(count)]
+        self._copies.append(self._sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot, None))
+
+    def wait(self) -> None:
+        """Returns when all queued pieces are sent."""
+        assert all(pending.wait(10) for pending in self._copies)
+        self._copies.clear()
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+        self._path.close()

@@ -1,16 +1,6 @@
-"""A process whose blocks serve one transfer after the other, told on its standard input.
-
-KIND and the receiver's address in hex are its arguments. NUMBER SIZE PIECE FENCE -> pushed NUMBER, or fenced NUMBER: so
-many blocks with the content of that number leave in pieces of so many, and their blocks become noise as soon as they
-may. It says "ready" first.
-"""
+"""A sender whose blocks serve one transfer after the other, for a process of its own."""
 
 from __future__ import annotations
-
-import contextlib
-import queue
-import sys
-import threading
 
 import torch
 from support.transfer.kv_pusher import EPOCH, GENERATION, SHAPE, make_pool, make_transports
@@ -18,9 +8,6 @@ from support.transfer.kv_pusher import EPOCH, GENERATION, SHAPE, make_pool, make
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFenced
-from baton.worker.transfer.transports import Transports
-
-_POLL_SECONDS = 2e-4
 
 
 def content_of(number: int, size: int) -> torch.Tensor:
@@ -54,16 +41,19 @@ class Blocks:
         self._free += block_ids[::-1]
 
 
-class Source:
-    """The sending worker."""
+class KvSource:
+    """Sends one transfer after the other; its blocks become noise as soon as they may."""
 
-    def __init__(self, transports: Transports, blocks: Blocks, addresses: list[kv_pb2.TransportAddress]) -> None:
-        self._transports = transports
-        self._blocks = blocks
-        self._addresses = addresses
+    def __init__(self, kind: str, address: kv_pb2.TransportAddress) -> None:
+        pool = make_pool(1)
+        self._transports = make_transports(kind, pool)
+        self._blocks = Blocks(pool)
+        self._addresses = [address]
         self._open: dict[int, list[BlockId]] = {}
+        self._events: list[Pushed | PushFenced] = []
 
-    def push(self, number: int, size: int, per_piece: int, fence: int) -> None:
+    def push(self, number: int, size: int, per_piece: int, fence: bool) -> None:
+        """Sends `size` blocks with the content of that number, in pieces of `per_piece` blocks."""
         block_ids = self._open[number] = self._blocks.take(size)
         self._blocks.fill(block_ids, content_of(number, size))
         self._transports.connect(Outbound(number, self._addresses, number, EPOCH, GENERATION, False))
@@ -73,38 +63,22 @@ class Source:
         self._transports.finish(number)
         if fence:
             self._transports.fence_outbound(number)
+        self.idle()
 
-    def look(self) -> None:
+    def idle(self) -> None:
+        """Takes the transports' events and gives the blocks of ended transfers back."""
         for event in self._transports.poll():
             assert isinstance(event, Pushed | PushFenced), event
             if (block_ids := self._open.pop(event.push_id, None)) is None:
                 continue  # it was all sent before it was fenced
             self._blocks.give_back(block_ids)
             self._transports.forget(event.push_id)
-            print("pushed" if isinstance(event, Pushed) else "fenced", event.push_id, flush=True)
+            self._events.append(event)
 
+    def events(self) -> list[Pushed | PushFenced]:
+        """Returns the ends of transfers since the last call."""
+        events, self._events = self._events, []
+        return events
 
-def main(kind: str, address: str) -> None:
-    """Until its input ends."""
-    pool = make_pool(1)
-    transports = make_transports(kind, pool)
-    source = Source(transports, Blocks(pool), [kv_pb2.TransportAddress.FromString(bytes.fromhex(address))])
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    ended = threading.Event()
-
-    def read() -> None:
-        for line in sys.stdin:
-            orders.put(line)
-        ended.set()
-
-    threading.Thread(target=read, daemon=True).start()
-    print("ready", flush=True)
-    while not ended.is_set() or not orders.empty():
-        with contextlib.suppress(queue.Empty):
-            source.push(*map(int, orders.get(timeout=_POLL_SECONDS).split()))
-        source.look()
-    transports.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    def close(self) -> None:
+        self._transports.close()

@@ -1,33 +1,32 @@
-"""A process that takes blocks into a pool of its own, told on its standard input.
-
-KIND is its argument. It says its address, in hex; then TRANSFER_ID -> open, and landed, or why not.
-"""
+"""A receiver of blocks into a pool of its own, for a process of its own."""
 
 from __future__ import annotations
 
-import sys
-
 from support.transfer.kv_pusher import EPOCH, GENERATION, SOURCE, make_pool, make_transports, next_event
 
+from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
-from baton.worker.transfer.base import Inbound, Landed
+from baton.worker.transfer.base import Inbound, TransportEvent
 
 TARGET = tuple(BlockId(block) for block in range(40, 40 + len(SOURCE)))
 
 
-def main(kind: str) -> None:
-    """Until its input ends."""
-    transports = make_transports(kind, make_pool(2))
-    (address,) = transports.addresses
-    print(address.SerializeToString().hex(), flush=True)
-    for line in sys.stdin:
-        number = int(line)
-        transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum=False))
-        print("open", flush=True)
-        event = next_event(transports, number)
-        print("landed" if isinstance(event, Landed) else event, flush=True)
-    transports.close()
+class KvTaker:
+    """Receives one transfer at a time."""
 
+    def __init__(self, kind: str) -> None:
+        self._transports = make_transports(kind, make_pool(2))
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    def address(self) -> kv_pb2.TransportAddress:
+        (address,) = self._transports.addresses
+        return address
+
+    def open(self, number: int) -> None:
+        self._transports.open(Inbound(number, EPOCH, GENERATION, TARGET, checksum=False))
+
+    def next_event(self, number: int) -> TransportEvent:
+        """Waits until the transfer has landed or failed."""
+        return next_event(self._transports, number)
+
+    def close(self) -> None:
+        self._transports.close()

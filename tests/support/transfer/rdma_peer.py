@@ -1,30 +1,18 @@
-"""A process that receives over the rdma path, told what to do by JSON lines on its standard input.
-
-Over the path alone: {"do": "accept", "offer": hex} -> {"slots": [number, bytes, hex]}; write SLOT LAYERS BLOCKS -> the
-slot's checksum; close GONE. As a worker does: serve PORT -> its port; open TRANSFER BLOCKS; poll -> what happened.
-Both: read LAYER BLOCKS -> their checksum; usage -> descriptors, threads, resident KiB. Errors are answered as
-{"error": message}.
-"""
+"""A receiver over the rdma path for a process of its own: of the path alone, or of a worker's transports."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
-import threading
 import zlib
 from pathlib import Path
 
 import torch
 
-from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.kv_spec import full_spec
 from baton.worker.transfer.base import Inbound
-from baton.worker.transfer.bulk import BulkReceiver, Slots
+from baton.worker.transfer.bulk import BulkReceiver
 from baton.worker.transfer.kinds.rdma.host_staging import HostStaging
 from baton.worker.transfer.kinds.rdma.path import RdmaPath
 from baton.worker.transfer.transports import Transports
@@ -34,7 +22,6 @@ NUM_BLOCKS = 64
 SLOT_BYTES = 1 << 20
 EPOCH = 7
 GENERATION = 0xFEED
-_ANSWER_SECONDS = 60.0  # of a start, too
 
 
 class Pool:
@@ -63,96 +50,48 @@ def usage():
     }
 
 
-class Peer:
-    """The other process, seen from the test."""
+class RdmaReceiver:
+    """A pool, and the receiving side of a path to it."""
 
-    def __init__(self, **settings):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-
-    def ask(self, do, **values):
-        """Its answer. Killed where there is none."""
-        timer = threading.Timer(_ANSWER_SECONDS, self.process.kill)
-        timer.start()
-        try:
-            self.process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
-            self.process.stdin.flush()
-            answer = json.loads(self.process.stdout.readline())
-        finally:
-            timer.cancel()
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def accept(self, offer):
-        num_slots, slot_bytes, blob = self.ask("accept", offer=offer.hex())["slots"]
-        return Slots(num_slots, slot_bytes, bytes.fromhex(blob))
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-
-class _Receiver:
     def __init__(self, **settings):
         self.pool = Pool()
         self.path = make_path(self.pool, **settings)
         self.receivers: list[BulkReceiver] = []
 
     def accept(self, offer):
-        receiver = self.path.accept(bytes.fromhex(offer))
-        self.receivers.append(receiver)
-        return {"slots": [receiver.slots.num_slots, receiver.slots.slot_bytes, receiver.slots.blob.hex()]}
+        """Returns the slots for a sender."""
+        self.receivers.append(self.path.accept(offer))
+        return self.receivers[-1].slots
 
     def write(self, slot, layers, blocks, num_bytes):
+        """Copies a slot into blocks and returns its checksum."""
         receiver = self.receivers[-1]
         checksum = receiver.checksum(slot, num_bytes)
         receiver.take(slot, num_bytes)
         receiver.write(slot, range(*layers), [BlockId(block) for block in blocks], None)
-        return {"checksum": checksum}
+        return checksum
 
     def serve(self, port):
+        """Starts a worker's transports and returns their addresses, encoded."""
         self.transports = Transports(
             self.pool, "127.0.0.1", port, "127.0.0.1", lambda: None, paths={"rdma": self.path, "tcp": None}
         )
-        return {"addresses": [address.SerializeToString().hex() for address in self.transports.addresses]}
+        return [address.SerializeToString() for address in self.transports.addresses]
 
     def open(self, transfer_id, blocks):
         block_ids = tuple(BlockId(block) for block in blocks)
         self.transports.open(Inbound(transfer_id, EPOCH, GENERATION, block_ids, True))
-        return {}
 
     def poll(self):
-        return {"events": [type(event).__name__ for event in self.transports.poll()]}
+        """Returns the names of the transports' events."""
+        return [type(event).__name__ for event in self.transports.poll()]
 
     def read(self, layer, blocks):
-        return {"checksum": zlib.crc32(self.pool.read_blocks(layer, blocks))}
+        """Returns the checksum of one layer of blocks."""
+        return zlib.crc32(self.pool.read_blocks(layer, blocks))
 
-    def close(self, gone):
+    def close_receiver(self, gone):
         self.receivers.pop().close(gone)
-        return {}
 
     def usage(self):
         return usage()
-
-
-def main():
-    receiver = _Receiver(**json.loads(sys.argv[1]))
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = getattr(receiver, request.pop("do"))(**request)
-        except ServiceError as error:
-            answer = {"error": error.message}
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,8 +13,9 @@ import zlib
 
 import numpy as np
 import pytest
+from support.processes.child import Child
 from support.transfer import rdma_peer
-from support.transfer.rdma_peer import LAYOUT, NUM_BLOCKS, SLOT_BYTES, Peer, Pool, make_path, usage
+from support.transfer.rdma_peer import LAYOUT, NUM_BLOCKS, SLOT_BYTES, Pool, RdmaReceiver, make_path, usage
 
 from baton.rpc.errors import (
     DeadlineExceeded,
@@ -58,27 +59,27 @@ def make_peer():
     peers = []
 
     def make(**settings):
-        peers.append(Peer(**settings))
+        peers.append(Child(RdmaReceiver, **settings))
         return peers[-1]
 
     yield make
     for peer in peers:
-        peer.end()
+        peer.kill()
 
 
 @pytest.fixture(scope="module")
 def steady_peer():
     """One that no test harms."""
-    peer = Peer(max_peers=256)
+    peer = Child(RdmaReceiver, max_peers=256)
     yield peer
-    peer.end()
+    peer.kill()
 
 
 @pytest.fixture(scope="module")
 def _stoppable_peer():
-    peer = Peer(max_peers=256)
+    peer = Child(RdmaReceiver, max_peers=256)
     yield peer
-    peer.end()
+    peer.kill()
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def connect(path):
     senders = []
 
     def make(peer, by=path):
-        senders.append(by.connect(peer.accept(by.offer())))
+        senders.append(by.connect(peer.call("accept", by.offer())))
         return senders[-1]
 
     yield make
@@ -145,12 +146,12 @@ def check_piece(peer, pool, sent, slot, target):
     """What the peer has in the slot, and then in its blocks, is the piece."""
     num_bytes = len(target) * sent.num_layers * LAYOUT.layer_bytes(0)
     layers = [sent.layer, sent.layer + sent.num_layers]
-    answer = peer.ask("write", slot=slot, layers=layers, blocks=target, num_bytes=num_bytes)
+    answer = peer.call("write", slot=slot, layers=layers, blocks=target, num_bytes=num_bytes)
     parts = [pool.kv_bytes[sent.layer : sent.layer + sent.num_layers, block] for block in sent.block_ids]
-    assert answer["checksum"] == checksum_of(*(np.ascontiguousarray(part).data.cast("B") for part in parts))
+    assert answer == checksum_of(*(np.ascontiguousarray(part).data.cast("B") for part in parts))
     for layer in range(*layers):
         expected = zlib.crc32(pool.read_blocks(layer, sent.block_ids))
-        assert peer.ask("read", layer=layer, blocks=target)["checksum"] == expected
+        assert peer.call("read", layer=layer, blocks=target) == expected
 
 
 # Bytes.
@@ -314,10 +315,10 @@ def test_a_peer_that_is_killed_amid_a_copy_fails_every_copy(make_peer, connect):
 
 def test_a_peer_that_was_restarted_is_another_one(make_peer, pool, path, connect):
     killed = make_peer()
-    old_slots = killed.accept(path.offer())
+    old_slots = killed.call("accept", path.offer())
     sender = path.connect(old_slots)
     wait(sender.put(FULL, 0, None))
-    killed.end()
+    killed.kill()
     restarted = make_peer()
     again = connect(restarted)
     wait(again.put(FULL, 3, None))
@@ -344,7 +345,7 @@ def test_a_peer_that_stops_for_a_moment_gets_everything(stoppable_peer, pool, co
 
 def test_connecting_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_path):
     path = open_path(connect_seconds=0.2)
-    slots = stoppable_peer.accept(path.offer())
+    slots = stoppable_peer.call("accept", path.offer())
     stop(stoppable_peer)
     with pytest.raises(Unavailable, match=r"cannot reach .* over rdma: nothing arrived in 0.2 s"):
         path.connect(slots)
@@ -374,7 +375,7 @@ def test_an_abort_ends_copies_that_the_peer_does_not_take(stoppable_peer, connec
 
 
 def test_what_an_aborted_sender_left_in_the_wires_meets_no_other_senders_slots(stoppable_peer, pool, path):
-    slots = stoppable_peer.accept(path.offer())
+    slots = stoppable_peer.call("accept", path.offer())
     sender = path.connect(slots)
     stop(stoppable_peer)
     for slot in range(4):
@@ -382,8 +383,8 @@ def test_what_an_aborted_sender_left_in_the_wires_meets_no_other_senders_slots(s
     sender.abort()
     sender.close()
     resume(stoppable_peer)
-    stoppable_peer.ask("close", gone=True)
-    other = stoppable_peer.accept(path.offer())
+    stoppable_peer.call("close_receiver", gone=True)
+    other = stoppable_peer.call("accept", path.offer())
     address = [decode_region(each.blob, SLOT_BYTES * 4).memory.address for each in (slots, other)]
     assert address[0] != address[1]
     again = path.connect(other)
@@ -409,18 +410,18 @@ def test_a_receiver_that_closes_is_reached_no_more(open_path, path):
 
 def test_many_connections_leave_nothing_at_either_end(path, pool, steady_peer):
     def connect_once():
-        sender = path.connect(steady_peer.accept(path.offer()))
+        sender = path.connect(steady_peer.call("accept", path.offer()))
         wait(sender.put(piece([1, 2]), 1, None))
         sender.close()
-        steady_peer.ask("close", gone=True)
+        steady_peer.call("close_receiver", gone=True)
 
     for _ in range(5):
         connect_once()
-    before = usage(), steady_peer.ask("usage")
+    before = usage(), steady_peer.call("usage")
     for _ in range(40):
         connect_once()
     deadline = time.monotonic() + WAIT_SECONDS
-    while growth := grown(before, (usage(), steady_peer.ask("usage"))):
+    while growth := grown(before, (usage(), steady_peer.call("usage"))):
         assert time.monotonic() < deadline, growth
         time.sleep(0.05)  # the peer hears of an end a little later
 

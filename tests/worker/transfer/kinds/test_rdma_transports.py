@@ -8,7 +8,8 @@ import time
 import zlib
 
 import pytest
-from support.transfer.rdma_peer import EPOCH, GENERATION, LAYOUT, SLOT_BYTES, Peer, Pool, make_path, usage
+from support.processes.child import Child
+from support.transfer.rdma_peer import EPOCH, GENERATION, LAYOUT, SLOT_BYTES, Pool, RdmaReceiver, make_path, usage
 
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
@@ -37,7 +38,7 @@ class Sender:
         self.events = []
 
     def connect(self, peer, push_id, addresses):
-        peer.ask("open", transfer_id=push_id, blocks=TARGET)
+        peer.call("open", transfer_id=push_id, blocks=TARGET)
         self.transports.connect(Outbound(push_id, addresses, push_id, EPOCH, GENERATION, True))
 
     def push(self, push_id):
@@ -87,14 +88,14 @@ def make_peer():
     peers = []
 
     def make(port=0, **settings):
-        peer = Peer(**settings)
+        peer = Child(RdmaReceiver, **settings)
         peers.append(peer)
-        answer = peer.ask("serve", port=port)
-        return peer, [kv_pb2.TransportAddress.FromString(bytes.fromhex(each)) for each in answer["addresses"]]
+        answer = peer.call("serve", port=port)
+        return peer, [kv_pb2.TransportAddress.FromString(each) for each in answer]
 
     yield make
     for peer in peers:
-        peer.end()
+        peer.kill()
 
 
 def check_landed(peer, pool):
@@ -102,9 +103,9 @@ def check_landed(peer, pool):
     events = []
     while "Landed" not in events:
         assert time.monotonic() < deadline, events
-        events += peer.ask("poll")["events"]
+        events += peer.call("poll")
     for layer in range(LAYOUT.num_layers):
-        assert peer.ask("read", layer=layer, blocks=TARGET)["checksum"] == zlib.crc32(pool.read_blocks(layer, SOURCE))
+        assert peer.call("read", layer=layer, blocks=TARGET) == zlib.crc32(pool.read_blocks(layer, SOURCE))
 
 
 def test_rdma_is_chosen_and_every_byte_arrives(sender, make_peer, pool):
@@ -136,7 +137,7 @@ def test_a_receiver_that_is_killed_and_restarted_takes_the_next_push(sender, mak
     stop(peer)
     sender.transports.connect(Outbound(2, addresses, 2, EPOCH, GENERATION, True))
     sender.push(2)
-    peer.end()
+    peer.kill()
     assert sender.wait_for(PushFailed).push_id == 2
     sender.transports.fence_outbound(2)
     assert sender.wait_for(PushFenced).push_id == 2

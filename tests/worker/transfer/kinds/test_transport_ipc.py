@@ -7,14 +7,13 @@ import gc
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from support.transfer import ipc_sender
+from support.processes.child import Child
+from support.transfer.ipc_sender import IpcSender
 from support.transfer.transport_ends import (
     EPOCH,
     GENERATION,
@@ -251,35 +250,21 @@ def test_slots_that_are_not_there_are_not_mapped():
 @contextlib.contextmanager
 def child(port, key):
     """A sender that has pushed a piece."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", ipc_sender.__name__, str(port), key.hex()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    sender = Child(IpcSender, port, key)
     try:
-        assert process.stdout.readline() == "pushed\n"
-        yield process
+        sender.wait_ready()
+        yield sender
     finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
-def tell(process, word):
-    process.stdin.write(word + "\n")
-    process.stdin.flush()
+        sender.kill()
 
 
 def test_a_sender_that_was_stopped_keeps_its_slots_and_its_late_writes_reach_nothing(many):
     receiver, path = receiving_end(many)
     receiver.transport.open(inbound(TARGET))
-    with child(receiver.port, key_of(receiver)) as process:
+    with child(receiver.port, key_of(receiver)) as sender:
         wait_until(lambda: receiver.transport.totals().num_received_pieces == 1)
-        tell(process, "stop")
-        wait_until(lambda: stopped(process.pid), 30)
+        sender.begin("stop")
+        wait_until(lambda: stopped(sender.process.pid), 30)
         receiver.transport.fence_inbound(1)  # as when its lease ends
         receiver.wait_for(InboundFenced)
         # Its blocks and a new sender serve another transfer.
@@ -287,8 +272,8 @@ def test_a_sender_that_was_stopped_keeps_its_slots_and_its_late_writes_reach_not
         hand_over(other, receiver, number=2)
         receiver.wait_for(Landed)
         assert path.num_senders == 2
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.stdout.readline() == "wrote\n"
+        os.kill(sender.process.pid, signal.SIGCONT)
+        sender.result()
         hand_over(other, receiver, number=3, target=OTHER_TARGET)
         receiver.wait_for(Landed)
         assert receiver.read(TARGET) == receiver.read(OTHER_TARGET) == other.read(SOURCE)
@@ -299,22 +284,20 @@ def test_slots_of_a_connection_that_was_given_up_wait_for_the_senders_end(many):
     executor, go_on = slow(HostKv())
     receiver, path = receiving_end(many, executor)
     receiver.transport.open(inbound(TARGET))
-    with child(receiver.port, key_of(receiver)) as process:
+    with child(receiver.port, key_of(receiver)) as sender:
         # The receiver is busy with the piece while the sender says something wrong, and is stopped.
-        tell(process, "spoil")
-        assert process.stdout.readline() == "spoilt\n"
-        tell(process, "stop")
-        wait_until(lambda: stopped(process.pid), 30)
+        sender.call("spoil")
+        sender.begin("stop")
+        wait_until(lambda: stopped(sender.process.pid), 30)
         go_on.set()
         assert "begins with" in receiver.wait_for(InboundFailed).reason
         receiver.transport.fence_inbound(1)
         receiver.wait_for(InboundFenced)
         assert (path.num_senders, receiver.transport.num_connections) == (1, 1)
         before = receiver.read(TARGET)
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.stdout.readline() == "wrote\n"
-        tell(process, "close")
-        assert process.stdout.readline() == "closed\n"
+        os.kill(sender.process.pid, signal.SIGCONT)
+        sender.result()
+        sender.call("close_transport")
         wait_until(lambda: (path.num_senders, receiver.transport.num_connections) == (0, 0))
         assert receiver.read(TARGET) == before
 
@@ -322,9 +305,9 @@ def test_slots_of_a_connection_that_was_given_up_wait_for_the_senders_end(many):
 def test_a_sender_that_was_killed_gives_its_slots_back(many):
     receiver, path = receiving_end(many)
     receiver.transport.open(inbound(TARGET))
-    with child(receiver.port, key_of(receiver)) as process:
+    with child(receiver.port, key_of(receiver)) as sender:
         wait_until(lambda: receiver.transport.totals().num_received_pieces == 1)
-        process.kill()
+        sender.kill()
         reason = receiver.wait_for(InboundFailed).reason
         assert reason.endswith(("the connection ended", "Connection reset by peer"))  # it may not have read its credit
         wait_until(lambda: path.num_senders == 0)
