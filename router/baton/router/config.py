@@ -1,4 +1,4 @@
-"""What an operator can set on a router, and which values fit together. Knows no flag parser and no environment."""
+"""The router's settings and which values fit together. Knows no flag parser and no environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.rpc.tls_files import TlsFiles, tls_files
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """One router: where it listens, which workers it knows, where the index comes from."""
+    """Settings of one router: addresses, discovery, the index and the limits of placement."""
 
     listen: str = field(default="127.0.0.1:8200", metadata={"help": "gRPC address.", "metavar": "HOST:PORT"})
     metrics_listen: str = field(
@@ -98,7 +98,7 @@ class RouterConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        """Files for TLS between services; None: plain text. Raises InvalidRequest if some but not all are set."""
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
     def validate(self) -> None:

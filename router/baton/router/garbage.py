@@ -1,7 +1,8 @@
-"""When Python looks for reference cycles in a router: a little at a time, because a look holds up all placements.
+"""Python's garbage collection in a router: small collections often, because a full one delays all placements.
 
-gRPC's server leaves five containers in a cycle for each call that is no stream. Remembered placements have twenty each,
-in no cycle, and as many go as come: left to itself Python looks seldom, and then at all of them, for 20 ms and more.
+gRPC's server leaves five containers in a cycle for each unary call. Kept decisions have twenty each, none in a cycle,
+and as many are dropped as are added. With its default thresholds Python collects rarely, and then traverses all of
+them, for 20 ms and more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LOOKS = 5000
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Inside the `with` what is there already is left out, and what is not new is looked at seldom."""
+    """Inside the `with`, excludes existing objects from collection and rarely collects older generations."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -38,7 +39,7 @@ class CallGarbage:
         self._num_calls = 0
 
     def called(self) -> None:
-        """One more."""
+        """Counts a collection."""
         self._num_calls += 1
         if self._num_calls >= _CALLS:
             self._num_calls = 0

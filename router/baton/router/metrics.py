@@ -20,7 +20,7 @@ _PLACE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25
 
 
 class RouterMetrics:
-    """What is counted as it happens."""
+    """Counts placements and their outcomes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -31,11 +31,11 @@ class RouterMetrics:
         registry.register(self._counts)
 
     def placed(self, remote: bool, seconds: float) -> None:
-        """A request was placed."""
+        """Counts a placement."""
         self._counts.placed(remote, seconds)
 
     def reported(self, outcome: Outcome) -> None:
-        """A placement was reported on."""
+        """Counts the outcome of a placement."""
         self._counts.reported(outcome)
 
 
@@ -49,7 +49,7 @@ class _Counts(Collector):
         self._predicted = self._actual = self._missed = self._failed = 0
 
     def placed(self, remote: bool, seconds: float) -> None:
-        """A request was placed."""
+        """Observes a placement."""
         if remote:
             self._remote += 1
         else:
@@ -58,7 +58,7 @@ class _Counts(Collector):
         self._buckets[bisect_left(_PLACE_BUCKETS, seconds)] += 1
 
     def reported(self, outcome: Outcome) -> None:
-        """A placement was reported on."""
+        """Observes the outcome of a placement."""
         if outcome.worker_failed:
             self._failed += 1
             return
@@ -67,7 +67,6 @@ class _Counts(Collector):
         self._missed += max(0, outcome.predicted_tokens - outcome.actual_tokens)
 
     def collect(self) -> Iterable[Metric]:
-        """As of now."""
         placements = CounterMetricFamily(
             "baton_router_placements", "Requests placed, by who prefills.", labels=["prefill"]
         )
@@ -89,7 +88,7 @@ class _Counts(Collector):
 
 
 class RouterCollector(Collector):
-    """What is read at scrape time."""
+    """Gauges of the fleet, the index and the peers, read at scrape time."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class RouterCollector(Collector):
         self._peers = peers
 
     def collect(self) -> Iterable[Metric]:
-        """The fleet's and the index's sizes as of now. Runs in the exporter's thread: takes copies, then counts."""
+        """Yields the sizes of the fleet and the index. Runs in the exporter's thread, so it copies before it counts."""
         workers = list(self._fleet)
         yield GaugeMetricFamily("baton_router_workers", "Workers known.", len(workers))
         yield GaugeMetricFamily("baton_router_workers_alive", "Workers alive.", sum(one.alive for one in workers))

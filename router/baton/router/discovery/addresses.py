@@ -1,4 +1,4 @@
-"""Where addresses come from: one interface, the list that an operator gives, and a name that is resolved again."""
+"""Sources of addresses: their interface, a fixed list, and a host name that is resolved again and again."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Discovery(Protocol):
     """A source of endpoints."""
 
     def watch(self) -> AsyncGenerator[Endpoints, None]:
-        """Yields all endpoints, as soon as they are known and after every change; never ends.
+        """Yields all endpoints when they are first known and after every change, without end.
 
-        A source that cannot be reached changes nothing: its last answer stays.
+        While a source cannot be reached, its last answer stays.
         """
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last proof that the endpoints are current."""
+        """Returns the seconds since the endpoints were last confirmed."""
 
 
 class StaticDiscovery:
@@ -45,7 +45,7 @@ class StaticDiscovery:
         self._endpoints = serving(addresses)
 
     async def watch(self) -> AsyncGenerator[Endpoints, None]:
-        """Yields the given addresses once, and nothing after."""
+        """Yields the given addresses once."""
         yield self._endpoints
         await asyncio.Event().wait()
 
@@ -64,7 +64,7 @@ class DnsDiscovery:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the name was last resolved."""
+        """Returns the seconds since the name was last resolved."""
         return self._freshness.age_seconds
 
     async def watch(self) -> AsyncGenerator[Endpoints, None]:
@@ -98,7 +98,7 @@ class UnionDiscovery:
 
     @property
     def age_seconds(self) -> float:
-        """The age of the oldest source."""
+        """Returns the age of the oldest source."""
         return max((source.age_seconds for source in self._sources), default=0.0)
 
     async def watch(self) -> AsyncGenerator[Endpoints, None]:
@@ -138,7 +138,7 @@ class UnionDiscovery:
 
 
 def join_address(host: str, port: int) -> str:
-    """host:port, IPv6 hosts in brackets."""
+    """Formats host:port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 
 class EndpointState(enum.IntEnum):
-    """The state of an address. Where two sources differ, the greater state counts."""
+    """The state of an address. If two sources differ, the greater state applies."""
 
     NOT_READY = 0  # it starts, restarts or refuses new work; followed only where it is followed already
-    TERMINATING = 1  # it ends: what runs there runs on, nothing new is sent
+    TERMINATING = 1  # it is shutting down: running requests go on, but no new ones are sent
     SERVING = 2
 
 

@@ -19,5 +19,5 @@ class Freshness:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last proof."""
+        """Returns the seconds since the last confirmation."""
         return self._clock() - self._proved_at

@@ -44,7 +44,7 @@ class UnexpectedAnswer(ApiError):
 
 
 class Silence(ApiError):
-    """A watch that is open and sends nothing, not even bookmarks."""
+    """An open watch sent nothing for too long, not even bookmarks."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(0, f"no event and no bookmark for {seconds:g} s")
@@ -60,7 +60,7 @@ class SliceList:
 
 @dataclass(frozen=True, slots=True)
 class SliceEvent:
-    """What a watch tells. BOOKMARK: no more than that everything up to this version was told."""
+    """The type of a watch event. BOOKMARK confirms that all events up to its version were sent."""
 
     kind: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     version: str
@@ -153,7 +153,7 @@ def _watch() -> Watch:
 
 
 async def _next_event(events: Any, silence_seconds: float) -> Any:
-    """Returns the next event; None: the server ended the watch. Silence: nothing came in time."""
+    """Returns the next event, or None if the server ended the watch. Raises Silence if none arrived in time."""
     try:
         async with asyncio.timeout(silence_seconds):
             return await anext(events, None)
@@ -162,7 +162,7 @@ async def _next_event(events: Any, silence_seconds: float) -> Any:
 
 
 def _probe_connection(response: aiohttp.ClientResponse) -> None:
-    """Turns TCP keepalive on for a watch's connection."""
+    """Enables TCP keepalive for a watch's connection."""
     connection = response.connection
     transport = connection.transport if connection is not None else None
     if transport is not None:
@@ -179,7 +179,7 @@ def _selector(service: str) -> str:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Whatever the client raises as one of ours. It has bare Exceptions among them."""
+    """Translates the client's exceptions, some of which are bare Exceptions."""
     import aiohttp
     from kubernetes.aio.client import ApiException
 
@@ -196,7 +196,7 @@ def _errors() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What a Status says, in one line."""
+    """Formats a Status in one line."""
     body = getattr(error, "body", None)
     with contextlib.suppress(ValueError, TypeError, AttributeError):
         return str(json.loads(body or "").get("message") or error.reason)  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ class KubernetesDiscovery:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last list, event or bookmark."""
+        """Returns the seconds since the last list, event or bookmark."""
         return self._freshness.age_seconds
 
     async def watch(self) -> AsyncGenerator[Endpoints, None]:
@@ -81,7 +81,7 @@ class KubernetesDiscovery:
                 yield merged(slices.values())
 
     def _report(self, problem: str) -> None:
-        """Logs a change of what is wrong; empty: nothing is."""
+        """Logs a problem if it differs from the last one. Empty: no problem."""
         if problem == self._problem:
             return
         self._problem = problem
@@ -106,7 +106,7 @@ class _Backoff:
         return seconds * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begins at the shortest wait again."""
+        """Resets the backoff to its minimum."""
         self._seconds = self._pace.min_backoff
 
 

@@ -1,4 +1,4 @@
-"""How an operator names addresses: host:port, dns://name:port, k8s://namespace/service:port."""
+"""Parses an operator's addresses: host:port, dns://name:port, k8s://namespace/service:port."""
 
 from __future__ import annotations
 

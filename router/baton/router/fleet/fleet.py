@@ -1,4 +1,4 @@
-"""The workers a router knows: alive or not and why, their last states, who is cordoned. Does no I/O."""
+"""The workers that a router knows: whether each is alive, its last state, and cordons. Does no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One address, and what was last heard from there."""
+    """One address and the last state received from it."""
 
     address: str
     state: worker_pb2.WorkerState | None = None
@@ -31,7 +31,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it tells its state, and the state makes sense."""
+        """Whether the worker reports a valid state."""
         return self.view is not None
 
     @property
@@ -41,12 +41,12 @@ class Worker:
 
     @property
     def worker_id(self) -> str:
-        """Empty: it never said."""
+        """The worker's id, or empty before its first state."""
         return self.state.worker_id if self.state is not None else ""
 
 
 class Cordon(NamedTuple):
-    """That an operator took a worker out of placement, or put it back."""
+    """A worker's cordon by an operator, or its end."""
 
     worker_id: str
     cordoned: bool
@@ -54,16 +54,16 @@ class Cordon(NamedTuple):
 
 
 class FleetListener(Protocol):
-    """Hears what happens to workers, as it happens."""
+    """Receives what happens to workers."""
 
     def on_state(self, view: WorkerView, is_new: bool) -> None:
-        """A live worker told its state; `is_new`: for the first time in this life or epoch."""
+        """Called with a live worker's state; `is_new`: the first one of this life or epoch."""
 
     def on_lost(self, worker_id: str) -> None:
-        """A worker is dead."""
+        """Called after a worker died."""
 
     def on_models(self) -> None:
-        """The models served are others now."""
+        """Called after the served models changed."""
 
 
 class Fleet:
@@ -87,15 +87,15 @@ class Fleet:
         return iter([worker for worker in list(self._workers.values()) if worker.counted])
 
     def listen(self, listener: FleetListener) -> None:
-        """Everything from now on is told to `listener` too."""
+        """Adds a listener."""
         self._listeners.append(listener)
 
     def alive(self) -> list[WorkerView]:
-        """The views of all live workers."""
+        """Returns the views of all live workers."""
         return [worker.view for worker in self._workers.values() if worker.view is not None]
 
     def find(self, worker_id: str) -> Worker | None:
-        """A worker by id, a live one first."""
+        """Returns a worker by id, preferring a live one."""
         alive = self._alive.get(worker_id)
         if alive is not None:
             return alive
@@ -122,7 +122,7 @@ class Fleet:
             worker.view = replace(worker.view, draining=worker.state.draining or terminating)
 
     def hear(self, address: str, state: worker_pb2.WorkerState) -> None:
-        """A worker told its state."""
+        """Takes a worker's state."""
         worker = self._workers[address]
         problem = self._what_is_wrong(worker, state)
         if problem:
@@ -152,7 +152,7 @@ class Fleet:
             listener.on_state(view, is_new)
 
     def lose(self, address: str, problem: str, level: int | None = None) -> None:
-        """A worker is dead: it counts no more, from now on."""
+        """Marks a worker as dead at once."""
         worker = self._workers[address]
         was_alive = worker.alive
         worker_id = worker.view.worker_id if worker.view is not None else worker.worker_id
@@ -171,7 +171,10 @@ class Fleet:
                 listener.on_lost(worker_id)
 
     def suspect(self, worker_id: str, epoch: int) -> bool:
-        """A gateway lost the worker: until it tells its state again others are preferred. False: that is known."""
+        """Marks a worker that a gateway lost: others are preferred until its next state.
+
+        Returns False if that is known.
+        """
         worker = self._alive.get(worker_id)
         if worker is None or worker.view is None or worker.view.epoch != epoch or worker.view.stalled:
             return False
@@ -192,7 +195,7 @@ class Fleet:
         return cordon
 
     def take_cordon(self, cordon: Cordon) -> None:
-        """What was said of a worker, here or elsewhere; ignored where something newer is known."""
+        """Takes a cordon from this router or another. Ignores it if a newer one is known."""
         before = self._cordons.get(cordon.worker_id)
         if before is not None and before.stamp_us >= cordon.stamp_us:
             return
@@ -203,7 +206,7 @@ class Fleet:
             worker.view = replace(worker.view, cordoned=cordon.cordoned)
 
     def cordons(self) -> list[Cordon]:
-        """What was said last of each worker."""
+        """Yields the last cordon of each worker."""
         return list(self._cordons.values())
 
     def is_cordoned(self, worker_id: str) -> bool:
@@ -245,7 +248,7 @@ class Fleet:
 def _loss_level(was_alive: bool, terminating: bool) -> int:
     """Returns how loudly a loss is logged."""
     if terminating:
-        # After its end nothing listens there until discovery drops the address: refused connections are expected.
+        # Refused connections are expected after a worker's end, until discovery drops the address.
         return logging.INFO if was_alive else logging.DEBUG
     return logging.WARNING if was_alive else logging.INFO
 

@@ -1,4 +1,4 @@
-"""How fast workers are: by their own measurements made robust, or like the fleet, or by a guess. Pure."""
+"""The workers' speeds: their own measurements made robust, the fleet's medians, or a guess. Pure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _RESTORE_BYTES_PER_SECOND = 1e10
 _ADAPTER_LOAD_SECONDS = 0.5
 _STEP = StepTimes(base=0.02, slope=0.0002)
 _MEMORY = 5  # different values of a rate, of which the middle one is believed
-_MAX_TRUST = 1000.0  # a rate so many times beyond the fleet's is a fault of its clock
+_MAX_TRUST = 1000.0  # a rate this many times beyond the fleet's is a fault of the worker's clock
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast one worker is, every value known or guessed."""
+    """The speeds of one worker, every value measured or guessed."""
 
     prefill_tokens_per_second: float
     transfer_bytes_per_second: float
     step: StepTimes
-    is_measured: bool  # prefill and step are the worker's own, or of the fleet somebody's
+    is_measured: bool  # prefill and step are measured by the worker or by another one of the fleet
     restore_bytes_per_second: float = _RESTORE_BYTES_PER_SECOND
     adapter_load_seconds: float = _ADAPTER_LOAD_SECONDS
 
@@ -38,7 +38,7 @@ GUESS = Rates(_PREFILL_TOKENS_PER_SECOND, _TRANSFER_BYTES_PER_SECOND, _STEP, Fal
 
 
 class RateModel:
-    """One worker's rates over its last states: a single wild value moves nothing."""
+    """Filters one worker's rates over its last states, so that a single outlier has no effect."""
 
     def __init__(self) -> None:
         self._steps = StepModel()
@@ -46,14 +46,14 @@ class RateModel:
         self._middles: dict[str, float] = {}
 
     def observe(self, load: worker_pb2.WorkerLoad) -> None:
-        """A state of the worker."""
+        """Takes a state of the worker."""
         self._steps.observe(load.num_running, load.decode_step_seconds, load.num_context_tokens)
         self._keep("prefill", load.prefill_tokens_per_second)
         self._keep("transfer", load.transfer_bytes_per_second)
         self._keep("restore", load.restore_bytes_per_second)
 
     def speeds(self) -> Speeds:
-        """What is believed by now, in place of what was told last."""
+        """Returns a view with filtered rates in place of the reported ones."""
         middles = self._middles
         return Speeds(
             middles.get("prefill", 0.0), middles.get("transfer", 0.0), middles.get("restore", 0.0), self._steps.times
@@ -71,7 +71,7 @@ class RateModel:
 
 
 def rates_of(view: WorkerView, fallback: Rates) -> Rates:
-    """A worker's own rates, where it knows them and they can be."""
+    """Returns a worker's own rates, as far as it has measured them and they are plausible."""
     return Rates(
         _trusted(view.prefill_tokens_per_second, fallback.prefill_tokens_per_second),
         _trusted(view.transfer_bytes_per_second, fallback.transfer_bytes_per_second),
@@ -83,7 +83,7 @@ def rates_of(view: WorkerView, fallback: Rates) -> Rates:
 
 
 def fleet_rates(views: Iterable[WorkerView]) -> Rates:
-    """The medians of those who know."""
+    """Returns the medians over the workers that have measured."""
     known = list(views)
 
     def middle(read: Callable[[WorkerView], float], default: float) -> float:

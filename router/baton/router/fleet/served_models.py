@@ -14,9 +14,9 @@ Models = Mapping[str, types_pb2.ModelInfo]  # by name
 def served_models(
     live: Sequence[tuple[WorkerView, types_pb2.ModelInfo]], before: Models
 ) -> dict[str, types_pb2.ModelInfo]:
-    """One model a name: what most of the workers that can decode say; the one served before wins a tie.
+    """Returns one model per name: the one of most decode workers; in a tie the one served before.
 
-    The context is the shortest of those workers', so that every placement can hold every request.
+    Its context is the shortest of those workers', so that every placement can hold every request.
     """
     served: dict[str, types_pb2.ModelInfo] = {}
     names = {info.name for view, info in live if view.can_decode}
@@ -35,7 +35,7 @@ def serves(view: WorkerView, model: types_pb2.ModelInfo) -> bool:
 
 
 def find_mismatches(live: Sequence[WorkerView], models: Models) -> dict[str, str]:
-    """What is wrong with live workers that are never used for what they are there for, by worker id."""
+    """Returns, by worker id, why live workers are never used for their role."""
     problems: dict[str, str] = {}
     for view in live:
         model = models.get(view.model_name)

@@ -1,4 +1,4 @@
-"""A worker as placement sees it: its last state as a frozen value. Knows no connection and no other worker."""
+"""A worker as placement sees it: its last state as a frozen value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LayoutKey(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """What is believed of a worker's speeds. 0, or None: not known yet."""
+    """A worker's measured speeds. 0 or None: not measured yet."""
 
     prefill_tokens_per_second: float
     transfer_bytes_per_second: float
@@ -49,7 +49,7 @@ class Speeds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker's last state. Rates are 0 where the worker does not know them yet."""
+    """One worker's last state. Rates are 0 if the worker has not measured them yet."""
 
     worker_id: str
     epoch: int
@@ -133,7 +133,7 @@ def view_of(
 
 
 def layout_key(layout: kv_pb2.KvLayout) -> LayoutKey:
-    """Equal keys: KV can pass between the two."""
+    """Returns a key that is equal for workers between which KV can pass."""
     groups = tuple(_group_key(group) for group in layout.groups) or (_full_group_key(layout),)
     return LayoutKey(layout.model_digest, layout.tp_size or 1, groups)
 

@@ -1,4 +1,4 @@
-"""The streams to the workers: dialled, watched, dialled again. Tells the fleet; decides nothing."""
+"""The streams from the workers: passes their states to the fleet. Reconnects by itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerWatch:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Watches until cancelled."""
+        """Watches all workers until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 async for found in self._discovery.watch():
@@ -72,7 +72,7 @@ class WorkerWatch:
             backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
 
     async def _watch(self, address: str) -> str:
-        """Hears one stream to its end; returns why it ended."""
+        """Reads one stream to its end and returns why it ended."""
         patience = self._interval_seconds * _MISSED_INTERVALS
         request = worker_pb2.WatchStateRequest(max_interval_ms=round(self._interval_seconds * 1000))
         async with self._dial(address) as channel:

@@ -1,4 +1,4 @@
-"""How the fleet stands, for consoles: totals of this router's placements, and the newest of them. Decides nothing."""
+"""The fleet's state for consoles: totals of this router's placements, and the latest of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_REMEMBERED = 128
 
 
 def bounds_of(decades: range) -> tuple[float, ...]:
-    """Growing bounds in seconds, as many in each decade: 1 ms to 1000 s, say."""
+    """Returns growing bounds in seconds, as many in each decade, for example from 1 ms to 1000 s."""
     first, last = decades[0] * _BOUNDS_A_DECADE, (decades[-1] + 1) * _BOUNDS_A_DECADE
     return tuple(10.0 ** (step / _BOUNDS_A_DECADE) for step in range(first, last + 1))
 
@@ -37,7 +37,6 @@ class _Counts:
         self._sum += seconds * times
 
     def message(self) -> control_pb2.Histogram:
-        """As of now."""
         return control_pb2.Histogram(bounds=self._bounds, counts=self._counts, sum=self._sum)
 
 
@@ -66,17 +65,17 @@ class FleetReport:
         self._reported: deque[Decision] = deque(maxlen=_MAX_REMEMBERED)
 
     def placed(self, decision: Decision) -> None:
-        """A request was placed."""
+        """Records a placement."""
         self._totals.num_placed += 1
         self._totals.num_remote += decision.chosen.prefill is not None
         self._placed.append(decision)
 
     def refused(self) -> None:
-        """A request was not placed."""
+        """Records a refused placement."""
         self._totals.num_refused += 1
 
     def reported(self, outcome: Outcome, told: router_pb2.PlacementOutcome) -> None:
-        """A placement was reported on: what that tells, and the words."""
+        """Records the outcome of a placement."""
         self._reported.append(outcome.decision)
         totals = self._totals
         if outcome.worker_failed:
@@ -94,7 +93,7 @@ class FleetReport:
     def message(
         self, workers: Iterable[router_pb2.WorkerEntry], num_in_flight: int, max_placements: int, now: float
     ) -> router_pb2.GetFleetResponse:
-        """The answer to GetFleet, as of `now` (monotonic seconds)."""
+        """Returns the response to GetFleet at `now` (monotonic seconds)."""
         totals = router_pb2.PlacementTotals(
             num_in_flight=num_in_flight,
             ttft_seconds=self._ttft.message(),

@@ -19,7 +19,7 @@ class PlacementLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request_id: str, decode_id: str, prefill_id: str) -> None:
-        """A request was placed. `prefill_id`: empty where the decode worker prefills."""
+        """Records a placement. `prefill_id` is empty if the decode worker prefills."""
         if not _log.isEnabledFor(logging.INFO):
             return
         self._placed.append((request_id, decode_id, prefill_id))
@@ -29,7 +29,7 @@ class PlacementLog:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Logs what was gathered."""
+        """Logs the recorded placements."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

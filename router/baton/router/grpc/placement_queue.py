@@ -28,9 +28,9 @@ class _Waiting(NamedTuple):
 
 
 class PlacementQueue:
-    """One stream's entries. Decides when an answer can be sent, so that what waits can still be cancelled.
+    """The entries of one stream. Delays answers until they are sent, so that queued requests can still be cancelled.
 
-    `place` waits for nothing; `on_refusal` hears of the failures that are not its own.
+    `place` does not wait; `on_refusal` is called with failures that are not the queue's own.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PlacementQueue:
             self.end()
 
     def receive(self, message: router_pb2.PlaceStreamRequest) -> None:
-        """Takes one message. Nothing happens to it once the stream is closed."""
+        """Takes one message. Ignores it if the stream is closed."""
         if self._closed:
             return
         for entry in message.entries:
@@ -86,7 +86,7 @@ class PlacementQueue:
         self._changed.set()
 
     def close(self) -> None:
-        """Takes nothing more. What waits is still answered."""
+        """Stops taking messages. Queued requests are still answered."""
         self._closed = True
         self._changed.set()
 
@@ -97,7 +97,7 @@ class PlacementQueue:
         self.close()
 
     async def take(self) -> router_pb2.PlaceStreamResponse | None:
-        """The next message, as soon as anything waits: all of it, or what a turn has time for. None: the end."""
+        """Waits for answers and returns them as one message, at most one turn's worth. Returns None at the end."""
         while not self._waiting and not self._refused:
             if self._closed:
                 if self._error is not None:

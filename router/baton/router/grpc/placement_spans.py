@@ -19,11 +19,11 @@ class PlacementSpans:
         self._tracer = tracer
 
     def placed(self, request: router_pb2.PlaceRequest, seconds: float, decision: Decision | None) -> None:
-        """A placement was made just now, in so long. None: it is not remembered."""
+        """Records a span for a placement that took `seconds`. Does nothing if the decision is not kept."""
         self._record(request, seconds, {} if decision is None else _facts(decision))
 
     def refused(self, request: router_pb2.PlaceRequest, seconds: float, reason: str) -> None:
-        """It was refused."""
+        """Records a span for a refused placement."""
         self._record(request, seconds, {}, reason)
 
     def _record(
@@ -39,7 +39,7 @@ class PlacementSpans:
 
 
 def _facts(decision: Decision) -> dict[str, Value]:
-    """Predicted costs are seconds of delay added, by Explain's names."""
+    """Returns the predicted costs in seconds of added delay, by Explain's names."""
     chosen, response = decision.chosen, decision.response
     block_size = max(1, chosen.decode.view.block_size)
     facts: dict[str, Value] = {

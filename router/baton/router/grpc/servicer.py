@@ -1,4 +1,4 @@
-"""baton.v1.RouterService over a Placer and a Fleet. Knows gRPC, decides nothing."""
+"""Serves baton.v1.RouterService from a Placer and a Fleet."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         fleet.listen(self)
 
     def close(self) -> None:
-        """Ends the streams."""
+        """Ends all streams."""
         self._closing = True
         for stream in self._place_streams:
             stream.close()
@@ -73,7 +73,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self.on_models()
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
-        """Place, which waits for nothing."""
+        """Places one request. Does not wait."""
         began = time.perf_counter()
         try:
             response = self._placer.place(request)
@@ -93,7 +93,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return response
 
     def report(self, outcomes: Iterable[router_pb2.PlacementOutcome]) -> None:
-        """How placements went. Waits for nothing."""
+        """Takes the outcomes of placements. Does not wait."""
         for reported in outcomes:
             outcome = self._placer.report(reported)
             if outcome is not None:
@@ -134,7 +134,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 self.report(itertools.islice(outcomes, _OUTCOMES_A_TURN))
                 await asyncio.sleep(0)  # placements have their turn
         finally:
-            self.report(outcomes)  # of a call that nobody waits for any more, too
+            self.report(outcomes)  # also of a call whose client is gone
         return router_pb2.ReportResponse()
 
     async def Explain(self, request: router_pb2.ExplainRequest, context: Context) -> router_pb2.ExplainResponse:  # noqa: N802
@@ -179,15 +179,15 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return router_pb2.UncordonResponse()
 
     def on_models(self) -> None:
-        """Wakes every WatchModels stream."""
+        """Wakes all WatchModels streams."""
         changed, self._models_changed = self._models_changed, asyncio.Event()
         changed.set()
 
     def on_state(self, view: WorkerView, is_new: bool) -> None:
-        """Nothing to tell."""
+        """Does nothing: models are reported when they change."""
 
     def on_lost(self, worker_id: str) -> None:
-        """Nothing to tell."""
+        """Does nothing: models are reported when they change."""
 
     def _count_refusal(self, error: ServiceError) -> None:
         self._metrics.refusals.labels(error.code.name).inc()

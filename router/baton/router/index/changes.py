@@ -1,4 +1,4 @@
-"""Block events as packed arrays: fingerprints, columns, and whether each stores or removes. Knows no index."""
+"""Block events as packed arrays: fingerprints, columns, and whether each stores or removes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Changes:
         self._stores: list[bool] = []
 
     def __len__(self) -> int:
-        """Events, not blocks."""
+        """Number of events, not blocks."""
         return len(self._hashes)
 
     def add(self, slot: int, events: Iterable[kv_pb2.KvEvent]) -> None:
@@ -38,7 +38,7 @@ class Changes:
             self._stores.append(stores)
 
     def packed(self) -> tuple[Fingerprints, Columns, NDArray[np.bool_]]:
-        """One element for each block of each event."""
+        """Returns one element for each block of each event."""
         lengths = [len(one) // HASH_BYTES for one in self._hashes]
         fingerprints = fingerprints_of(b"".join(self._hashes))
         return (
@@ -49,12 +49,12 @@ class Changes:
 
 
 def column_of(slot: int, tier: kv_pb2.KvTier.ValueType) -> int:
-    """Where a worker's blocks of a tier are counted. What is not on the device is on the host."""
+    """Returns the column of a worker's blocks in a tier. All tiers but the device count as the host."""
     return slot * NUM_TIERS + (DEVICE if tier == kv_pb2.KV_TIER_DEVICE else HOST)
 
 
 def fingerprints_of(block_hashes: bytes) -> Fingerprints:
-    """The first 64 bits of each hash, spread; never 0."""
+    """Returns the first 64 bits of each hash, mixed; never 0."""
     halves = np.frombuffer(block_hashes, np.uint64, len(block_hashes) // HASH_BYTES * 2)
     # The table takes its segments from the top bits, and its buckets from the lowest: a product serves both.
     spread: Fingerprints = halves[::2] * _ODD
@@ -63,7 +63,7 @@ def fingerprints_of(block_hashes: bytes) -> Fingerprints:
 
 
 def sorted_set(pieces: list[Fingerprints]) -> tuple[Fingerprints, NDArray[np.int64]]:
-    """All of them in order, each once, and where each was in the pieces together."""
+    """Returns all distinct values in order, and where each was in the concatenated pieces."""
     merged = np.concatenate(pieces)
     order = _order_of(merged)
     merged = merged[order]
@@ -73,7 +73,7 @@ def sorted_set(pieces: list[Fingerprints]) -> tuple[Fingerprints, NDArray[np.int
 
 
 def _order_of(values: Fingerprints) -> NDArray[np.int64]:
-    """As argsort; numpy sorts 16 bits by counting, several times as fast as 64 by comparing."""
+    """Returns the same as argsort. NumPy sorts 16 bits by counting, several times faster than 64 by comparing."""
     order = np.argsort((values >> np.uint64(32)).astype(np.uint16), kind="stable")
     order = order[np.argsort((values >> np.uint64(48)).astype(np.uint16)[order], kind="stable")]
     tops = values[order] >> np.uint64(32)

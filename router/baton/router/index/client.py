@@ -48,12 +48,12 @@ class IndexClient:
         self._addresses = list(split_addresses(addresses, "kvstore")) if isinstance(addresses, str) else list(addresses)
         self._retention_seconds = retention_seconds
         self._dial = dial
-        self._told: set[str] = set()  # workers that this stream has told of
+        self._told: set[str] = set()  # workers that this stream has reported
         self._silent_since: dict[str, float] = {}  # loop time
         self._cleaning: asyncio.Task[None] | None = None
         self.address = ""  # of the replica that is followed, or was last
         self.connected = False
-        self.is_whole = False  # the stream has told of everything
+        self.is_whole = False  # the stream has reported everything
         self.num_resyncs = 0  # streams given up because of a gap
         self.num_stale_blocks = 0  # entries that were dropped because they were found to be out of step
 
@@ -89,7 +89,7 @@ class IndexClient:
         return _PATIENCE_SECONDS if len(self._addresses) > 1 else _PATIENCE_WITH_ONE_SECONDS
 
     async def _follow(self, address: str) -> str:
-        """Hears one stream to its end; returns why it ended."""
+        """Reads one stream to its end and returns why it ended."""
         self._told, self.is_whole = set(), False
         async with self._dial(address) as channel:
             stub: Any = index_pb2_grpc.IndexServiceStub(channel)
@@ -123,7 +123,7 @@ class IndexClient:
                 yield index_pb2.WorkerPosition(worker_id=worker_id, epoch=epoch, sequence=sequence)
 
     async def _take(self, response: index_pb2.WatchResponse) -> bool:
-        """Applies a message. False: it does not follow what was heard before."""
+        """Applies a message. Returns False if a message before it is missing."""
         kind = response.WhichOneof("message")
         if kind == "snapshot":
             return await self._take_snapshot(response.snapshot)
@@ -175,7 +175,7 @@ class IndexClient:
         self._index.silence(worker_id)
 
     def _look_around(self) -> None:
-        """A heartbeat: everything known has been told of; what is not, nobody vouches for."""
+        """Takes a heartbeat: all workers have been reported. Others that the index has may be stale."""
         self.is_whole = True
         for worker_id in self._index.worker_ids:
             if worker_id not in self._told:
@@ -206,7 +206,7 @@ class IndexClient:
 
 
 def _turns(batches: Iterable[kv_pb2.KvEventBatch]) -> Iterator[list[kv_pb2.KvEventBatch]]:
-    """Batches in groups that take about the same time, however many there are."""
+    """Splits batches into groups that take about the same time."""
     turn: list[kv_pb2.KvEventBatch] = []
     size = 0
     for batch in batches:

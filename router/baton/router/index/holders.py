@@ -1,8 +1,8 @@
-"""Who holds a block, as a code of 32 bits: nobody, one column, or a row of bits that several columns share.
+"""The holders of a block, as a code of 32 bits: none, one column, or a row of bits that several columns share.
 
 A column is a worker's slot and a tier. Every code is also the number of its row of bits, so that a lookup turns codes
-into bits with one gather: 0 is a row of zeros, the next 65,535 have one bit each, and only what several columns
-hold takes a row of its own.
+into bits with one gather: 0 is a row of zeros, the next 65,535 have one bit each, and only blocks with several columns
+take a row of their own.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Holders:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use by shared rows."""
+        """Memory of the shared rows."""
         return (self._num_rows - _FIRST_SHARED) * NUM_TIERS * self._words * 8 + self._free.nbytes
 
     @property
     def words(self) -> int:
-        """Of a tier's bits."""
+        """Number of words in one tier's bits."""
         return self._words
 
     def add_slot(self) -> int:
-        """A new slot. NoCapacity: there are too many."""
+        """Returns a new slot. Raises NoCapacity if there are too many."""
         slot = self._num_slots
         if slot == MAX_SLOTS:
             raise NoCapacity(f"the index has {MAX_SLOTS} workers; it takes no more")
@@ -62,18 +62,18 @@ class Holders:
         return slot
 
     def mask_of(self, slots: list[int]) -> Masks:
-        """The bits of slots, in both tiers. [NUM_TIERS, words]"""
+        """Returns the bits of slots, in both tiers. [NUM_TIERS, words]"""
         mask = np.zeros((NUM_TIERS, self._words), np.uint64)
         for slot in slots:
             mask[:, slot // 64] |= np.uint64(1 << (slot % 64))
         return mask
 
     def masks(self, codes: Codes) -> Masks:
-        """The bits of each code."""
+        """Returns the bits of each code."""
         return self._rows[:, codes].swapaxes(0, 1)
 
     def words_of(self, codes: Codes, tier: int) -> NDArray[np.uint64]:
-        """The bits of each code in one tier. [n, words]"""
+        """Returns the bits of each code in one tier. [n, words]"""
         rows = self._rows[tier]
         if self._words > 1:
             taken: NDArray[np.uint64] = rows.take(codes, axis=0, mode="clip")
@@ -83,7 +83,7 @@ class Holders:
         return words
 
     def add(self, codes: Codes, columns: Columns) -> tuple[Codes, NDArray[np.bool_]]:
-        """The codes with a column more each, and which of them lacked it. No shared row may be there twice."""
+        """Adds a column to each code. Returns the new codes, and which lacked it. No shared row may occur twice."""
         single = (columns + 1).astype(np.uint32)
         result = np.where(codes == 0, single, codes)
         lacked = codes != single
@@ -101,7 +101,7 @@ class Holders:
         return result, lacked
 
     def discard(self, codes: Codes, columns: Columns) -> tuple[Codes, NDArray[np.bool_]]:
-        """The codes with a column less each, and which of them had it. No shared row may be there twice."""
+        """Removes a column from each code. Returns the new codes, and which had it. No shared row may occur twice."""
         had = codes == columns + 1
         result = np.where(had, np.uint32(0), codes)
         shared = (codes >= _FIRST_SHARED).nonzero()[0]
@@ -114,7 +114,7 @@ class Holders:
         return result, had
 
     def strip(self, codes: Codes, mask: Masks) -> Codes:
-        """The codes without any of the mask's bits."""
+        """Returns the codes without the mask's bits."""
         left = self.masks(codes) & ~mask
         result = np.where(left.any(axis=(1, 2)), codes, np.uint32(0))
         shared = (codes >= _FIRST_SHARED).nonzero()[0]
@@ -124,12 +124,12 @@ class Holders:
         return result
 
     def _bits(self, columns: Columns) -> tuple[Columns, Columns, NDArray[np.uint64]]:
-        """Where a column's bit is: tier, word, and the bit in it."""
+        """Returns the position of a column's bit: tier, word, and the bit in it."""
         slots = columns // NUM_TIERS
         return columns % NUM_TIERS, slots >> 6, _ONE << (slots & 63).astype(np.uint64)
 
     def _simplified(self, rows: Codes) -> Codes:
-        """Codes for shared rows that lost bits: rows with one bit or none are given back."""
+        """Returns codes for shared rows that lost bits. Frees rows with one bit or none."""
         masks = self.masks(rows).reshape(rows.size, -1)
         counts = np.bitwise_count(masks).sum(axis=1)
         result = rows.copy()

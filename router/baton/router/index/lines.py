@@ -1,7 +1,7 @@
-"""The blocks of an index in the order in which they came: what follows each other in a prompt is side by side here.
+"""The blocks of an index in the order in which they came: blocks that follow each other in a prompt lie side by side.
 
-A line is a block's fingerprint and its code. A lookup that knows one block's line guesses those of the next ones and
-compares: whole prompts are then read as a few pieces of memory. What was guessed wrong is looked for in the table.
+A line is a block's fingerprint and its code. A lookup that has one block's line guesses those of the next blocks and
+compares, so that whole prompts are read as a few pieces of memory. Wrong guesses are looked up in the table.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 Fingerprints: TypeAlias = NDArray[np.uint64]  # [n], never 0
 LineNumbers: TypeAlias = NDArray[np.int64]  # [n]
-Codes: TypeAlias = NDArray[np.uint32]  # [n], never 0 for a block that is there
+Codes: TypeAlias = NDArray[np.uint32]  # [n], never 0 for a stored block
 
 Item = TypeVar("Item", bound=np.generic)
 
 _MIN_FREE = 1024
-# So many fit before anything is copied: a copy of all would hold up lookups.
+# Capacity before the first copy: copying everything would delay lookups.
 _RESERVED = 1 << 25
 # MAP_NORESERVE has a name from Python 3.13 on.
 _LAZILY: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000} if sys.platform == "linux" else {}
@@ -39,16 +39,16 @@ class Lines:
 
     @property
     def end(self) -> int:
-        """All lines that were ever taken are below."""
+        """Upper bound of all lines that were ever used."""
         return self._end
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use; what is only reserved is not counted."""
+        """Memory in use, without what is only reserved."""
         return self._end * 12 + self._free.nbytes
 
     def take(self, count: int) -> LineNumbers:
-        """Lines for blocks that come one after another: growing where it can be."""
+        """Returns lines for consecutive blocks, growing if possible."""
         reused = min(count, self._num_free)
         self._num_free -= reused
         fresh = count - reused
@@ -74,7 +74,7 @@ class Lines:
 
 
 def zeros(shape: tuple[int, ...], dtype: type[Item]) -> NDArray[Item]:
-    """An array whose memory is taken from the system only when it is written; what is never written costs nothing."""
+    """Returns an array whose memory the system allocates only when it is written."""
     length = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, length, **_LAZILY)
@@ -86,7 +86,7 @@ def zeros(shape: tuple[int, ...], dtype: type[Item]) -> NDArray[Item]:
 
 
 def doubled(array: NDArray[Item]) -> NDArray[Item]:
-    """The array with as much again, zeros, at its end."""
+    """Doubles the array, with zeros at its end."""
     grown = zeros((2 * array.shape[0], *array.shape[1:]), array.dtype.type)
     grown[: array.shape[0]] = array
     return grown

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def _edges(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where runs of equal rows begin, and the number of rows."""
+    """Returns where runs of equal rows begin, and the number of rows."""
     differs = masks[1:, 0] != masks[:-1, 0]
     for word in range(1, masks.shape[1]):
         differs |= masks[1:, word] != masks[:-1, word]
@@ -19,8 +19,7 @@ def _edges(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def ends_of(held: NDArray[np.uint64], live: int) -> list[tuple[int, int]]:
-    """Each slot of `live`, a set of bits, that is in the first row, and the number of rows that it is in; it is in no
-    later one again."""
+    """Yields each slot of the bits `live` that is in the first row, with the number of first rows that have it."""
     if held.shape[1] == 1:
         column = held.ravel()
         changes = (column[1:] != column[:-1]).nonzero()[0]
@@ -45,7 +44,7 @@ def ends_of(held: NDArray[np.uint64], live: int) -> list[tuple[int, int]]:
 
 
 def sum_rows(masks: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How often each bit is set, over all rows; quick where few rows differ from the one before. [words * 64]"""
+    """Counts how often each bit is set over all rows. Fast if few rows differ from the one before. [words * 64]"""
     edges = _edges(masks)
     begins, lengths = edges[:-1], edges[1:] - edges[:-1]
     bits = np.unpackbits(masks[begins].astype("<u8", copy=False).view(np.uint8), axis=1, bitorder="little")

@@ -1,9 +1,9 @@
-"""Which worker holds which block, in packed arrays. Knows no stream and no liveness.
+"""The index of which worker holds which block, in packed arrays. Knows no stream.
 
-A worker has a slot, one bit in each tier. Dropping a worker makes its slot dead at once; the bits are cleared
-afterwards in small pieces (`clean`), and only then is the slot given away again. Blocks are known by 64 bits of their
-128: two of 10 million blocks are taken for one with a probability of 3 in a million, and the worker's own lookup
-would find that out.
+A worker has a slot, one bit in each tier. Dropping a worker marks its slot dead at once. The bits are cleared
+afterwards in small pieces (`clean`), and only then is the slot used again. Blocks are identified by 64 bits of their
+128: among 10 million blocks, two collide with a probability of 3 in a million, which the worker's own lookup would
+correct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ABSORBED_BLOCKS = 8192
 
 
 class HeldPrefix(NamedTuple):
-    """How much of a prompt's beginning one worker holds, without a gap: `device + host` blocks."""
+    """The length of the prompt's prefix that one worker holds without a gap: `device + host` blocks."""
 
     device: int  # blocks of it that are on the device
     host: int  # blocks of it that are in host memory only
@@ -30,7 +30,7 @@ class HeldPrefix(NamedTuple):
 
 @dataclass(slots=True)
 class _Holding:
-    """One worker's entries."""
+    """The entries of one worker."""
 
     slot: int
     epoch: int
@@ -43,7 +43,7 @@ class _Arrival:
 
     holding: _Holding
     pieces: dict[int, list[Fingerprints]]  # by column
-    sorted: list[Column]  # what is left to be stored, once all is there
+    sorted: list[Column]  # blocks still to be stored, once the snapshot is complete
 
 
 class PrefixIndex:
@@ -57,52 +57,55 @@ class PrefixIndex:
         self._silent: set[str] = set()  # workers whose entries are kept, and do not count
         self._dying: list[int] = []  # slots
         self._sweep = _Sweep([], 0)
-        self._names: list[str] = []  # worker of each slot; empty: nobody's
+        self._names: list[str] = []  # worker of each slot; empty: free
         self._free_slots: list[int] = []
         self._live: int | None = None  # of the slots that count; None: to be made anew
 
     def __len__(self) -> int:
-        """Distinct blocks, those of dead slots included until cleaned."""
+        """Number of distinct blocks, including those of dead slots until they are cleaned."""
         return len(self._store)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that blocks take."""
+        """Memory of the blocks."""
         return self._store.num_bytes
 
     @property
     def num_dying_blocks(self) -> int:
-        """Entries of dropped workers that are still to be cleaned."""
+        """Number of dropped workers' entries that are still to be cleaned."""
         return sum(map(self._store.num_entries, (*self._dying, *self._sweep.slots)))
 
     @property
     def worker_ids(self) -> Sequence[str]:
-        """Workers that have entries."""
+        """Number of workers with entries."""
         return tuple(self._holdings)
 
     def num_blocks(self, worker_id: str) -> int:
-        """Entries of one worker that count, its tiers counted apart."""
+        """Returns the number of one worker's entries that count, over all tiers."""
         holding = self._holdings.get(worker_id)
         return self._store.num_entries(holding.slot) if holding is not None and worker_id not in self._silent else 0
 
     def epoch(self, worker_id: str) -> int | None:
-        """Of a worker's entries. None: it has none."""
+        """Returns the epoch of a worker's entries, or None if it has none."""
         holding = self._holdings.get(worker_id)
         return holding.epoch if holding is not None else None
 
     def position(self, worker_id: str) -> tuple[int, int] | None:
-        """Epoch and sequence up to which a worker was heard. None: it has no entries."""
+        """Returns the epoch and sequence up to which a worker's events were applied, or None if it has no entries."""
         holding = self._holdings.get(worker_id)
         return (holding.epoch, holding.sequence) if holding is not None else None
 
     def lookup(self, block_hashes: bytes) -> dict[str, int]:
-        """How many of the first blocks each worker holds without a gap, in any tier; without those that hold none."""
+        """Returns how many of the first blocks each worker holds without a gap, in any tier.
+
+        Omits workers that hold none.
+        """
         _, held = self._store.prefixes(fingerprints_of(block_hashes))
         names = self._names
         return {names[slot]: depth for slot, depth in ends_of(held, self._live_bits())} if held.size else {}
 
     def find(self, block_hashes: bytes) -> dict[str, HeldPrefix]:
-        """As `lookup`, by tier. A block in both tiers counts as on the device."""
+        """Returns the same as `lookup`, by tier. A block in both tiers counts as on the device."""
         on_device, held = self._store.prefixes(fingerprints_of(block_hashes))
         if not held.size:
             return {}
@@ -147,7 +150,7 @@ class PrefixIndex:
         return belongs
 
     def collect(self, part: kv_pb2.KvSnapshot) -> bool:
-        """As `receive`, but what came with the last part counts only after `absorb` has returned False."""
+        """Applies the same as `receive`, but the last part counts only once `absorb` has returned False."""
         if part.first:
             self._begin(part)
         arrival = self._arriving.get(part.worker_id)
@@ -164,7 +167,7 @@ class PrefixIndex:
         return True
 
     def absorb(self, max_blocks: int) -> bool:
-        """Stores so many blocks of whole snapshots. False: nothing is left to store."""
+        """Stores up to `num_blocks` of complete snapshots. Returns False if none are left."""
         if not self._absorbing:
             return False
         worker_id, arrival = next(iter(self._absorbing.items()))
@@ -182,7 +185,7 @@ class PrefixIndex:
         return bool(self._absorbing)
 
     def silence(self, worker_id: str) -> None:
-        """The worker's entries, those that come included, are kept and do not count until `hear`."""
+        """Ignores the worker's entries, including later ones, until `hear`."""
         if worker_id not in self._silent:
             self._silent.add(worker_id)
             self._live = None
@@ -198,14 +201,14 @@ class PrefixIndex:
         return worker_id in self._silent
 
     def drop(self, worker_id: str) -> int:
-        """A worker's entries count no more, from now on; returns how many they were."""
+        """Drops a worker's entries at once and returns their number."""
         holding = self._holdings.pop(worker_id, None)
         self._retire(holding)
         self._end_arrivals(worker_id)
         return self._store.num_entries(holding.slot) if holding is not None else 0
 
     def clean(self, max_lines: int) -> bool:
-        """Clears bits of dropped workers in so many lines of the table. False: nothing is left to clean."""
+        """Clears the bits of dropped workers in `num_lines` lines of the table. Returns False if none are left."""
         sweep = self._sweep
         if not sweep.slots:
             sweep = self._sweep = _Sweep(self._dying, 0)
@@ -222,7 +225,7 @@ class PrefixIndex:
         return bool(self._sweep.slots or self._dying)
 
     def _live_bits(self) -> int:
-        """A bit for each slot that counts."""
+        """Returns a bit for each slot that counts."""
         if self._live is None:
             counting = [one.slot for name, one in self._holdings.items() if name not in self._silent]
             self._live = sum(1 << slot for slot in counting)

@@ -1,5 +1,7 @@
-"""Blocks and who holds them, in packed arrays: a table of lines, holders by code, and how many entries each column has.
-Knows no worker's name, no epoch and no liveness."""
+"""Blocks and their holders in packed arrays: a table of lines, holders by code, and the number of entries per column.
+
+Knows no worker's name, no epoch and no liveness.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _FEW_CHANGES = 16
 
 @dataclass(slots=True)
 class Column:
-    """What is left of a snapshot's blocks in one tier, sorted."""
+    """The unstored blocks of a snapshot in one tier, sorted."""
 
     number: int
     fingerprints: Fingerprints
@@ -41,28 +43,28 @@ class BlockStore:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that blocks take."""
+        """Memory of the blocks."""
         return self._table.num_bytes + self._holders.num_bytes
 
     @property
     def num_lines(self) -> int:
-        """To be swept: all entries are in these."""
+        """Number of lines to sweep: all entries are in these."""
         return self._table.lines.end
 
     def num_entries(self, slot: int) -> int:
-        """Of a slot, its tiers counted apart."""
+        """Returns the number of a slot's entries over all tiers."""
         return int(self._counts[slot * NUM_TIERS : (slot + 1) * NUM_TIERS].sum())
 
     def add_slot(self) -> int:
-        """A new slot. NoCapacity: there are too many."""
+        """Returns a new slot. Raises NoCapacity if there are too many."""
         slot = self._holders.add_slot()
         if (slot + 1) * NUM_TIERS > self._counts.size:
             self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
         return slot
 
     def prefixes(self, fingerprints: Fingerprints) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The slots that have each of the first blocks on the device, and those that hold it and all before in any
-        tier. [n, words]"""
+        """Returns the slots that have each of the first blocks on the device, and those that hold all blocks up to it.
+        """
         codes = self._table.find_prefix(fingerprints)
         on_device = self._holders.words_of(codes, DEVICE)
         anywhere = on_device | self._holders.words_of(codes, HOST) if self.uses_host else on_device
@@ -91,8 +93,10 @@ class BlockStore:
             self._change_distinct(fingerprints[chosen], columns[chosen], stores[chosen], order[chosen])
 
     def _change_few(self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_]) -> bool:
-        """Adds new blocks one by one: quicker than array by array. False: others are among them, or there is no room;
-        nothing is changed."""
+        """Adds new blocks one by one, which is faster than by arrays for few.
+
+        Returns False, with no change, if some are known or there is no capacity.
+        """
         blocks = fingerprints.tolist()
         if len(set(blocks)) < len(blocks) or not stores.all():
             return False
@@ -110,7 +114,7 @@ class BlockStore:
     def _change_distinct(
         self, fingerprints: Fingerprints, columns: Columns, stores: NDArray[np.bool_], order: NDArray[np.int64]
     ) -> None:
-        """Changes of different blocks, sorted; `order`: how they came."""
+        """Applies changes of different blocks, sorted. `order` is their order of arrival."""
         table = self._table
         places = table.find(fingerprints)
         new = ((places < 0) & stores).nonzero()[0]
@@ -140,13 +144,13 @@ class BlockStore:
             add_at(self._counts, taken[had], -1)
 
     def column(self, number: int, pieces: list[Fingerprints]) -> Column:
-        """What is to be stored of a snapshot, in one column; its lines are taken."""
+        """Prepares to store a snapshot's blocks in one column, and allocates their lines."""
         fingerprints, order = sorted_set(pieces)
         count = sum(piece.size for piece in pieces)
         return Column(number, fingerprints, order, self._table.lines.take(count), np.ones(count, np.bool_))
 
     def give_up(self, column: Column) -> None:
-        """Nothing more of it is stored: gives back the lines that it did not need."""
+        """Stops storing a snapshot and frees its unused lines."""
         self._table.lines.give(column.lines[column.is_spare])
 
     def store(self, column: Column, max_blocks: int) -> None:

@@ -1,9 +1,9 @@
 """Block fingerprints and the line of each, in packed arrays. Knows no worker and no hash function.
 
 An extendible hash table: the top bits of a fingerprint choose a segment through the directory, its lowest sixteen bits
-name two buckets of eight places there. A block is in the first of the two, or, where that was full, in the second:
-so a lookup reads at most two cache lines a block, and a removal leaves nothing behind. A full segment is split in
-two by the next bit; every other one stays as it is, so that growth never stops the world.
+name two buckets of eight places in it. A block is in the first bucket or, if that was full, in the second, so a lookup
+reads at most two cache lines a block, and a removal leaves no tombstone. A full segment is split in two by the next
+bit. All others stay, so growth never stops all lookups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_FILL = int(0.78 * SEGMENT_PLACES)  # beyond, both buckets of a block are to
 _BUCKET_MASK = np.uint64(_SEGMENT_BUCKETS - 1)
 _SECOND_SHIFT = np.uint64(_BUCKETS_BITS)
 _FIRST_MISSES = 64
-_MIN_PIECES, _LONG_PIECE = 3, 64  # so many, and one more for each that has so many blocks
+_MIN_PIECES, _LONG_PIECE = 3, 64  # at least this many pieces, and one more for each `_LONG_PIECE` blocks
 _FEW_BLOCKS = 384  # of a prompt: to look for them all is as quick as to guess
 _SCATTERED = 16  # blocks: a prompt of which the first pieces together have less lies in no order
 _GUESSED_BITS = 4
@@ -34,7 +34,7 @@ _GUESSED = 1 << _GUESSED_BITS  # blocks of a prompt for each one that is looked 
 _FOLLOWING = np.arange(_GUESSED)
 _FEW = 1024
 _SPLIT_AT_ONCE = 32  # segments: half a megabyte
-# [n, bits]: where the n-th set bit of eight is. -1: there are not so many.
+# [n, bits]: position of the n-th set bit of eight; -1: fewer are set
 _NTH_SET = np.full((_BUCKET_PLACES + 1, 256), -1, np.int64)
 for _bits in range(256):
     for _nth, _place in enumerate(place for place in range(_BUCKET_PLACES) if _bits >> place & 1):
@@ -56,21 +56,21 @@ class BlockTable:
         self._prefixes = [0, 1]
         self._fill = zeros((_RESERVED_SEGMENTS,), np.int64)
         self._keys = zeros((_RESERVED_SEGMENTS * _SEGMENT_BUCKETS, _BUCKET_PLACES), np.uint64)
-        self._line_at = zeros((_RESERVED_SEGMENTS * SEGMENT_PLACES,), np.uint32)  # by place; means nothing where free
+        self._line_at = zeros((_RESERVED_SEGMENTS * SEGMENT_PLACES,), np.uint32)  # by place; undefined where free
         self.lines = Lines()
 
     def __len__(self) -> int:
-        """Blocks that are there."""
+        """Number of stored blocks."""
         return int(self._fill[: self._num_segments].sum())
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use; what is only reserved is not counted."""
+        """Memory in use, without what is only reserved."""
         places = self._num_segments * SEGMENT_PLACES
         return places * 12 + self._directory.nbytes + self._num_segments * 8 + self.lines.num_bytes
 
     def find(self, fingerprints: Fingerprints) -> Places:
-        """Where each block is."""
+        """Returns the place of each block."""
         bases, places = self._look_first(fingerprints)
         missing = (places < 0).nonzero()[0]
         if missing.size:
@@ -78,11 +78,11 @@ class BlockTable:
         return places
 
     def lines_at(self, places: Places) -> LineNumbers:
-        """The lines of blocks that are there."""
+        """Returns the lines of stored blocks."""
         return self._line_at.take(places, mode="clip").astype(np.int64)
 
     def find_prefix(self, fingerprints: Fingerprints) -> Codes:
-        """The codes of the first blocks, up to the first that is not there."""
+        """Returns the codes of the first blocks, up to the first that is not stored."""
         keys, codes = self.lines.fingerprints, self.lines.codes
         pieces: list[Codes] = []
         at, end = 0, fingerprints.size
@@ -109,7 +109,7 @@ class BlockTable:
         return pieces[0] if len(pieces) == 1 else np.concatenate((_NO_CODES, *pieces))
 
     def _guess(self, fingerprints: Fingerprints) -> LineNumbers:
-        """The lines of the first blocks: some are looked for, and the others guessed to be next to them."""
+        """Returns the lines of the first blocks: looks some up and guesses that the others are next to them."""
         marks = self._find_few(fingerprints[::_GUESSED])
         if marks.size and marks.min() < 0:
             marks = marks[: (marks < 0).argmax()]
@@ -128,7 +128,7 @@ class BlockTable:
         return lines
 
     def _line_of(self, fingerprint: int) -> int:
-        """One block's line. -1: it is not there."""
+        """Returns one block's line, or -1 if it is not stored."""
         base = self._directory.item(fingerprint >> (64 - self._bits))
         for bucket in (fingerprint, fingerprint >> _BUCKETS_BITS):
             bucket = base + bucket % _SEGMENT_BUCKETS
@@ -138,7 +138,7 @@ class BlockTable:
         return -1
 
     def _find_first(self, fingerprints: Fingerprints) -> Places:
-        """As `find`, up to the first that is not there."""
+        """Returns the same as `find`, up to the first block that is not stored."""
         bases, places = self._look_first(fingerprints)
         missing = (places < 0).nonzero()[0]
         for some in (missing[:_FIRST_MISSES], missing[_FIRST_MISSES:]):
@@ -165,7 +165,7 @@ class BlockTable:
         return moved
 
     def free_places(self, fingerprints: list[int]) -> list[int] | None:
-        """Where `put` can add these different blocks. None: one is there already, or has no room."""
+        """Returns where `put` can add these different blocks, or None if one is stored already or does not fit."""
         places: list[int] = []
         taken: dict[int, list[int]] = {}  # keys of buckets, with those of these blocks
         fills: dict[int, int] = {}
@@ -210,7 +210,7 @@ class BlockTable:
     def _guess_back(
         self, fingerprints: Fingerprints, lines: LineNumbers, marks: LineNumbers, wrong: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Guesses again, from the next block that was looked for; returns what is wrong still."""
+        """Guesses again from the next block that was looked up, and returns which guesses are still wrong."""
         nexts = (wrong >> _GUESSED_BITS) + 1
         guessed = marks.take(nexts, mode="clip") - ((nexts << _GUESSED_BITS) - wrong)
         np.maximum(guessed, 0, out=guessed)
@@ -220,7 +220,7 @@ class BlockTable:
         return left
 
     def _find_few(self, fingerprints: Fingerprints) -> Places:
-        """As `find`, both buckets at once: quicker where the number of steps is what counts."""
+        """Returns the same as `find`, reading both buckets at once, which takes fewer NumPy calls."""
         bases, count = self._bases(fingerprints), fingerprints.size
         both = np.empty((count, 2), np.int64)
         both[:, 0] = bases + (fingerprints & _BUCKET_MASK).view(np.int64)
@@ -234,7 +234,7 @@ class BlockTable:
         return places
 
     def _bases(self, fingerprints: Fingerprints) -> Places:
-        """The first bucket of each block's segment."""
+        """Returns the first bucket of each block's segment."""
         return self._directory.take((fingerprints >> np.uint64(64 - self._bits)).view(np.int64), mode="clip")
 
     def _look_first(self, fingerprints: Fingerprints) -> tuple[Places, Places]:
@@ -245,7 +245,7 @@ class BlockTable:
         return self._look(fingerprints, _second_buckets(fingerprints, bases))
 
     def _look(self, fingerprints: Fingerprints, buckets: Places) -> Places:
-        # mode="clip" spares numpy a second pass over the indices; none is out of range.
+        # mode="clip" saves NumPy a second pass over the indices; none is out of range.
         hits = np.packbits(self._keys.take(buckets, axis=0, mode="clip") == fingerprints[:, None], bitorder="little")
         places: Places = np.where(hits, (buckets << 3) + _NTH_SET[0].take(hits), -1)
         return places
@@ -317,7 +317,7 @@ class BlockTable:
                 self._enter(segment, other)
 
     def _enter(self, segment: int, other: int) -> None:
-        """Makes the directory know what a segment was split into."""
+        """Updates the directory after a segment was split."""
         bits = self._local_bits[segment]
         if bits == self._bits:
             self._directory = np.repeat(self._directory, 2)
@@ -340,7 +340,7 @@ class BlockTable:
 
 
 def rank_in_runs(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    """For each element the number of equal ones right before it: 0 where a run begins."""
+    """Returns the number of equal elements right before each, 0 where a run begins."""
     numbers = np.arange(values.size)
     begins = np.zeros(values.size, np.int64)
     changes = (values[1:] != values[:-1]).nonzero()[0] + 1
@@ -349,14 +349,14 @@ def rank_in_runs(values: NDArray[np.generic]) -> NDArray[np.int64]:
 
 
 def _runs(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The values of runs of equal elements, and the runs' lengths."""
+    """Returns the values of runs of equal elements, and the runs' lengths."""
     edges = (values[1:] != values[:-1]).nonzero()[0] + 1
     begins = np.concatenate((_ZERO, edges))
     return values[begins], np.concatenate((edges, [values.size])) - begins
 
 
 def add_at(counts: NDArray[np.int64], indices: NDArray[np.int64], amount: int) -> None:
-    """Adds to counts, as often as each index is there."""
+    """Adds to counts, once for each occurrence of an index."""
     if indices.size < _FEW:
         np.add.at(counts, indices, amount)
         return

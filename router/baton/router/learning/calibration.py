@@ -1,4 +1,4 @@
-"""What the estimates missed, learnt from how placements went; and how fast requests come. Pure, owns no clock."""
+"""Corrections of estimates, learned from outcomes, and the rate of arrivals. Pure, owns no clock."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 _WEIGHT = 0.05  # of one outcome; about twenty of memory
 _MOST = 4.0  # no correction is larger, and no outcome counts as further off
 _LARGEST = math.log(_MOST)
-_FORGET_SECONDS = 60.0  # half of a correction is gone when nothing was heard for so long
+_FORGET_SECONDS = 60.0  # half of a correction is dropped after this long without outcomes
 _LEAST_SECONDS = 0.005  # below it the clocks of the network are measured, not the workers
 
 
 class Bias:
-    """How many times longer prompts take than was estimated, for one kind of placement.
+    """The factor from estimated to actual prompt seconds, for one kind of placement.
 
-    Outcomes come seconds after their estimates: each is compared with an estimate that has no factor in it yet, or
-    hundreds under way would push the factor on and on.
+    Outcomes arrive seconds after their estimates. Each is compared with an estimate without the factor, because
+    otherwise hundreds of requests in flight would push the factor further and further.
     """
 
     def __init__(self) -> None:
@@ -23,29 +23,34 @@ class Bias:
         self._heard = 0.0
 
     def observe(self, work: float, rest: float, actual: float, now: float) -> None:
-        """A first token came after so many seconds: the prompt was estimated to take `work`, the factor left out, and
-        all else `rest`."""
+        """Takes a first token's seconds.
+
+        `work` is the estimate for the prompt without the factor, `rest` that of all else.
+        """
         if actual <= 0 or work < 0 or rest < 0:
             return
         work = max(work, _LEAST_SECONDS)
         ratio = math.log(max(actual - rest, work / _MOST) / work)
         faded = self._faded(now)
-        # The longer the wait, the less it tells of the prompt.
+        # The longer the wait, the less the outcome says about the prompt.
         self._log = faded + _WEIGHT * work / (work + rest) * (min(max(ratio, -_LARGEST), _LARGEST) - faded)
         self._heard = now
 
     def factor(self, now: float) -> float:
-        """What an estimate is to be multiplied with; 1 where nothing was learnt."""
+        """Returns the factor for estimates; 1 if there were no outcomes."""
         faded = self._faded(now)
         return math.exp(faded) if faded else 1.0
 
     def _faded(self, now: float) -> float:
-        """A way that looks bad is not taken, and so not measured: it is tried again after a while."""
+        """Moves the factor towards 1 over time.
+
+        An option that looks bad is not taken, and so would never be measured again.
+        """
         return self._log * 0.5 ** ((now - self._heard) / _FORGET_SECONDS) if self._log else 0.0
 
 
 class Arrivals:
-    """What comes in a second, over the last ones."""
+    """The rate of arrivals over the last seconds."""
 
     def __init__(self, memory_seconds: float = 2.0) -> None:
         self._memory = memory_seconds
@@ -54,7 +59,7 @@ class Arrivals:
         self._began: float | None = None
 
     def observe(self, now: float, count: float = 1.0) -> None:
-        """So many more."""
+        """Counts arrivals."""
         now = max(now, self._at)
         self._count = self._decayed(now) + count
         self._at = now
@@ -62,11 +67,11 @@ class Arrivals:
             self._began = now
 
     def per_second(self, now: float) -> float:
-        """The rate of late."""
+        """Returns the recent arrivals per second."""
         return self._decayed(now) / self._memory
 
     def since_begun(self, now: float) -> float:
-        """The same, where the first came within the memory: the rate since then, and over a second at least."""
+        """Returns the arrivals per second since the first one, if that is recent, over at least a second."""
         if self._began is None:
             return 0.0
         seen = 1.0 - math.exp(-max(1.0, now - self._began) / self._memory)

@@ -1,4 +1,4 @@
-"""How long answers are, by model: learnt from requests that ended, and from how far the others are. Pure."""
+"""Expected output lengths by model, learned from ended requests and from the progress of others. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _REFRESH_SECONDS = 1.0
 _MIN_ANSWERS, _MAX_ANSWERS = 512, 16_384  # that are looked back at
 _ANSWERS_PER_OPEN = 4  # of those in between: long enough ago that most have ended
 _MAX_SAMPLE = 1024
-_FORGET_SECONDS = 120.0  # nobody will say any more how it ended
-_LEAST_LEFT = 0.05  # of all: fewer tell nothing of the longest, and nobody may ever say how they ended
+_FORGET_SECONDS = 120.0  # a request without an outcome is dropped
+_LEAST_LEFT = 0.05  # the least share of requests that must be left: fewer say little about the longest outputs
 
 
 @dataclass(slots=True)
@@ -33,17 +33,17 @@ class _Model:
 
 
 class OutputLengths:
-    """The mean for each model.
+    """The mean length for each model.
 
-    The short ones of those that were placed together end first: a fleet that has just begun to work, or that is given
-    more, would take its answers for short. Those that go on count as longer than what they have by now.
+    Of requests placed together, the short ones end first. A fleet that has just started, or that receives more load,
+    would underestimate its outputs. So running requests count as longer than their present length.
     """
 
     def __init__(self) -> None:
         self._models: defaultdict[str, _Model] = defaultdict(_Model)
 
     def begin(self, model: str, placement_id: int, now: float) -> None:
-        """A request was placed."""
+        """Records a placement."""
         known = self._models[model]
         known.answers[placement_id] = _Answer(now)
         known.num_open += 1
@@ -53,7 +53,7 @@ class OutputLengths:
             known.num_open -= not oldest.num_tokens
 
     def end(self, model: str, placement_id: int, num_tokens: int, now: float) -> None:
-        """It ended by itself after so many tokens. 0: otherwise, and tells nothing."""
+        """Records an output of `num_tokens` that ended by itself. 0: it ended otherwise, and is ignored."""
         known = self._models[model]
         answer = known.answers.get(placement_id)
         if answer is None or answer.num_tokens:
@@ -68,7 +68,7 @@ class OutputLengths:
             known.mean = _mean(_sample(known), now)
 
     def expected(self, model: str, max_tokens: int) -> float:
-        """Tokens that a new request will have. max_tokens 0: no limit."""
+        """Returns the expected tokens of a new request. max_tokens 0: no limit."""
         known = self._models.get(model)
         mean = max(1.0, known.mean if known is not None else _PRIOR_TOKENS)
         return min(mean, float(max_tokens)) if max_tokens else mean
@@ -79,7 +79,7 @@ def _sample(model: _Model) -> list[_Answer]:
 
 
 def _mean(answers: Sequence[_Answer], now: float) -> float:
-    """The area under the product-limit estimate (Kaplan and Meier, 1958), drawn to the prior."""
+    """Returns the area under the product-limit estimate (Kaplan and Meier, 1958), drawn to the prior."""
     ended = [one for one in answers if one.num_tokens]
     if not ended:
         return _PRIOR_TOKENS

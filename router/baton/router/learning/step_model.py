@@ -1,8 +1,8 @@
-"""How a worker's decode step grows with its batch and its context, learnt from its own states. Owns no clock.
+"""A worker's decode step as a function of its batch and its context, learned from its states. Owns no clock.
 
 One worker's batches hardly vary while its contexts grow with them, so that its own slopes are mostly noise. Workers of
-one model share theirs: each keeps its own mean, and a plane through it that leans as all of theirs do. A mean of few
-observations, or of long ago, is drawn to the others' plane: a worker that once looked slow would never be asked again.
+one model share theirs: each keeps its own mean, and the slopes come mostly from all of them. A mean of few or old
+observations is drawn to the others' plane, because a worker that once looked slow would never be chosen again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _LEAST_KNOWN = 1e-3
 _FLEET_KNOWN = 2.0  # observations that the fleet's plane counts for, against a worker's own mean
 _MOMENT_WEIGHT = 0.01  # and about a hundred, for what hardly changes: how steps grow
 _FLEET_WEIGHT = 4.0  # of the fleet's slopes against a worker's own
-# Until batches of different sizes were seen: every request beside makes a step so much longer.
+# Prior: how much longer each request makes a step, until batches of different sizes were observed.
 _PRIOR_GROWTH = 0.01
 _PRIOR_VARIANCE = 4.0  # requests squared; how much spread it takes to believe the data instead
-# The same for contexts: a step that reads so many tokens more takes twice as long.
+# The same for contexts: a step that reads this many more tokens takes twice as long.
 _PRIOR_CONTEXT = 200_000.0
 _PRIOR_CONTEXT_VARIANCE = 1e8  # tokens squared
 _OUTLIER = 3.0  # times the usual error, or the usual step: what is beyond counts as being there
 
 
 class Moments(NamedTuple):
-    """What was observed: weighted means, and moments around them. n: requests, c: tokens of context, s: seconds."""
+    """Observations: weighted means, and moments around them. n: requests, c: tokens of context, s: seconds."""
 
     n: float
     c: float
@@ -51,7 +51,7 @@ class StepTimes:
     moments: Moments | None = field(default=None, compare=False, repr=False)  # None: it was not observed
 
     def seconds(self, num_running: float, num_context_tokens: float = 0.0) -> float:
-        """A step of so many requests with so many tokens of context in all."""
+        """Takes a step of `num_requests` with `num_tokens` of context in all."""
         return self.base + self.slope * num_running + self.context_slope * num_context_tokens
 
 
@@ -66,7 +66,7 @@ class StepModel:
         self._error = 0.0  # usual distance of an observation from the plane, in seconds
 
     def observe(self, num_running: int, seconds: float, num_context_tokens: int = 0) -> None:
-        """One state of the worker: what its steps took, with how many requests and tokens of context."""
+        """Takes one state of the worker: its step times, requests and tokens of context."""
         if num_running <= 0:
             self._known = max(self._known * _IDLE_KEEP, _LEAST_KNOWN)
             self._times = None
@@ -95,7 +95,7 @@ class StepModel:
 
     @property
     def times(self) -> StepTimes | None:
-        """The plane. None: nothing was observed."""
+        """Returns the plane, or None without observations."""
         if self._seconds == 0.0:
             return None
         if self._times is None:
@@ -110,7 +110,7 @@ class StepModel:
         return times.seconds(num_running, num_context_tokens)
 
     def _clipped(self, expected: float, seconds: float) -> float:
-        """The observation, no further from what is expected than others usually are."""
+        """Returns the observation, limited to the usual distance from the expected value."""
         bound = _OUTLIER * max(self._error, expected)
         clipped = min(max(seconds, expected - bound), expected + bound)
         self._error += _WEIGHT * (abs(clipped - expected) - self._error)
@@ -118,7 +118,7 @@ class StepModel:
 
 
 def fleet_times(times: Sequence[StepTimes]) -> StepTimes | None:
-    """The plane through all of these workers' observations. None: there are no workers."""
+    """Returns the plane through all of these workers' observations, or None without workers."""
     known = [one.moments for one in times if one.moments is not None]
     if not known:
         return times[0] if times else None
@@ -131,7 +131,7 @@ def fleet_times(times: Sequence[StepTimes]) -> StepTimes | None:
 
 
 def drawn_to_fleet(own: StepTimes, fleet: StepTimes) -> StepTimes:
-    """A worker's plane: through its own mean as far as that is known, and leaning mostly as the fleet's."""
+    """Returns a worker's plane: through its own mean as far as that is known, with slopes mostly of the fleet."""
     at, others = own.moments, fleet.moments
     if at is None or others is None:
         return own
@@ -142,7 +142,7 @@ def drawn_to_fleet(own: StepTimes, fleet: StepTimes) -> StepTimes:
 
 
 def _plane(at: Moments, of: Moments) -> StepTimes:
-    """A plane through the means of `at` with the slopes that the moments of `of` give."""
+    """Returns a plane through the means of `at`, with the slopes of the moments of `of`."""
     nn, cc = of.nn + _PRIOR_VARIANCE, of.cc + _PRIOR_CONTEXT_VARIANCE
     ns = of.ns + _PRIOR_VARIANCE * at.s * _PRIOR_GROWTH
     cs = of.cs + _PRIOR_CONTEXT_VARIANCE * at.s / _PRIOR_CONTEXT
@@ -154,7 +154,7 @@ def _plane(at: Moments, of: Moments) -> StepTimes:
     elif context_slope < 0:
         slope, context_slope = ns / nn, 0.0
     slope, context_slope = max(slope, 0.0), max(context_slope, 0.0)
-    # And it never extrapolates to less than nothing.
+    # An extrapolation is never negative.
     grown = slope * at.n + context_slope * at.c
     if grown > at.s:
         slope, context_slope = slope * at.s / grown, context_slope * at.s / grown

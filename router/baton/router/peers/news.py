@@ -1,4 +1,4 @@
-"""What one router tells the others: placements, their ends, lost workers, cordons. Owns no connection and no clock."""
+"""News between routers: placements, their ends, lost workers, cordons. Owns no connection and no clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.router.requests.in_flight import OWN, InFlight, Placed, Share
 from baton.router.requests.prompt_sketch import Sketch
 from baton.v1 import router_pb2
 
-_SKETCH_HASHES = 64  # told of each prompt
+_SKETCH_HASHES = 64  # sent with each prompt
 _MAX_WAITING = 20_000  # messages for one reader; one that lags more must begin anew
 _SNAPSHOT_PART = 500  # placements or ends in one message
 
@@ -28,7 +28,7 @@ class Reader:
 
     @property
     def has_news(self) -> bool:
-        """Whether something waits."""
+        """Whether news are queued."""
         return bool(self.placements or self.ends or self.cordons or self.suspicions)
 
 
@@ -43,19 +43,19 @@ class PeerNews:
         self._readers: list[Reader] = []
 
     def join(self, wake: Callable[[], None]) -> Reader:
-        """A new reader: it gets all news from now on, and `wake` is called at each."""
+        """Adds a reader. It receives all later news, and `wake` is called at each."""
         reader = Reader(wake)
         self._readers.append(reader)
         return reader
 
     def leave(self, reader: Reader) -> None:
-        """A reader is gone."""
+        """Removes a reader."""
         self._readers.remove(reader)
 
     def snapshot(self) -> Iterator[router_pb2.ShareResponse]:
-        """Everything that is known now, whoever told it, in parts.
+        """Returns the present state in parts, from all routers.
 
-        The last ends too: a reader that was away still counts placements whose ends it has missed.
+        Includes the last ends: a reader that was disconnected still counts placements whose ends it missed.
         """
         now = self._clock()
         known = list(self._in_flight.all())
@@ -74,7 +74,7 @@ class PeerNews:
         yield router_pb2.ShareResponse(router_id=self.router_id, cordons=cordons, complete=True)
 
     def take(self, reader: Reader) -> router_pb2.ShareResponse:
-        """The news that wait for a reader; empty ones prove that the sender lives."""
+        """Returns the reader's queued news, empty ones too, which prove that this router is alive."""
         now = self._clock()
         response = router_pb2.ShareResponse(
             router_id=self.router_id,
@@ -89,7 +89,7 @@ class PeerNews:
         return response
 
     def on_placed(self, placed: Placed) -> None:
-        """This router placed a request."""
+        """Queues a placement of this router."""
         if self._readers:
             entry = self._message(placed), self._clock()
             for reader in self._readers:
@@ -97,19 +97,19 @@ class PeerNews:
                 self._notify(reader)
 
     def on_ended(self, placement_id: int) -> None:
-        """A placement was reported on here."""
+        """Queues the end of a placement that was reported to this router."""
         for reader in self._readers:
             reader.ends.append(placement_id)
             self._notify(reader)
 
     def on_suspected(self, worker_id: str, epoch: int) -> None:
-        """A gateway told this router that it lost a worker."""
+        """Queues a worker that a gateway reported as lost."""
         for reader in self._readers:
             reader.suspicions.append((worker_id, epoch))
             self._notify(reader)
 
     def on_cordon(self, cordon: Cordon) -> None:
-        """A worker was cordoned or uncordoned here."""
+        """Queues a cordon or its end."""
         for reader in self._readers:
             reader.cordons.append(cordon)
             self._notify(reader)
@@ -142,7 +142,7 @@ class PeerNews:
 
 
 def placed_of(message: router_pb2.SharedPlacement) -> Placed:
-    """What another router told."""
+    """Applies another router's news."""
     return Placed(
         message.placement_id,
         tuple(

@@ -1,7 +1,7 @@
-"""The streams from the other routers: dialled, followed, dialled again. Their placements count here like own ones.
+"""The streams from the other routers, whose placements count here like own ones. Reconnects by itself.
 
-What one router places another one knows after 20 ms and the way there; a second after a router was heard last its
-placements count no more (workers' states show by then what really runs).
+Other routers receive a placement within 20 ms and the network's delay. One second after the last message from a router,
+its placements are dropped, because by then the workers' states show what really runs.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Peers:
         self._stubs: dict[str, Any] = {}  # of live ones
 
     def __len__(self) -> int:
-        """Other routers that are heard now."""
+        """Returns the routers with an open stream."""
         return len(self._stubs)
 
     async def run(self) -> None:
-        """Follows until cancelled."""
+        """Follows all routers until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forget_silent())
@@ -76,7 +76,7 @@ class Peers:
             self._tasks.clear()
 
     async def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
-        """What any of the others knows of a placement. NotFound: nobody does."""
+        """Asks the other routers to explain a placement. Raises NotFound if none knows it."""
         asked = router_pb2.ExplainRequest()
         asked.CopyFrom(request)
         asked.only_here = True
@@ -109,7 +109,10 @@ class Peers:
             backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)
 
     async def _follow(self, address: str) -> str:
-        """Hears one stream to its end; returns why it ended. Empty: it is this router itself."""
+        """Reads one stream to its end and returns why it ended.
+
+        Returns an empty string if the address is this router's own.
+        """
         async with self._dial(address) as channel:
             stub: Any = router_pb2_grpc.RouterPeerServiceStub(channel)
             call = stub.Share(router_pb2.ShareRequest(router_id=self._router_id))
@@ -132,12 +135,12 @@ class Peers:
                 call.cancel()
 
     def take(self, response: router_pb2.ShareResponse) -> None:
-        """What another router told."""
+        """Applies another router's news."""
         now = self._clock()
         self._heard[response.router_id] = now
         for message in response.placements:
             if message.router_id != self._router_id:
-                # It may be gone, and never be heard by this router itself.
+                # The worker may be gone, so that this router never receives its state.
                 self._heard.setdefault(message.router_id, now)
                 placed, at = placed_of(message), now - message.age_ms / 1000
                 self._in_flight.begin(placed, at)
@@ -150,7 +153,7 @@ class Peers:
             self._fleet.take_cordon(Cordon(told.worker_id, told.cordoned, told.stamp_us))
 
     def forget_silent(self) -> None:
-        """Ends what routers placed that were not heard for a second."""
+        """Drops the placements of routers that sent nothing for a second."""
         limit = self._clock() - _FORGET_SECONDS
         for router_id in [router_id for router_id, heard in self._heard.items() if heard < limit]:
             del self._heard[router_id]

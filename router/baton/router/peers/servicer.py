@@ -1,4 +1,4 @@
-"""baton.v1.RouterPeerService: tells other routers what this one knows. Knows gRPC, decides nothing."""
+"""Serves baton.v1.RouterPeerService: sends this router's news to other routers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RouterPeerServicer(router_pb2_grpc.RouterPeerServiceServicer):
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """Ends the streams."""
+        """Ends all streams."""
         self._closing.set()
 
     async def Share(  # noqa: N802

@@ -21,7 +21,7 @@ _KINDS = (
 
 
 def response_of(placement_id: int, chosen: Option, candidates: Sequence[Option] = ()) -> router_pb2.PlaceResponse:
-    """The answer to a PlaceRequest. `candidates`: for Explain, the chosen one first."""
+    """Returns the response to a PlaceRequest. For Explain, `candidates` has the chosen option first."""
     decode, prefill = chosen.decode, chosen.prefill
     return router_pb2.PlaceResponse(
         placement_id=placement_id,
@@ -34,7 +34,7 @@ def response_of(placement_id: int, chosen: Option, candidates: Sequence[Option] 
 
 
 def evidence_of(standings: Sequence[Standing], refused: Mapping[str, str], at: float) -> list[router_pb2.Evidence]:
-    """What was known of each worker, and why others were not considered."""
+    """Returns what was known of each worker, and why the others were refused."""
     told = [_evidence(one, at) for one in standings]
     return told + [router_pb2.Evidence(worker_id=name, refusal=why) for name, why in sorted(refused.items())]
 

@@ -1,4 +1,4 @@
-"""How workers stand that know nothing of a request: made once, and again where something has changed since."""
+"""A cache of workers' snapshots without a request's part. Makes a snapshot again only if its worker changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Board:
         self._backlogs: dict[str, float] = {}  # by worker, where prompts are computed: when that was looked at
 
     def bring_up(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
-        """Shows these workers as of now. `views`: another sequence whenever one of them is another one."""
+        """Updates the snapshots. `views` must be a new sequence if any of its views is new."""
         if views is not self._views or fallback is not self._fallback:
             self._take(views, fallback, now)
         changed = self.changed

@@ -1,8 +1,8 @@
-"""What a placement costs, in seconds of delay added: to the request itself, and to those it meets. Pure functions.
+"""The cost of a placement in seconds of added delay, for the request itself and for those it meets. Pure functions.
 
-A second between tokens is felt less than one before the first token, by `Standing.stream_part`.
+A second between tokens costs less than one before the first token, by `Standing.stream_part`.
 
-Everything is computed from the workers' states, their measured rates, and the placements that are on their way.
+Costs are computed from the workers' states, their measured rates, and the placements in flight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from baton.router.placement.standing import NO_TRAFFIC, Demand, Standing, Traffic
 
-# submit, started, accept, first token, complete: what a hand-over costs when nothing has to be moved.
+# submit, started, accept, first token, complete: the cost of a hand-over that moves no KV
 _HANDOVER_SECONDS = 0.002
 _MOST_GROWTH = 0.8  # of steps with their batch: beyond it a queue grows, not the batch
 
@@ -31,17 +31,16 @@ class Costs(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
         return sum(self)
 
     @property
     def to_first_token(self) -> float:
-        """The part that passes before the first token."""
+        """The part before the first token."""
         return self.queue + self.prefill + self.transfer + self.restore + self.adapter
 
 
 def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Costs:
-    """The cost of decoding there, whoever prefills. `floor_seconds` is the fastest step that any worker offers."""
+    """Returns the cost of decoding alone. `floor_seconds` is the fastest step of any worker."""
     step = decode.rates.step
     beside, num_output_tokens = decode.num_beside, demand.num_output_tokens
     context = demand.num_prompt_tokens + num_output_tokens / 2
@@ -60,7 +59,7 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
 
 
 def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
-    """The decode worker prefills: its batch stands still meanwhile."""
+    """Returns the cost if the decode worker prefills, which delays its batch."""
     prefill = decode.prefill_seconds(demand) * traffic.bias
     restore = decode.restore_seconds() if decode.num_host_tokens else 0.0
     return Costs(
@@ -76,7 +75,7 @@ def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_
 
 
 def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
-    """Another worker prefills and sends the KV while it computes."""
+    """Returns the cost if another worker prefills and sends the KV while it computes."""
     seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
     num_bytes = max(0, demand.num_prompt_tokens - decode.num_cached_tokens) * decode.view.kv_bytes_per_token
     moving = num_bytes / decode.rates.transfer_bytes_per_second
@@ -97,7 +96,7 @@ def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, tr
 
 
 class Screened(NamedTuple):
-    """What all decode workers cost, without the parts."""
+    """The total costs of all decode workers."""
 
     totals: list[float]  # of local, for each
     # What each adds at least to a remote prefill, its transfer and hand-over included: with its queue, and without.
@@ -107,7 +106,10 @@ class Screened(NamedTuple):
 
 
 def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
-    """The totals of `local` for every worker, in one pass: what every placement computes for the whole fleet."""
+    """Returns the totals of `local` for every worker.
+
+    Computed in one pass, because every placement needs the whole fleet.
+    """
     prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
     places = demand.num_choices
     strained = demand.itl_seconds > 0
@@ -155,7 +157,7 @@ def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, tr
 
 
 class RemoteBounds(NamedTuple):
-    """What prefilling costs at least at each worker, whoever decodes: with its queue, and without."""
+    """Lower bounds of the cost of prefilling at each worker, for any decode worker: with its queue, and without."""
 
     queued: list[float]
     work: list[float]
@@ -165,7 +167,8 @@ class RemoteBounds(NamedTuple):
 def remote_bounds(
     prefills: Sequence[Standing], demand: Demand, traffic: Traffic, stalls: Sequence[float] | None = None
 ) -> RemoteBounds:
-    """Bounds for every prefill worker, in one pass. `stalls`: those of `screen`, if it was given the same workers."""
+    """Returns bounds for every prefill worker, in one pass. `stalls` are those of `screen` if it had the same workers.
+    """
     prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
     if stalls is None:
         stalls = [_stall_seconds(one, one.num_stalled, 1.0, demand) for one in prefills]
@@ -183,15 +186,20 @@ def remote_bounds(
 
 
 def not_hidden(decode: Standing, moving: float, backlog: float, prefill: float) -> float:
-    """Seconds that a pair costs beyond the bounds of both its sides: its prefill, behind such a backlog, ends before
-    the transfer, or before the decode worker's own prompts."""
+    """Returns the seconds by which a pair exceeds the bounds of its two sides.
+
+    That happens if the prefill, behind its backlog, ends before the transfer or before the decode worker's own prompts.
+    """
     exposed = moving - prefill - moving / max(1, decode.view.num_layers)
     waits = decode.backlog_seconds - prefill - backlog
     return (exposed if exposed > 0 else 0.0) + (waits if waits > 0 else 0.0)
 
 
 def echo(one: Standing, demand: Demand) -> float:
-    """What a delay of a batch grows to: streams that stay longer slow those that come, and these the next ones."""
+    """Returns the factor by which a batch's delay grows.
+
+    Streams that stay longer slow later ones, which then stay longer too.
+    """
     step = one.rates.step
     context = demand.num_prompt_tokens + demand.num_output_tokens / 2
     growth = one.num_beside * (step.slope + step.context_slope * context) / one.step_seconds(demand)
@@ -199,31 +207,31 @@ def echo(one: Standing, demand: Demand) -> float:
 
 
 def least_transfer(decode: Standing, demand: Demand) -> float:
-    """What a hand-over to there costs at least, whoever prefills."""
+    """Returns a lower bound of a hand-over's cost to a decode worker, for any prefill worker."""
     return moving_seconds(decode, demand) / max(1, decode.view.num_layers) + _HANDOVER_SECONDS
 
 
 def moving_seconds(decode: Standing, demand: Demand) -> float:
-    """Sending what the decode worker does not hold, were nothing hidden."""
+    """Returns the seconds to send the KV that the decode worker lacks, if none of it were hidden."""
     num_tokens = max(0, demand.num_prompt_tokens - decode.num_cached_tokens)
     return num_tokens * decode.view.kv_bytes_per_token / decode.rates.transfer_bytes_per_second
 
 
 def seconds_per_seat(decode: Standing, demand: Demand) -> float:
-    """How often a place in a full batch becomes free."""
+    """Returns the mean seconds between free seats in a full batch."""
     seats = max(1, decode.view.max_num_requests)
     step = decode.rates.step.seconds(seats, decode.view.num_context_tokens)
     return demand.num_output_tokens * step / seats
 
 
 def _later_seconds(one: Standing, work: float, traffic: Traffic) -> float:
-    """Those that this one overtakes, and those expected to come until it is computed, wait for it."""
+    """Returns the delay of waiting requests that this one overtakes, and of those expected until it is computed."""
     coming = traffic.placements_per_second * (one.backlog_seconds + work / 2)
     return work * (coming + one.num_behind)
 
 
 def _stall_seconds(one: Standing, num_stalled: int, seconds: float, demand: Demand) -> float:
-    """Streams stand still for so long."""
+    """Returns the delay of streams that stall during a prefill."""
     return num_stalled * seconds * echo(one, demand) * one.stream_part(demand) if num_stalled else 0.0
 
 
@@ -233,7 +241,7 @@ def _seat_seconds(decode: Standing, demand: Demand) -> float:
 
 
 def _memory_seconds(decode: Standing, demand: Demand) -> float:
-    """What is missing when everything beside has grown must be preempted, and computed again."""
+    """Returns the delay of preempting and recomputing the blocks that will be missing once the batch has grown."""
     view = decode.view
     block_size = view.block_size or 1
     own = demand.num_prompt_tokens - decode.num_cached_tokens + demand.num_output_tokens

@@ -1,4 +1,4 @@
-"""One decision: who may take the request, what each way costs, which is best, or why none is. Pure."""
+"""One decision: the workers that may take the request, the cost of each option, and the best or a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """What it counts for its tenant: prompt and expected output."""
+        """Returns the tokens that count for the tenant: prompt and expected output."""
         return self.demand.num_prompt_tokens + int(self.demand.num_output_tokens)
 
 
@@ -51,11 +51,10 @@ def decide(
     traffic: Traffic = NO_TRAFFIC,
     spare: bool = True,
 ) -> list[Option]:
-    """The options, the chosen one first. `standings`: usable workers, one that decodes at least. Without `spare`
-    nobody asks for the others.
+    """Returns the options, the chosen one first. `standings` are usable workers, of which at least one decodes.
 
-    InvalidRequest: no pool can ever hold the prompt. NoCapacity: queues are full, the tenant has more than its share
-    of full queues, or no option meets the time limit.
+    Without `spare` only the first option is needed. Raises InvalidRequest if no pool can ever hold the prompt;
+    NoCapacity if queues are full, the tenant exceeds its share of full queues, or no option meets the time limit.
     """
     demand = asked.demand
     below_share = is_below_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens)
@@ -78,9 +77,12 @@ def admitted(
     now: Traffic,
     tenants: Mapping[str, TenantLoad],
 ) -> list[Option]:
-    """The first option that adds good streams first. NoCapacity: the wait before each is too long for the objective,
-    the tenant has its share of a fleet where requests wait, or each would spoil more streams than it adds; where that
-    is measured, not guessed."""
+    """Moves the first option that adds good streams to the front.
+
+    Raises NoCapacity if the wait of every option exceeds the objective, if the tenant has its share of a fleet with
+    waiting requests, or if each option would spoil more streams than it adds, as far as rates are measured and not
+    guessed.
+    """
     _check_wait(options, asked, objectives, tenants)
     for place, option in enumerate(options):
         measured = option.decode.rates.is_measured and (option.prefill or option.decode).rates.is_measured
@@ -126,14 +128,14 @@ def _check_wait(
 def candidates(
     asked: Asked, standings: Sequence[Standing], rotation: int = 0, traffic: Traffic = NO_TRAFFIC
 ) -> list[Option]:
-    """Every way that can be told apart by its cost, full queues included, best first."""
+    """Returns every option with a distinct cost, including full queues, best first."""
     decodes = [one for one in standings if one.view.can_decode]
     prefills = [one for one in standings if one.view.can_prefill_for_others]
     return rank(decodes, prefills, asked.demand, rotation, traffic, complete=True)
 
 
 def _with_room(decodes: Sequence[Standing], asked: Asked, bound: int) -> list[Standing]:
-    """The decode workers that can take one more. NoCapacity: none."""
+    """Returns the decode workers that can take one more request. Raises NoCapacity if there is none."""
     free = filters.with_room(decodes, asked.demand, bound)
     if free:
         return free
@@ -166,7 +168,8 @@ def _check_share(
 
 
 def _in_time(options: list[Option], asked: Asked) -> list[Option]:
-    """The best option that meets the time limit first. NoCapacity: none does, where that is measured, not guessed."""
+    """Moves the best option that meets the time limit to the front. Raises NoCapacity if none does by measured rates.
+    """
     limit = asked.timeout_seconds
     for place, option in enumerate(options):
         measured = (option.prefill or option.decode).rates.is_measured

@@ -55,7 +55,7 @@ class Decisions:
         return len(self._by_placement)
 
     def add(self, decision: Decision, num_hash_bytes: int) -> None:
-        """Remembers a placement, whose request has so many bytes of block hashes."""
+        """Keeps a decision, whose request has `num_hash_bytes` of block hashes."""
         request, placement_id = decision.request, decision.response.placement_id
         decision.num_bytes = num_hash_bytes + 1000 + _BYTES_PER_STANDING * len(decision.grounds.standings)
         self._by_placement[placement_id] = decision
@@ -68,16 +68,16 @@ class Decisions:
                 del self._by_request[oldest.request.request_id]
 
     def get(self, placement_id: int) -> Decision | None:
-        """A placement, if it is remembered."""
+        """Returns a placement's decision, or None if it is not kept."""
         return self._by_placement.get(placement_id)
 
     def last_of(self, request_id: str) -> Decision | None:
-        """A request's last placement, if it is remembered."""
+        """Returns a request's last decision, or None if it is not kept."""
         placement_id = self._by_request.get(request_id)
         return self._by_placement.get(placement_id) if placement_id is not None else None
 
     def explain(self, request: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
-        """The answer to an ExplainRequest. NotFound: unknown, or too old."""
+        """Returns the response to an ExplainRequest. Raises NotFound if the placement is unknown or too old."""
         if request.WhichOneof("placement") == "request_id":
             decision, wanted = self.last_of(request.request_id), f"request {request.request_id!r}"
         else:

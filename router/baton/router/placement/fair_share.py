@@ -1,9 +1,8 @@
-"""Which tenant is refused first when the fleet is full. Pure.
+"""The tenants that are refused first when the fleet is full. Pure.
 
-A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues are, or how much of the
-wait is taken that the objective has room for: alone, or while there is room, everything; in full queues its share and
-no more. Workers serve their queues in order, so that tokens
-are served in the proportion in which they wait.
+A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues are, or by how much of
+the objective's wait is used. Alone, or while queues are empty, it may hold everything; in full queues only its share.
+Workers serve their queues in order, so tokens are served in the proportion in which they wait.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from baton.router.requests.in_flight import TenantLoad
 _FULL = 0.8
 # Of an objective's room, what a wait may be expected to take.
 _WAIT_PART = 0.5
-# The part of a queue that is kept, beyond its bound, for tenants below their share: a tenant that fills the queues
-# while it is alone has no other refused.
+# The part of a queue beyond its bound that is reserved for tenants below their share, so that a tenant that fills the
+# queues while it is alone does not get others refused.
 _NEWCOMERS_PART = 0.25
-# Less urgent requests leave so much of each queue to the others.
+# The part of each queue that less urgent requests leave to others.
 BACKGROUND_PART = 0.5
 
 
 def fullness(standings: Sequence[Standing], max_queue_depth: int) -> float:
-    """How full the fleet's queues are, in [0, 1]. No worker: full."""
+    """Returns how full the fleet's queues are, in [0, 1]; 1 if there is no worker."""
     if not standings:
         return 1.0
     waiting = sum([min(one.num_waiting, max_queue_depth) for one in standings])
@@ -35,9 +34,9 @@ def fullness(standings: Sequence[Standing], max_queue_depth: int) -> float:
 
 
 def wait_pressure(costs: Costs, ttft_seconds: float) -> float:
-    """How much of the wait that an objective has room for is taken. Above 1: too much.
+    """Returns the used part of the wait that an objective allows. Above 1: too much.
 
-    Half of the room is left for what estimates miss; a long prompt may wait as long as it takes by itself.
+    Half of the wait is reserved for estimation errors. A long prompt may wait as long as it takes to compute.
     """
     work = costs.to_first_token - costs.queue
     return costs.queue / (_WAIT_PART * max(ttft_seconds - work, work))
@@ -46,7 +45,7 @@ def wait_pressure(costs: Costs, ttft_seconds: float) -> float:
 def exceeds_share(
     tenants: Mapping[str, TenantLoad], tenant: str, weight: float, num_tokens: int, how_full: float
 ) -> bool:
-    """Whether so many more tokens are more than the tenant's share of a fleet that is so full."""
+    """Whether `num_tokens` more exceed the tenant's share of a fleet that is this full."""
     own = tenants.get(tenant)
     if how_full <= 0 or own is None or len(tenants) == 1:
         return False
@@ -57,13 +56,13 @@ def exceeds_share(
 
 
 def is_below_share(tenants: Mapping[str, TenantLoad], tenant: str, weight: float, num_tokens: int) -> bool:
-    """Returns whether a tenant has less than its share with so many more tokens, where others have some too."""
+    """Returns whether a tenant stays below its share with `num_tokens` more, while other tenants have some."""
     has_others = any(name != tenant for name in tenants)
     return has_others and not exceeds_share(tenants, tenant, weight, num_tokens, _FULL)
 
 
 def queue_bound(max_queue_depth: int, priority: int, below_share: bool = False) -> int:
-    """How many requests may wait at a worker before one of this priority is refused there.
+    """Returns how many requests may wait at a worker before one of this priority is refused there.
 
     `below_share`: its tenant has less than its share.
     """

@@ -1,4 +1,4 @@
-"""Which workers may take a request, and why the others may not. Pure functions."""
+"""The workers that may take a request, and why others may not. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from baton.v1 import types_pb2
 def usable(
     views: Sequence[WorkerView], model: types_pb2.ModelInfo, excluded: Collection[str]
 ) -> tuple[list[WorkerView], dict[str, str]]:
-    """Live workers that serve the model and take new requests; and for each other one the reason.
+    """Returns the live workers that serve the model and take new requests, and why each other one does not.
 
-    Those whose devices are stuck are among them only where no other one decodes.
+    Stalled workers are included only if no other worker decodes.
     """
     kept: list[WorkerView] = []
     stuck: list[WorkerView] = []
@@ -45,7 +45,7 @@ def _ids(views: Sequence[WorkerView]) -> set[str]:
 
 
 def with_room(standings: Sequence[Standing], demand: Demand, max_queue_depth: int) -> list[Standing]:
-    """Those whose pools can ever hold the prompt and one token, and whose queues are within their bound."""
+    """Returns the workers whose pools can hold the prompt and one token, and whose queues are within their bound."""
     num_tokens = demand.num_prompt_tokens
     return [one for one in standings if one.num_waiting < max_queue_depth and num_tokens <= one.view.max_prompt_tokens]
 

@@ -1,4 +1,4 @@
-"""What a router has learnt: rates, output lengths, how fast requests come, what its estimates missed. Owns no clock."""
+"""What a router learns: rates, output lengths, arrival rates and the errors of its estimates. Owns no clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STALL_MEMORY_SECONDS = 2.0  # of the prompts that a worker was given
 _MAX_STALLED = 0.9
 _LASTING_SECONDS = 10.0  # about as long as a stream lives
 _MAX_LASTING_STALL = 0.8  # a fleet that has just begun computes what it will soon have cached
-_FEWEST_GAPS = 4  # between tokens, to tell a stream's speed
+_FEWEST_GAPS = 4  # between tokens, to measure a stream's speed
 _MOST_LENGTH = 3.0  # times the expected one: no stream counts for more
 
 
@@ -38,7 +38,7 @@ _NOTHING_GIVEN = _Given(0.0, 0.0, 0.0)
 
 
 class Learnt:
-    """Grows with every outcome; nothing in it is configured."""
+    """Learns from every outcome. Nothing in it is configured."""
 
     def __init__(self) -> None:
         self.lengths = OutputLengths()
@@ -52,7 +52,7 @@ class Learnt:
         self._fleet: dict[bytes, tuple[float, Rates]] = {}
 
     def placed(self, shares: Sequence[Share], now: float) -> None:
-        """A request was placed so, by this router or by another one."""
+        """Takes a placement of this router or another."""
         self.arrivals.observe(now)
         self._lasting.observe(now)
         for share in shares:
@@ -64,8 +64,10 @@ class Learnt:
                 self._given[share.worker_id] = _Given(given.of_late + num_tokens, given.left + num_tokens, now)
 
     def given(self, worker_id: str, now: float) -> tuple[float, float]:
-        """The part of a worker's time, in [0, 0.9], in which its decodes stand still for prompts; and the seconds that
-        are left of the prompts given to it, had it nothing else to do."""
+        """Returns the part of a worker's time, in [0, 0.9], in which prompts stall its decodes.
+
+        Also returns the seconds of prompt work left, if the worker did nothing else.
+        """
         given = self._given_until(worker_id, now)
         speed = self._speed(worker_id)
         return min(_MAX_STALLED, given.of_late / _STALL_MEMORY_SECONDS / speed), given.left / speed
@@ -84,7 +86,7 @@ class Learnt:
         return (known[2] if known is not None else GUESS).prefill_tokens_per_second
 
     def learn(self, decision: Decision, outcome: router_pb2.PlacementOutcome, now: float) -> None:
-        """A placement went well."""
+        """Learns from the outcome of a successful placement."""
         if outcome.first_token_us:
             best = decision.chosen
             digest = best.decode.view.model_digest
@@ -104,7 +106,7 @@ class Learnt:
             self.promises.observe(promise, first_token, between, now, min(length, _MOST_LENGTH))
 
     def traffic(self, model: types_pb2.ModelInfo, num_workers: int, now: float) -> Traffic:
-        """What comes to each of so many workers, and what the estimates for a model are to be multiplied with."""
+        """Returns the traffic per worker, and the factors by which a model's estimates must be corrected."""
         digest = model.digest
         per_second, count = self.arrivals.per_second(now), max(1, num_workers)
         prompt_seconds = self._prompt_seconds.per_second(now) / per_second if per_second else 0.0
@@ -117,7 +119,7 @@ class Learnt:
         )
 
     def rates(self, view: WorkerView, fallback: Rates) -> Rates:
-        """A worker's rates, made once for each state and fallback."""
+        """Returns a worker's rates, cached for each state and fallback."""
         known = self._rates.get(view.worker_id)
         if known is not None and known[0] is view and known[1] is fallback:
             return known[2]
@@ -126,7 +128,7 @@ class Learnt:
         return rates
 
     def fleet_rates(self, digest: bytes, views: Sequence[WorkerView], now: float) -> Rates:
-        """What a worker of this model is taken to be like until it has measured itself."""
+        """Returns the rates to assume for a worker of this model that has not measured its own."""
         known = self._fleet.get(digest)
         # What the first worker measures is worth more than a guess at once: the others would look slower than it.
         if known is not None and known[1].is_measured and now - known[0] <= _FLEET_SECONDS:
@@ -136,10 +138,10 @@ class Learnt:
         return rates
 
     def lose(self, worker_id: str) -> None:
-        """A worker died."""
+        """Forgets a dead worker."""
         self._rates.pop(worker_id, None)
         self._given.pop(worker_id, None)
 
     def forget_fleet(self) -> None:
-        """The models or their workers are others now."""
+        """Forgets models that are not served any more."""
         self._fleet.clear()

@@ -29,7 +29,7 @@ _NO_WORKER_RETRY_MS = 1000
 
 
 class Outcome(NamedTuple):
-    """What a report says of one placement, beside what was predicted."""
+    """A placement's outcome beside its prediction."""
 
     decision: Decision
     predicted_tokens: int
@@ -38,16 +38,16 @@ class Outcome(NamedTuple):
 
 
 class PlacerListener(Protocol):
-    """Hears what becomes of this router's placements."""
+    """Receives what happens to this router's placements."""
 
     def on_placed(self, placed: Placed) -> None:
-        """A request was placed."""
+        """Called after a placement."""
 
     def on_ended(self, placement_id: int) -> None:
-        """A placement, or one of another router, was reported on."""
+        """Called after the outcome of a placement was reported, also of another router's."""
 
     def on_suspected(self, worker_id: str, epoch: int) -> None:
-        """A gateway lost a worker."""
+        """Called after a gateway lost a worker."""
 
 
 class Placer:
@@ -84,7 +84,7 @@ class Placer:
         fleet.listen(self)
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
-        """The workers for one request, counted as load from now on. Raises what router.proto says."""
+        """Places one request and counts it as load. Raises what router.proto says."""
         now = self._clock()
         self.in_flight.expire(now)
         model = self._model(request.model)
@@ -128,35 +128,35 @@ class Placer:
         return Outcome(decision, decision.chosen.num_cached_tokens, outcome.num_cached_tokens, outcome.worker_failed)
 
     def hear_of_placement(self, placed: Placed, at: float) -> None:
-        """Another router placed a request."""
+        """Counts another router's placement."""
         self._learnt.placed(placed.shares, at)
 
     def on_state(self, view: WorkerView, is_new: bool) -> None:
-        """What was placed long enough before a state is in it; entries of a former epoch are not true any more.
+        """Drops placements that the state includes, and index entries of a former epoch.
 
-        The index may be ahead: after a partition the states of before come first.
+        The index may be ahead: after a partition, older states arrive first.
         """
         known = self._index.epoch(view.worker_id) if is_new else None
         if known is not None and known < view.epoch:
             self._index.drop(view.worker_id)
         if is_new:
             self.in_flight.forget_prefixes(view.worker_id)
-        self.in_flight.expire(view.received)  # where nothing is placed any more
+        self.in_flight.expire(view.received)  # also of workers that receive no placements any more
         self.in_flight.hear(view.worker_id, view.received)
 
     def on_lost(self, worker_id: str) -> None:
-        """Nothing is on its way to a dead worker."""
+        """Drops a dead worker's placements."""
         self.in_flight.lose(worker_id)
         self._learnt.lose(worker_id)
         self._adapters.lose(worker_id)
 
     def on_models(self) -> None:
-        """Rates are kept by model."""
+        """Forgets the rates of models that are not served any more."""
         self._learnt.forget_fleet()
         self._standings.forget_models()
 
     def expected_output_tokens(self, model: str, max_tokens: int) -> float:
-        """How long an answer is taken to be. max_tokens 0: no limit."""
+        """Returns the expected output tokens. max_tokens 0: no limit."""
         return self._learnt.lengths.expected(model, max_tokens)
 
     def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, usable: Usable, now: float) -> Asked:

@@ -14,7 +14,7 @@ from baton.router.placement.standing import NO_TRAFFIC, Demand, Standing, Traffi
 # With many workers only the best of each side are paired.
 _PAIRED_DECODES = 4
 _PAIRED_PREFILLS = 4
-_LOCALS = 2  # of which the parts of the cost are told
+_LOCALS = 2  # options whose costs are reported in parts
 _EQUAL = 1.0 - 1e-9  # sums of the same parts, added in another order
 
 
@@ -29,7 +29,7 @@ class Option(NamedTuple):
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that need not be computed."""
+        """Number of prompt tokens that need not be computed."""
         there = self.decode.num_cached_tokens
         return there if self.prefill is None else max(there, self.prefill.num_cached_tokens)
 
@@ -43,10 +43,10 @@ def rank(
     complete: bool = False,
     spare: bool = True,
 ) -> list[Option]:
-    """The options, best first. Between equals the session wins, then `rotation`, a growing number, decides.
+    """Returns the options, best first. Ties go to the session's worker, then by `rotation`, a growing number.
 
-    Unless `complete`, only the best ones: pairs that cannot win, whatever the transfer takes, are left out; without
-    `spare` only the first is of use, and others are left out where that is quicker.
+    Unless `complete`, leaves out pairs that cannot win for any transfer time. Without `spare` only the first option is
+    used, so others may be left out for speed.
     """
     if not decodes:
         return []
@@ -85,20 +85,20 @@ class _Decider:
     spare: bool
 
     def turn(self, place: int) -> int:
-        """Of a decode worker: between equals the lowest wins."""
+        """Returns a decode worker's rank among equal costs: the lowest wins."""
         return -1 if self.decodes[place].is_preferred else (place - self.rotation) % len(self.decodes)
 
     def local(self, place: int) -> Option:
-        """A decode worker prefills itself."""
+        """Returns the option in which a decode worker prefills."""
         decode = self.decodes[place]
         alone = costs.decode_alone(decode, self.demand, self.floor)
         cost = costs.local(decode, self.demand, alone, self.traffic)
         return Option(decode, None, cost, sum(cost), self.turn(place))
 
     def pairs(self, screened: Screened, bounds: RemoteBounds, best: float) -> list[Option]:
-        """Two stages: each side is ranked by what it costs on its own, then the first are paired while they may win.
+        """Ranks each side by its own cost, then pairs the best while a pair may still win.
 
-        `best`: the total that a pair must not exceed; infinite: all first ones.
+        `best`: the total that a pair must not exceed; infinite: all pairs of the first ones.
         """
         count, least_work, least_alone = len(bounds.work), min(bounds.work), min(screened.alone)
         sides = [

@@ -1,7 +1,7 @@
-"""What a placement promises its reader, how far such promises are kept, and whether one more adds good streams. Pure.
+"""The latency that a placement promises, how well promises are kept, and whether one more stream adds good ones. Pure.
 
-A stream is good if its first token and its mean gap keep the objectives. One more request is worth its own chance to be
-good, and costs the others theirs: it is admitted while it adds more than it takes. Both are counted in streams.
+A stream is good if its first token and its mean gap meet the objectives. A request adds its own chance to be good and
+reduces that of others. It is admitted while it adds more than it takes, both counted in streams.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ _PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slop
 _LEAST_SPREAD = 0.1
 _MOST_OFF = 1.5  # in logarithms; an outcome further off counts as so far
 _MOST_STALLED = 0.95
-_PATIENCE = 2.0  # times what an idle worker takes: nobody expects a long prompt's first token sooner
+_PATIENCE = 2.0  # times an idle worker's time: a long prompt's first token may take this long
 _LIKELY = 0.5  # a chance below it is not worth its work
 _MOST_GROWTH = 0.7  # of steps with their batch: beyond it a queue grows, not the batch
 
 
 class Promise(NamedTuple):
-    """What is expected of one stream, in seconds."""
+    """The expected latencies of one stream, in seconds."""
 
     first_token: float
     between: float  # two tokens, on average
 
 
 class Kept:
-    """How actual times follow the promised ones, in logarithms: a line with memory, and the spread around it."""
+    """The relation of actual to promised times, in logarithms: a line that adapts over time, and the spread around it.
+    """
 
     def __init__(self) -> None:
         self.num_outcomes = 0
@@ -46,12 +47,12 @@ class Kept:
         self._square = _PRIOR_SPREAD**2
 
     def observe(self, promised: float, actual: float, now: float = 0.0, part: float = 1.0) -> None:
-        """One outcome. `part`: what it counts for, beside others."""
+        """Takes one outcome with weight `part`."""
         if promised <= 0 or actual <= 0:
             return
         promise, came = math.log(promised), math.log(actual)
         self.num_outcomes += 1
-        # However quickly outcomes come, they tell of the last seconds, and of a whole batch.
+        # Outcomes that arrive quickly still cover the last seconds and a whole batch.
         faded = self._known * math.exp(min(0.0, self._heard - now) / _MEMORY_SECONDS)
         self._known = max(faded, min(self._known, _MEMORY_OUTCOMES)) + part
         self._heard = max(self._heard, now)
@@ -67,11 +68,11 @@ class Kept:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the logarithm around the line."""
+        """Returns the standard deviation of the logarithm around the line."""
         return max(_LEAST_SPREAD, math.sqrt(self._square))
 
     def distance(self, promised: float, limit: float) -> float:
-        """How many spreads what is expected of a promise stays below a limit."""
+        """Returns by how many spreads the expected time stays below a limit."""
         return (math.log(limit) - self._expected(math.log(max(promised, 1e-6)))) / self.spread
 
     def _expected(self, promise: float) -> float:
@@ -89,9 +90,12 @@ class Promises:
     def observe(
         self, promise: Promise, first_token: float, between: float, now: float = 0.0, length: float = 1.0
     ) -> None:
-        """How one stream went; `between` 0: it had too few tokens to tell. `length`: how many times the usual one.
+        """Takes the outcome of one stream.
 
-        A batch consists of long streams more than of short ones, and the short ones end first.
+        `between` is 0 if it had too few tokens; `length` is relative to the usual one.
+
+
+        A batch has more long streams than short ones, because short ones end first.
         """
         self.first_token.observe(promise.first_token, first_token, now)
         if between:
@@ -100,7 +104,7 @@ class Promises:
     def gain(
         self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic
     ) -> float:
-        """Good streams that the placement adds, those that it spoils taken off."""
+        """Returns the number of good streams that a placement adds, less those that it spoils."""
         promise = promise_of(decode, costs, demand, now)
         alone = _alone(decode, costs, demand)
         own = 1.0
@@ -110,7 +114,7 @@ class Promises:
         ):
             own *= _below(kept.distance(promised, max(limit, _PATIENCE * idle)))
         if own < _LIKELY:
-            # Where all is late one more spoils nothing; but those to come could be good once the queue is gone.
+            # If all streams are late, one more spoils none; but later ones could be good once the queue is empty.
             return own - 1.0
         return own - self._spoilt(decode, prefill, costs, demand, promise, limits, now)
 
@@ -145,13 +149,13 @@ class Promises:
 
 
 def promise_of(decode: Standing, costs: Costs, demand: Demand, now: Traffic) -> Promise:
-    """What such a placement is expected to bring: a worker that has few prompts now gets its part of those to come."""
+    """Returns the latencies to expect. A worker with few prompts now will get its share of those to come."""
     stalled = min(_MOST_STALLED, max(decode.stalled_part, now.lasting_stall))
     return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - stalled))
 
 
 def _alone(decode: Standing, costs: Costs, demand: Demand) -> Promise:
-    """The same on a worker that has nothing else to do."""
+    """Returns the latencies on an idle worker."""
     step = decode.rates.step
     context = demand.num_prompt_tokens + demand.num_output_tokens / 2
     return Promise(costs.to_first_token - costs.queue, step.seconds(1, context))

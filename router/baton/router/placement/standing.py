@@ -1,4 +1,4 @@
-"""One worker at the moment of one placement: what is used many times, derived once. Pure."""
+"""A worker's snapshot for one placement: values that are used many times, derived once. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.router.requests.in_flight import PendingLoad
 
 
 class Demand(NamedTuple):
-    """What a request asks for."""
+    """A request's size and objectives."""
 
     num_prompt_tokens: int
     num_output_tokens: float  # expected
@@ -24,22 +24,25 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What readers expect: the seconds before the first token, and between two tokens on average."""
+    """Latency objectives: seconds before the first token, and mean seconds between two tokens."""
 
     ttft_seconds: float = 1.0
     itl_seconds: float = 0.05
     sheds: bool = False  # requests are refused that would spoil more streams than they add
 
     def stream_part(self, num_output_tokens: float) -> float:
-        """A delay is felt by the part of its objective that it takes, and that of a long answer has more room."""
+        """Returns the weight of a delay: the part of its objective that it takes.
+
+        A long answer's objective has more room.
+        """
         return min(1.0, self.ttft_seconds / (max(1.0, num_output_tokens) * self.itl_seconds))
 
 
 class Traffic(NamedTuple):
-    """What comes to each worker, on average."""
+    """The average traffic of each worker."""
 
     placements_per_second: float = 0.0
-    bias: float = 1.0  # local prefills take so many times what is estimated
+    bias: float = 1.0  # factor from estimated to actual seconds of local prefills
     remote_bias: float = 1.0  # and remote ones
     num_output_tokens: float = 1.0  # of those that are served already
     lasting_stall: float = 0.0  # the part of the time in which decodes stand still for prompts, over a stream's life
@@ -66,7 +69,7 @@ class Standing(NamedTuple):
     stalled_part: float = 0.0  # of the time, in which its decodes stand still for prompts
 
     def with_prefix(self, num_cached_tokens: int, num_host_tokens: int, is_preferred: bool) -> Standing:
-        """The same worker, as it stands for a request whose prompt it knows so far."""
+        """Returns the same worker with the cached prefix of one request."""
         view, rates, _, requests, beside, waiting, blocks, backlog, _, behind, _, has_adapter, stalled = self
         return Standing(
             view, rates, num_cached_tokens, requests, beside, waiting, blocks, backlog, num_host_tokens, behind,
@@ -75,33 +78,33 @@ class Standing(NamedTuple):
 
     @property
     def num_stalled(self) -> int:
-        """Requests that stand still while it prefills for another worker."""
+        """Number of requests that stall while the worker prefills for another one."""
         return self.num_beside if self.view.mixes_phases else 0
 
     def step_seconds(self, demand: Demand) -> float:
-        """A decode step with the request in the batch, half through."""
+        """Returns the seconds of a decode step with the request in the batch, half generated."""
         step = self.rates.step
         context = self.view.num_context_tokens + demand.num_prompt_tokens + demand.num_output_tokens / 2
         return step.base + step.slope * (self.num_beside + 1) + step.context_slope * context
 
     def stream_part(self, demand: Demand) -> float:
-        """What a second between tokens counts for here: more, the more of their objective the streams take already."""
+        """Returns the weight of a second between tokens: the nearer the streams are to their objective, the higher."""
         if not demand.itl_seconds:
             return demand.stream_part
         return demand.stream_part * self.step_seconds(demand) / (demand.itl_seconds * (1.0 - self.stalled_part))
 
     def prefill_seconds(self, demand: Demand) -> float:
-        """Computing what is not cached; a whole hit still computes one token."""
+        """Returns the seconds to compute the uncached tokens. A full hit still computes one token."""
         return max(1, demand.num_prompt_tokens - self.num_cached_tokens) / self.rates.prefill_tokens_per_second
 
     def restore_seconds(self) -> float:
-        """Bringing back what host memory holds."""
+        """Returns the seconds to copy cached tokens back from host memory."""
         if not self.num_host_tokens:
             return 0.0
         return self.num_host_tokens * self.view.kv_bytes_per_token / self.rates.restore_bytes_per_second
 
     def adapter_seconds(self, demand: Demand) -> float:
-        """Loading the adapter, where it is not loaded."""
+        """Returns the seconds to load the adapter, 0 if it is loaded."""
         if not demand.adapter or self.has_adapter or demand.adapter in self.view.adapters:
             return 0.0
         return self.rates.adapter_load_seconds
@@ -120,9 +123,12 @@ def standing_of(
     given_seconds: float = math.inf,
     age_seconds: float = 0.0,
 ) -> Standing:
-    """A worker's standing, with what is on its way to it. `ahead`: the part of what waits that is not overtaken.
+    """Returns a worker's snapshot, including placements in flight.
 
-    `given_seconds`: what is left of all prompts given to it, had it nothing else to do; `age_seconds`: the view's age.
+    `ahead`: the part of its queue that is not overtaken.
+
+
+    `given_seconds`: what is left of all prompts given to it if it did nothing else; `age_seconds`: the view's age.
     """
     num_requests = view.num_running + view.queue_depth + pending.num_requests
     seats = view.max_num_requests

@@ -1,4 +1,4 @@
-"""The fleet as one request meets it: which workers are usable, and how each stands. Does no I/O, decides nothing."""
+"""The fleet as one request meets it: usable workers and their snapshots. Does no I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTHING_HELD = HeldPrefix(0, 0)
 
 
 class Usable(NamedTuple):
-    """Which workers may take a request, whatever else it asks for."""
+    """The workers that may take a request of a model."""
 
     views: list[WorkerView]
     refused: Mapping[str, str]  # worker id -> why
@@ -34,7 +34,7 @@ class Usable(NamedTuple):
 
 
 class Standings:
-    """Makes them from all that a router knows; what does not depend on the request is made once for each state."""
+    """Makes workers' snapshots. The parts that do not depend on a request are cached for each state."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Standings:
         self._usable: dict[str, tuple[int, types_pb2.ModelInfo, Usable]] = {}
 
     def forget_models(self) -> None:
-        """The models are others now."""
+        """Drops the caches of all models."""
         self._usable.clear()
         for board in self._boards.values():
             self._in_flight.unwatch(board.changed)
         self._boards.clear()
 
     def usable(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Usable:
-        """The usable workers, made once for each state of the fleet. Unavailable: none can decode."""
+        """Returns the usable workers, cached for each state of the fleet. Raises Unavailable if none can decode."""
         excluded = self._still_excluded(request)
         known = self._usable.get(model.name)
         if not excluded and known is not None and known[0] == self._fleet.version and known[1] is model:
@@ -92,7 +92,7 @@ class Standings:
         views: Sequence[WorkerView],
         now: float,
     ) -> list[Standing]:
-        """How each of the workers stands, for a request with these block hashes."""
+        """Returns the workers' snapshots for a request with these block hashes."""
         held = self._index.find(hashes) if hashes else {}
         coming = self._in_flight.expected_prefixes(hashes)
         session = self._sessions.find(request.session_id, now) if request.session_id else None
@@ -168,7 +168,8 @@ class Standings:
         most: int,
         block_hashes: bytes,
     ) -> tuple[int, int]:
-        """How many of the prompt's tokens a worker holds or is about to, and how many in host memory only."""
+        """Returns the tokens of the prompt that a worker holds or will soon hold, and how many of them in host memory only.
+        """
         num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, block_hashes)
         num_blocks = min(most, num_blocks)
         return num_blocks * view.block_size, min(num_host_blocks, num_blocks) * view.block_size
@@ -181,13 +182,13 @@ class Standings:
         session: LastPlace | None,
         block_hashes: bytes,
     ) -> tuple[int, int]:
-        """How many of the prompt's first blocks a worker holds or is about to, and how many in host memory only."""
+        """Returns the first blocks that a worker holds or will soon hold, and how many of them in host memory only."""
         worker_id = view.worker_id
         epoch = self._index.epoch(worker_id)
         found = held.get(worker_id, _NOTHING_HELD) if epoch == view.epoch else _NOTHING_HELD
         soon = coming.get(worker_id, 0)
         if epoch is None and session is not None and (session.worker_id, session.epoch) == (worker_id, view.epoch):
-            # Nobody tells what the worker holds: the session's last prompt is taken to be there.
+            # The index has no entries of this worker: assume that it holds the session's last prompt.
             soon = max(soon, session.sketch.common_blocks(block_hashes))
         num_blocks = found.device + found.host
         if soon <= found.device:
@@ -196,7 +197,7 @@ class Standings:
         return max(num_blocks, soon), max(0, num_blocks - soon)
 
     def _still_excluded(self, request: router_pb2.PlaceRequest) -> Collection[str]:
-        """Without those that started anew after they were given the request."""
+        """Returns the excluded workers, without those that restarted after they were given the request."""
         if not request.excluded_worker_ids:
             return ()
         last = self._decisions.last_of(request.request_id)

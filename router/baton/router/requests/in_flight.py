@@ -1,8 +1,8 @@
-"""Placements that the workers' own states do not show yet, and the prefixes they are about to cache.
+"""Placements that the workers' states do not show yet, and the prefixes that they are about to cache.
 
-A burst is placed faster than workers report. So each placement counts as load from the moment it is made until its
-workers' states can be expected to show it, and its prompt counts as cached where it is about to be computed. Until it
-is reported on it counts for its tenant. Placements of other routers count like own ones.
+A burst is placed faster than workers report. So each placement counts as load from the moment it is made until the
+workers' states can be expected to include it, and its prompt counts as cached where it is about to be computed. Until
+its outcome is reported it counts for its tenant. Placements of other routers count like own ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.rpc.block_hash import HASH_BYTES
 
 # A state received this long after a placement shows it: submit, one engine step, and the worker's report interval.
 _SETTLE_SECONDS = 0.25
-# A placement nobody reports on is forgotten, and so is the prefix that it was to leave.
+# A placement without an outcome expires after this time, with the prefix that it was to cache.
 _FORGET_SECONDS = 120.0
 _PREFIXES_PER_WORKER = 4
 # Ends that are remembered: those of the seconds that a router takes to find its stream to another dead, and dial again.
@@ -27,7 +27,7 @@ OWN = 0  # the origin of this router's placements
 
 
 class Share(NamedTuple):
-    """What one placement means for one worker."""
+    """The load of one placement on one worker."""
 
     worker_id: str
     num_requests: int  # that will decode there: each choice is one; 0: it only prefills
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A placement as routers know it of each other."""
+    """A placement as routers exchange it."""
 
     placement_id: int
     shares: tuple[Share, ...]
@@ -64,7 +64,7 @@ NO_LOAD = PendingLoad()
 
 @dataclass(slots=True)
 class TenantLoad:
-    """What one tenant has in the fleet."""
+    """A tenant's load in the fleet."""
 
     weight: float
     num_tokens: int = 0
@@ -92,7 +92,7 @@ class InFlight:
     def __init__(self) -> None:
         self.tenants: dict[str, TenantLoad] = {}
         self._priorities: Counter[int] = Counter()
-        # The last that were reported on, oldest first. Routers hear of a placement and its end in any order.
+        # The latest reported ones, oldest first. A placement and its end may arrive from other routers in any order.
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._placements: OrderedDict[int, _Placement] = OrderedDict()  # oldest first
         self._workers: dict[str, _WorkerPending] = {}
@@ -101,25 +101,25 @@ class InFlight:
         self._watchers: list[set[str]] = []
 
     def __len__(self) -> int:
-        """Placements that nobody has reported on yet."""
+        """Number of placements without an outcome."""
         return len(self._placements)
 
     def watch(self) -> set[str]:
-        """A set to which each worker is added whose load changes from now on; whoever reads it may clear it."""
+        """Returns a set to which workers are added when their load changes. Its reader may clear it."""
         changed: set[str] = set()
         self._watchers.append(changed)
         return changed
 
     def unwatch(self, changed: set[str]) -> None:
-        """Nothing is added any more."""
+        """Stops adding workers to a set of `watch`."""
         self._watchers = [one for one in self._watchers if one is not changed]
 
     def all(self) -> Iterator[tuple[Placed, float]]:
-        """Every placement, and when it was made."""
+        """Yields every placement with the time at which it was made."""
         return ((one.placed, one.at) for one in self._placements.values())
 
     def ended(self) -> Iterable[int]:
-        """The last placements that were reported on, here or elsewhere, known or not."""
+        """Yields the latest ended placements, known or not."""
         return self._ended.keys()
 
     def begin(self, placed: Placed, at: float) -> None:
@@ -148,7 +148,7 @@ class InFlight:
         tenant.num_placements += 1
 
     def end(self, placement_id: int) -> Placed | None:
-        """The request was reported on: it ended, or never began. None: not known, or forgotten."""
+        """Ends a placement that has an outcome or never began. Returns None if it is unknown or expired."""
         self._ended[placement_id] = None
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
@@ -174,14 +174,14 @@ class InFlight:
         return placed
 
     def end_all_of(self, origin: int) -> int:
-        """A router is gone, and nobody will say how its placements end. Returns how many there were."""
+        """Drops the placements of a lost router, whose outcomes will not arrive. Returns their number."""
         gone = [one.placed.placement_id for one in self._placements.values() if one.placed.origin == origin]
         for placement_id in gone:
             self._drop(placement_id)
         return len(gone)
 
     def hear(self, worker_id: str, received: float) -> None:
-        """A worker's state was received: it shows every placement that is old enough."""
+        """Takes a worker's state: it includes every placement that is old enough."""
         pending = self._workers.get(worker_id)
         limit = received - _SETTLE_SECONDS
         while pending is not None and pending.placements:
@@ -194,7 +194,7 @@ class InFlight:
             pending.load.num_unseen_tokens = 0
 
     def lose(self, worker_id: str) -> None:
-        """A worker died: nothing is on its way to it any more."""
+        """Drops all placements on a dead worker."""
         pending = self._workers.pop(worker_id, None)
         if pending is not None:
             for placement in pending.placements.values():
@@ -202,12 +202,12 @@ class InFlight:
         self.forget_prefixes(worker_id)
 
     def forget_prefixes(self, worker_id: str) -> None:
-        """A worker's cache is gone, and with it what was to be found there."""
+        """Drops the expected prefixes of a worker whose cache was reset."""
         for workers in self._prefixes.values():
             workers.pop(worker_id, None)
 
     def expire(self, now: float) -> None:
-        """Forgets placements that nobody reported on."""
+        """Drops expired placements."""
         limit = now - _FORGET_SECONDS
         while self._placements:
             placement_id, oldest = next(iter(self._placements.items()))
@@ -216,7 +216,7 @@ class InFlight:
             self._drop(placement_id)
 
     def load(self, worker_id: str) -> PendingLoad:
-        """What a worker has coming."""
+        """Returns the load in flight to a worker."""
         pending = self._workers.get(worker_id)
         return pending.load if pending is not None else NO_LOAD
 
@@ -225,7 +225,7 @@ class InFlight:
         return any(other > priority for other in self._priorities)
 
     def part_ahead(self, worker_id: str, priority: int) -> float:
-        """The part of a worker's requests, in [0, 1], that a new one of this priority does not overtake."""
+        """Returns the part of a worker's requests, in [0, 1], that a new one of this priority does not overtake."""
         pending = self._workers.get(worker_id)
         if pending is None:
             return 1.0
@@ -236,7 +236,7 @@ class InFlight:
         return 1.0 - overtaken / sum(counts.values()) if overtaken else 1.0
 
     def expected_prefixes(self, block_hashes: bytes) -> Mapping[str, int]:
-        """How many of a prompt's first blocks each worker is about to hold."""
+        """Returns how many of a prompt's first blocks each worker is about to hold."""
         workers = self._prefixes.get(block_hashes[:HASH_BYTES])
         if not workers:
             return {}

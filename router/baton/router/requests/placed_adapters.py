@@ -14,7 +14,7 @@ class PlacedAdapters:
         self._at: dict[str, dict[str, float]] = {}  # worker -> adapter -> when
 
     def remember(self, adapter: str, worker_ids: Iterable[str], now: float) -> None:
-        """A request for an adapter was placed on these workers."""
+        """Records a request for an adapter on these workers."""
         for worker_id in worker_ids:
             placed = self._at.setdefault(worker_id, {})
             placed[adapter] = now
@@ -27,5 +27,5 @@ class PlacedAdapters:
         return at is not None and now - at <= _REMEMBER_SECONDS
 
     def lose(self, worker_id: str) -> None:
-        """The worker died."""
+        """Forgets a dead worker."""
         self._at.pop(worker_id, None)

@@ -1,4 +1,4 @@
-"""What is remembered of a prompt: some or all of its block hashes, to see how far another prompt goes with it."""
+"""A sketch of a prompt: some or all of its block hashes, to find how many blocks it shares with another prompt."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Sketch(NamedTuple):
 
     @property
     def first_block(self) -> bytes:
-        """The prompt's first hash. Empty: it has none."""
+        """The prompt's first hash, or empty."""
         return self.hashes[:HASH_BYTES]
 
     @property
     def last_block(self) -> bytes:
-        """The prompt's last hash. Empty: it has none."""
+        """The prompt's last hash, or empty."""
         return self.hashes[-HASH_BYTES:]
 
     def common_blocks(self, block_hashes: bytes) -> int:
-        """Blocks that the prompt and another one begin with; no less than what the sketch can tell."""
+        """Returns the number of blocks that two prompts begin with, at least what the sketch proves."""
         counts, hashes = self.counts, self.hashes
         low, high = 0, len(counts)
         if high and counts[-1] * HASH_BYTES > len(block_hashes):
@@ -46,7 +46,7 @@ class Sketch(NamedTuple):
         return counts[low - 1] if low else 0
 
     def thinned(self, max_hashes: int) -> Sketch:
-        """At most so many hashes, evenly spread; the first and the last stay."""
+        """Keeps at most `limit` hashes, evenly spread, always with the first and the last."""
         count = len(self.counts)
         if count <= max_hashes:
             return self
@@ -56,5 +56,5 @@ class Sketch(NamedTuple):
 
 
 def sketch_of(block_hashes: bytes) -> Sketch:
-    """The whole prompt."""
+    """Keeps the whole prompt."""
     return Sketch(range(1, len(block_hashes) // HASH_BYTES + 1), block_hashes)

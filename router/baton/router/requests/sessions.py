@@ -1,4 +1,4 @@
-"""Where each session's last request ran, and how much of its prompt must be there. Pure."""
+"""Each session's last worker and prompt. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Sessions:
         return len(self._places)
 
     def find(self, session_id: str, now: float) -> LastPlace | None:
-        """The session's last place. None: there is none, or it is too long ago."""
+        """Returns the session's last place, or None if there is none or it is too old."""
         place = self._places.get(session_id) if session_id else None
         return place if place is not None and now - place.at < _FORGET_SECONDS else None
 
     def remember(self, session_id: str, worker_id: str, epoch: int, sketch: Sketch, now: float) -> None:
-        """A request of the session was placed."""
+        """Records a placement of the session."""
         if not session_id:
             return
         self._places[session_id] = LastPlace(worker_id, epoch, sketch.thinned(_HASHES), now)
