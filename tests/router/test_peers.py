@@ -66,7 +66,7 @@ def test_a_placement_counts_there_until_it_ends():
     assert other.in_flight.tenants["t"].num_tokens == 100
     assert other.in_flight.tenants["t"].weight == 2.0
     assert other.in_flight.expected_prefixes(blocks(1, 2, 9)) == {"w": 2}
-    assert other.in_flight.part_ahead("w", 0) == 0.0
+    assert other.in_flight.share_ahead("w", 0) == 0.0
     one.end(7)
     one.tell(other)
     assert requests(other) == 0
@@ -115,9 +115,9 @@ def test_its_age_is_told_so_that_it_settles_when_it_does_here():
     one.place(7)
     one.clock.now += 0.2
     one.tell(other)
-    other.in_flight.hear("w", other.clock.now + 0.04)
+    other.in_flight.on_state("w", other.clock.now + 0.04)
     assert requests(other) == 1
-    other.in_flight.hear("w", other.clock.now + 0.06)
+    other.in_flight.on_state("w", other.clock.now + 0.06)
     assert requests(other) == 0
 
 
@@ -208,7 +208,7 @@ def test_a_long_prompt_is_told_in_part_and_still_recognised():
 def test_a_worker_that_a_gateway_lost_is_suspected_everywhere_until_it_tells_its_state():
     one, other = Half(1), Half(2)
     other.fleet.add("w")
-    other.fleet.hear("w", state("w", epoch=5))
+    other.fleet.update("w", state("w", epoch=5))
     one.news.on_suspected("w", 4)
     one.tell(other)
     assert not other.fleet.alive()[0].stalled, "it was another life"
@@ -216,7 +216,7 @@ def test_a_worker_that_a_gateway_lost_is_suspected_everywhere_until_it_tells_its
     one.tell(other)
     assert other.fleet.alive()[0].stalled
     one.tell(other)
-    other.fleet.hear("w", state("w", epoch=5))
+    other.fleet.update("w", state("w", epoch=5))
     assert not other.fleet.alive()[0].stalled
     one.tell(other)
     assert not other.fleet.alive()[0].stalled, "it is told once"

@@ -30,7 +30,7 @@ from baton.router.peers.peers import Peers
 from baton.router.peers.servicer import SERVICE_NAME as PEER_SERVICE_NAME
 from baton.router.peers.servicer import RouterPeerServicer
 from baton.router.placement.placer import Placer
-from baton.router.placement.standing import Objectives
+from baton.router.placement.worker_snapshot import Objectives
 from baton.router.requests.in_flight import InFlight
 from baton.rpc.channel import Dial
 from baton.rpc.identity import KVSTORE, ROUTER, WORKER
@@ -79,7 +79,7 @@ async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | Non
     if config.peers:
         discoveries["peers"] = discovery_of(config.peers, api, "peers", pace)
         dial = Dial(tls, ROUTER)
-        peers = Peers(router_id, in_flight, fleet, discoveries["peers"], placer.hear_of_placement, dial=dial)
+        peers = Peers(router_id, in_flight, fleet, discoveries["peers"], placer.on_remote_placement, dial=dial)
     spans = PlacementSpans(tracer) if tracer is not None else None
     servicer = RouterServicer(fleet, placer, index, RouterMetrics(registry), news, peers, spans)
     peer_servicer = RouterPeerServicer(news)

@@ -48,7 +48,7 @@ def entry(fleet, address):
 
 def test_a_worker_is_alive_from_its_first_state_to_its_loss(fleet):
     assert entry(fleet, "one:1").problem
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     assert [view.worker_id for view in fleet.alive()] == ["a"]
     assert entry(fleet, "one:1").problem == ""
     fleet.lose("one:1", "it ended the stream")
@@ -59,12 +59,12 @@ def test_a_worker_is_alive_from_its_first_state_to_its_loss(fleet):
 
 def test_a_new_epoch_is_new_a_second_state_is_not(fleet):
     for epoch in (1, 1, 2):
-        fleet.hear("one:1", state("a", epoch=epoch))
+        fleet.update("one:1", state("a", epoch=epoch))
     assert [kind for kind, *_ in fleet.listener.heard] == ["models", "new", "state", "new"]
 
 
 def test_a_loss_is_told_once(fleet):
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     fleet.lose("one:1", "x")
     fleet.lose("one:1", "x")
     assert fleet.listener.heard.count(("lost", "a")) == 1
@@ -75,26 +75,26 @@ def test_a_loss_is_told_once(fleet):
     [(state(""), "names no worker_id"), (state(name=""), "names no model"), (state(role=0), "names no role")],
 )
 def test_a_state_that_makes_no_sense_is_a_problem_not_a_worker(fleet, told, complaint):
-    fleet.hear("one:1", told)
+    fleet.update("one:1", told)
     assert fleet.alive() == []
     assert complaint in entry(fleet, "one:1").problem
 
 
 def test_two_workers_with_one_id_do_not_both_count(fleet, caplog):
-    fleet.hear("one:1", state("a"))
-    fleet.hear("two:2", state("a"))
+    fleet.update("one:1", state("a"))
+    fleet.update("two:2", state("a"))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert len(fleet.alive()) == 1
     assert "also that of the worker at one:1" in entry(fleet, "two:2").problem
     fleet.lose("one:1", "gone")
-    fleet.hear("two:2", state("a"))
+    fleet.update("two:2", state("a"))
     assert [view.address for view in fleet.alive()] == ["two:2"]
 
 
 def test_a_model_is_served_when_somebody_decodes_for_it(fleet):
-    fleet.hear("one:1", state("p", PREFILL))
+    fleet.update("one:1", state("p", PREFILL))
     assert fleet.models == {}
-    fleet.hear("two:2", state("d", DECODE))
+    fleet.update("two:2", state("d", DECODE))
     assert fleet.models["m"].digest == DIGEST
     fleet.lose("two:2", "gone")
     assert fleet.models == {}
@@ -103,24 +103,24 @@ def test_a_model_is_served_when_somebody_decodes_for_it(fleet):
 def test_the_context_is_what_every_decode_worker_can_hold(fleet):
     short = state("b")
     short.model.max_model_len = 1000
-    fleet.hear("one:1", state("a"))
-    fleet.hear("two:2", short)
+    fleet.update("one:1", state("a"))
+    fleet.update("two:2", short)
     assert fleet.models["m"].max_model_len == 1000
 
 
 def test_a_changed_context_is_told(fleet):
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     short = state("a", epoch=2)
     short.model.max_model_len = 1000
-    fleet.hear("one:1", short)
+    fleet.update("one:1", short)
     assert fleet.models["m"].max_model_len == 1000
 
 
 def test_most_decode_workers_say_which_model_it_is_and_the_other_is_a_problem(fleet):
-    fleet.hear("one:1", state("odd", digest=b"x" * 16))
-    fleet.hear("two:2", state("a"))
+    fleet.update("one:1", state("odd", digest=b"x" * 16))
+    fleet.update("two:2", state("a"))
     assert fleet.models["m"].digest == b"x" * 16, "at a tie what was served stays"
-    fleet.hear("three:3", state("b"))
+    fleet.update("three:3", state("b"))
     assert fleet.models["m"].digest == DIGEST
     problem = entry(fleet, "one:1").problem
     assert DIGEST.hex() in problem
@@ -129,9 +129,9 @@ def test_most_decode_workers_say_which_model_it_is_and_the_other_is_a_problem(fl
 
 
 def test_a_prefill_worker_that_fits_nobody_is_named_once_with_both_digests(fleet, caplog):
-    fleet.hear("one:1", state("d", DECODE))
+    fleet.update("one:1", state("d", DECODE))
     for _ in range(3):
-        fleet.hear("two:2", state("p", PREFILL, digest=b"x" * 16))
+        fleet.update("two:2", state("p", PREFILL, digest=b"x" * 16))
     problem = entry(fleet, "two:2").problem
     assert DIGEST.hex() in problem
     assert (b"x" * 16).hex() in problem
@@ -142,43 +142,43 @@ def test_a_prefill_worker_that_fits_nobody_is_named_once_with_both_digests(fleet
 def test_a_prefill_worker_with_another_layout_is_named(fleet):
     told = state("p", PREFILL)
     told.layout.CopyFrom(layout(tp_size=2))
-    fleet.hear("one:1", state("d", DECODE))
-    fleet.hear("two:2", told)
+    fleet.update("one:1", state("d", DECODE))
+    fleet.update("two:2", told)
     assert "tp 2" in entry(fleet, "two:2").problem
-    fleet.hear("two:2", state("p", PREFILL))
+    fleet.update("two:2", state("p", PREFILL))
     assert entry(fleet, "two:2").problem == ""
 
 
 def test_only_who_decodes_must_have_the_block_size_that_prompts_are_hashed_in(fleet):
-    fleet.hear("one:1", state("a", DECODE))
+    fleet.update("one:1", state("a", DECODE))
     told = state("p", PREFILL)
     told.model.block_size = told.layout.block_size = 4 * told.layout.block_size
-    fleet.hear("two:2", told)
+    fleet.update("two:2", told)
     assert entry(fleet, "two:2").problem == ""
     told.role = BOTH
-    fleet.hear("two:2", told)
+    fleet.update("two:2", told)
     assert "blocks of" in entry(fleet, "two:2").problem
 
 
 def test_a_cordon_outlives_the_worker(fleet):
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     fleet.cordon("a", True)
     assert fleet.alive()[0].cordoned
     fleet.lose("one:1", "gone")
-    fleet.hear("one:1", state("a", BOTH, epoch=2))
+    fleet.update("one:1", state("a", BOTH, epoch=2))
     assert fleet.alive()[0].cordoned
     fleet.cordon("a", False)
     assert not fleet.alive()[0].cordoned
 
 
 def test_cordoning_who_is_unknown_names_who_is_known(fleet):
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     with pytest.raises(NotFound, match="known are: a"):
         fleet.cordon("b", True)
 
 
 def test_what_discovery_drops_counts_no_more(fleet, caplog):
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     fleet.remove("one:1")
     assert fleet.alive() == []
     assert "one:1" not in [worker.address for worker in fleet]
@@ -188,18 +188,18 @@ def test_what_discovery_drops_counts_no_more(fleet, caplog):
 
 
 def test_a_worker_that_terminates_drains_before_it_says_so(fleet):
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     fleet.set_terminating("one:1", True)
     assert fleet.alive()[0].draining
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     assert fleet.alive()[0].draining, "its own state does not say so yet"
     fleet.set_terminating("one:1", False)
     assert not fleet.alive()[0].draining
 
 
 def test_the_end_of_a_worker_that_terminates_is_no_failure(fleet, caplog):
-    fleet.hear("one:1", state("a"))
-    fleet.hear("two:2", state("b"))
+    fleet.update("one:1", state("a"))
+    fleet.update("two:2", state("b"))
     fleet.set_terminating("one:1", True)
     fleet.lose("one:1", "it ended the stream")
     assert [worker.address for worker in fleet] == ["two:2", "three:3"]
@@ -212,7 +212,7 @@ def test_the_end_of_a_worker_that_terminates_is_no_failure(fleet, caplog):
 
 def test_connections_that_an_ended_worker_refuses_are_not_logged(fleet, caplog):
     caplog.set_level(logging.INFO)
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     fleet.set_terminating("one:1", True)
     caplog.clear()
     fleet.lose("one:1", "it ended the stream")
@@ -226,5 +226,5 @@ def test_connections_that_an_ended_worker_refuses_are_not_logged(fleet, caplog):
 def test_a_worker_that_terminates_and_is_reached_again_counts_again(fleet):
     fleet.set_terminating("one:1", True)
     assert "one:1" not in [worker.address for worker in fleet]
-    fleet.hear("one:1", state("a"))
+    fleet.update("one:1", state("a"))
     assert entry(fleet, "one:1").view.draining

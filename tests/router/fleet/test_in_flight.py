@@ -26,11 +26,11 @@ def test_a_placement_counts_on_both_its_workers():
 def test_a_state_that_comes_at_once_does_not_show_it_a_later_one_does():
     flight = InFlight()
     begin(flight, 1, 10.0, Share("d", 1, 160, 10))
-    flight.hear("d", 10.05)
+    flight.on_state("d", 10.05)
     assert load(flight, "d")[0] == 1
-    flight.hear("other", 20.0)
+    flight.on_state("other", 20.0)
     assert load(flight, "d")[0] == 1
-    flight.hear("d", 10.3)
+    flight.on_state("d", 10.3)
     assert load(flight, "d") == (0, 0, 0, 0)
     assert len(flight) == 1, "it has not been reported on"
 
@@ -39,7 +39,7 @@ def test_what_came_after_a_state_is_what_it_cannot_show():
     flight = InFlight()
     begin(flight, 1, 10.0, Share("w", 1, 160, 10))
     assert flight.load("w").num_unseen_tokens == 160
-    flight.hear("w", 10.05)
+    flight.on_state("w", 10.05)
     assert flight.load("w").num_unseen_tokens == 0
     begin(flight, 2, 10.06, Share("w", 1, 320, 20))
     begin(flight, 3, 10.07, Share("w", 1, 80, 5))
@@ -47,14 +47,14 @@ def test_what_came_after_a_state_is_what_it_cannot_show():
     flight.end(1)
     flight.end(2)
     assert flight.load("w").num_unseen_tokens == flight.load("w").num_prefill_tokens == 80
-    flight.hear("w", 11.0)
+    flight.on_state("w", 11.0)
     assert flight.load("w").num_unseen_tokens == 0
 
 
 def test_each_worker_settles_on_its_own():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10))
-    flight.hear("p", 1.0)
+    flight.on_state("p", 1.0)
     assert load(flight, "d")[0] == 1
     assert load(flight, "p")[1] == 0
 
@@ -142,7 +142,7 @@ def test_who_watches_hears_of_each_worker_whose_load_changes():
     begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10))
     assert watched == other == {"d", "p"}
     watched.clear()
-    flight.hear("d", 1.0)
+    flight.on_state("d", 1.0)
     assert watched == {"d"}
     watched.clear()
     flight.unwatch(other)

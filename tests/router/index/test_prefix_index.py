@@ -138,12 +138,12 @@ def test_the_tiers_of_a_prefix_are_told_apart():
 
 def test_a_silent_workers_entries_are_kept_and_do_not_count():
     index = index_of(a=[1, 2], b=[1])
-    index.silence("a")
+    index.mark_silent("a")
     assert index.lookup(blocks(1, 2)) == {"b": 1}
     assert index.apply(batch("a", 1, stored(3)))
     assert index.num_blocks("a") == 0
     assert index.is_silent("a")
-    index.hear("a")
+    index.mark_heard("a")
     assert index.num_blocks("a") == 3
     assert index.lookup(blocks(1, 2, 3)) == {"a": 3, "b": 1}
 
@@ -315,10 +315,10 @@ def test_any_history_equals_a_naive_index(history, prompt):
             index.drop(worker)
             naive.pop(worker, None)
         elif kind == "silence":
-            index.silence(worker)
+            index.mark_silent(worker)
             silent.add(worker)
         elif kind == "hear":
-            index.hear(worker)
+            index.mark_heard(worker)
             silent.discard(worker)
         else:
             index.clean(700)

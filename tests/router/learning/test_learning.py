@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from support.fleet.fleet_node import load, state
 from support.fleet.placer_world import World
-from support.fleet.router_views import DECODE, PREFILL, RATES, standing, view
+from support.fleet.router_views import DECODE, PREFILL, RATES, snapshot, view
 
 from baton.router.fleet.rates import GUESS, RateModel, fleet_rates, rates_of
 from baton.router.learning.calibration import Arrivals, Bias
 from baton.router.learning.step_model import StepModel, StepTimes, drawn_to_fleet, fleet_times
 from baton.router.placement.learnt import Learnt
-from baton.router.placement.standing import Objectives, standing_of
+from baton.router.placement.worker_snapshot import Objectives, snapshot_of
 from baton.router.requests.in_flight import PendingLoad, Share
 from baton.router.requests.placed_adapters import PlacedAdapters
 from baton.router.requests.prompt_sketch import sketch_of
@@ -148,19 +148,19 @@ def test_the_part_of_a_workers_time_that_prompts_take_and_what_is_left_of_them()
 
 def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
     coming = PendingLoad(num_prefill_tokens=5000)
-    assert standing(pending=coming).backlog_seconds == pytest.approx(0.5)
+    assert snapshot(pending=coming).backlog_seconds == pytest.approx(0.5)
     told = view(num_pending_prefill_tokens=3000)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.7).backlog_seconds == pytest.approx(0.7)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.3)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.1, age_seconds=9).backlog_seconds == pytest.approx(0.1)
+    assert snapshot_of(told, coming, RATES, 0, given_seconds=0.7).backlog_seconds == pytest.approx(0.7)
+    assert snapshot_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.3)
+    assert snapshot_of(told, coming, RATES, 0, given_seconds=0.1, age_seconds=9).backlog_seconds == pytest.approx(0.1)
 
 
 def test_what_a_state_cannot_show_comes_on_top_of_it():
     told = view(num_pending_prefill_tokens=3000)
     coming = PendingLoad(num_prefill_tokens=5000, num_unseen_tokens=4000)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.7)
-    assert standing_of(told, coming, RATES, 0, given_seconds=0.75).backlog_seconds == pytest.approx(0.75)
-    assert standing_of(told, coming, RATES, 0, given_seconds=9).backlog_seconds == pytest.approx(0.8)
+    assert snapshot_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.7)
+    assert snapshot_of(told, coming, RATES, 0, given_seconds=0.75).backlog_seconds == pytest.approx(0.75)
+    assert snapshot_of(told, coming, RATES, 0, given_seconds=9).backlog_seconds == pytest.approx(0.8)
 
 
 def test_what_the_first_worker_measures_counts_for_the_others_at_once():
@@ -211,8 +211,8 @@ def test_hand_overs_that_disappoint_are_given_up_and_tried_again():
 
     def places(world):
         world.now += 0.5
-        world.hear(state("d", DECODE, num_running=2))
-        world.hear(state("p", PREFILL))
+        world.update(state("d", DECODE, num_running=2))
+        world.update(state("p", PREFILL))
         return world.place(4000)
 
     world = World(state("d", DECODE, num_running=2), state("p", PREFILL))

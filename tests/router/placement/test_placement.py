@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleet.fleet_node import state
 from support.fleet.placer_world import World
-from support.fleet.router_views import BOTH, DECODE, PREFILL, RATES, demand, standing
+from support.fleet.router_views import BOTH, DECODE, PREFILL, RATES, demand, snapshot
 
 from baton.router.placement import costs
 from baton.router.placement.decision import Asked, candidates, decide
 from baton.router.placement.fair_share import exceeds_share, queue_bound
 from baton.router.placement.policy import rank
-from baton.router.placement.standing import Demand, Traffic
+from baton.router.placement.worker_snapshot import Demand, Traffic
 from baton.router.requests.in_flight import PendingLoad, TenantLoad
 from baton.rpc.errors import NoCapacity, ServiceError
 from baton.v1 import router_pb2, types_pb2
@@ -26,16 +26,16 @@ def asked(num_prompt_tokens=4000, **fields):
     return Asked(MODEL, demand(num_prompt_tokens), **fields)
 
 
-def choose(standings, tenants=None, max_queue_depth=64, **fields):
-    return decide(asked(**fields), standings, tenants or {}, max_queue_depth)[0]
+def choose(snapshots, tenants=None, max_queue_depth=64, **fields):
+    return decide(asked(**fields), snapshots, tenants or {}, max_queue_depth)[0]
 
 
 # Deadlines, priorities, queues.
 
 
 def test_an_option_that_is_in_time_goes_before_a_cheaper_one_that_is_late():
-    soon = standing("soon", num_running=30)  # stalls its batch, but begins at once
-    late = standing("late", num_pending_prefill_tokens=60_000)
+    soon = snapshot("soon", num_running=30)  # stalls its batch, but begins at once
+    late = snapshot("late", num_pending_prefill_tokens=60_000)
     assert choose([soon, late]).decode.view.worker_id == "late"
     assert choose([soon, late], timeout_seconds=3.0).decode.view.worker_id == "soon"
     with pytest.raises(NoCapacity, match=r"0\.40 s, longer than the time limit of 200 ms"):
@@ -45,37 +45,37 @@ def test_an_option_that_is_in_time_goes_before_a_cheaper_one_that_is_late():
 @pytest.mark.parametrize(("priority", "bound"), [(-5, 64), (0, 64), (1, 32), (9, 32)])
 def test_less_urgent_requests_leave_half_of_each_queue_to_the_others(priority, bound):
     assert queue_bound(64, priority) == bound
-    full = standing(num_running=64, queue_depth=bound)
+    full = snapshot(num_running=64, queue_depth=bound)
     with pytest.raises(NoCapacity, match=f"has {bound} requests waiting"):
         choose([full], priority=priority)
-    assert choose([standing(num_running=64, queue_depth=bound - 1)], priority=priority)
+    assert choose([snapshot(num_running=64, queue_depth=bound - 1)], priority=priority)
 
 
 def test_a_tenant_that_fills_the_queues_has_no_newcomer_refused():
     """Beyond the queues' bound there is room for those below their share, and a bound of that."""
     tenants = {"flood": TenantLoad(1.0, 64 * 4000, 64)}
-    full = standing(num_running=64, queue_depth=64)
+    full = snapshot(num_running=64, queue_depth=64)
     with pytest.raises(NoCapacity, match="64 requests waiting"):
         choose([full], tenants, tenant="flood")
     assert choose([full], tenants, tenant="new")
     tenants["new"] = TenantLoad(1.0, 4000, 1)
-    assert choose([standing(num_running=64, queue_depth=79)], tenants, tenant="new")
+    assert choose([snapshot(num_running=64, queue_depth=79)], tenants, tenant="new")
     with pytest.raises(NoCapacity, match="80 requests waiting"):
-        choose([standing(num_running=64, queue_depth=80)], tenants, tenant="new")
+        choose([snapshot(num_running=64, queue_depth=80)], tenants, tenant="new")
     tenants["new"] = TenantLoad(1.0, 65 * 4000, 65)
     with pytest.raises(NoCapacity):
         choose([full], tenants, tenant="new")
 
 
 def test_without_tenants_the_queues_bound_is_everyones():
-    full = standing(num_running=64, queue_depth=64)
+    full = snapshot(num_running=64, queue_depth=64)
     with pytest.raises(NoCapacity):
         choose([full], {"": TenantLoad(1.0, 64 * 4000, 64)})
 
 
 def test_an_urgent_request_does_not_wait_for_those_it_overtakes():
     behind = costs.local(
-        standing(num_pending_prefill_tokens=10_000), demand(), costs.decode_alone(standing(), demand(), 0.02)
+        snapshot(num_pending_prefill_tokens=10_000), demand(), costs.decode_alone(snapshot(), demand(), 0.02)
     )
     assert behind.queue == pytest.approx(1.0)
     world = World(state("a"), state("b"))
@@ -98,7 +98,7 @@ def test_a_session_stays_where_it_was_when_nothing_speaks_against_it():
     for number in range(5):
         world.now += 5
         for name in range(5):
-            world.hear(state(f"w{name}"))
+            world.update(state(f"w{name}"))
         assert world.place(request_id=f"r{number}", session_id="s").decode.worker_id == first
     others = {world.place(request_id=f"o{number}").decode.worker_id for number in range(10)}
     assert len(others) == 5
@@ -111,14 +111,14 @@ def test_without_an_index_a_session_s_last_prompt_is_taken_to_be_where_it_was():
     again = world.place(3200, range(200), session_id="s")
     assert again.decode.worker_id == first.decode.worker_id
     assert again.decode_cached_tokens == 1600
-    world.hear(state(first.decode.worker_id, epoch=2))
+    world.update(state(first.decode.worker_id, epoch=2))
     assert world.place(3200, range(200), session_id="s").decode_cached_tokens == 0, "it started anew since"
 
 
 def test_a_session_leaves_a_busy_worker():
     world = World(state("a"), state("b"))
     first = world.place(session_id="s").decode.worker_id
-    world.hear(state(first, num_running=60, num_pending_prefill_tokens=50_000))
+    world.update(state(first, num_running=60, num_pending_prefill_tokens=50_000))
     assert world.place(session_id="s").decode.worker_id != first
 
 
@@ -129,19 +129,19 @@ def test_an_adapter_goes_where_it_is_loaded_unless_that_is_busy():
     assert {world.place(100, request_id=f"r{n}", adapter="lora").decode.worker_id for n in range(3)} == {"b"}
     busy = state("b", num_running=60, num_pending_prefill_tokens=50_000)
     busy.adapters.append("lora")
-    world.hear(busy)
+    world.update(busy)
     first = world.place(adapter="lora").decode.worker_id
     assert first != "b"
     assert world.place(100, adapter="lora").decode.worker_id == first, "it is being loaded there"
 
 
 def test_blocks_in_host_memory_cost_their_way_back():
-    cost = costs.local(standing(cached=3200, host=1600), demand(), costs.decode_alone(standing(), demand(), 0.02))
+    cost = costs.local(snapshot(cached=3200, host=1600), demand(), costs.decode_alone(snapshot(), demand(), 0.02))
     assert cost.restore == pytest.approx(1600 * 131_072 / RATES.restore_bytes_per_second)
     assert cost.prefill == pytest.approx(0.08)
-    on_device, in_host = standing("device", cached=3200), standing("host", cached=3200, host=3200)
+    on_device, in_host = snapshot("device", cached=3200), snapshot("host", cached=3200, host=3200)
     assert rank([in_host, on_device], (), demand())[0].decode.view.worker_id == "device"
-    nothing = standing("nothing")
+    nothing = snapshot("nothing")
     assert rank([nothing, in_host], (), demand())[0].decode.view.worker_id == "host"
 
 
@@ -170,7 +170,7 @@ def test_in_full_queues_a_tenant_has_its_share_and_no_more(why, held, weight, ho
 
 
 def test_a_greedy_tenant_is_told_when_to_come_back_and_the_other_is_served():
-    crowded = [standing(f"w{number}", num_running=64, queue_depth=56) for number in range(2)]
+    crowded = [snapshot(f"w{number}", num_running=64, queue_depth=56) for number in range(2)]
     with pytest.raises(NoCapacity, match="tenant 'greedy' has 90000 tokens") as error:
         choose(crowded, tenants(greedy=90_000, modest=9000), tenant="greedy")
     assert error.value.retry_after_ms >= 100
@@ -242,9 +242,9 @@ loads = st.fixed_dictionaries(
     }
 )
 roles = st.sampled_from([PREFILL, DECODE, BOTH])
-standings = st.lists(
+snapshots = st.lists(
     st.builds(
-        lambda number, role, cached, host, load, n: standing(
+        lambda number, role, cached, host, load, n: snapshot(
             f"w{number}", role, cached, PendingLoad(n, n * 100, n, n), host=min(host, cached), **load
         ),
         st.integers(0, 10**6), roles, st.integers(0, 4000), st.integers(0, 4000), loads, st.integers(0, 50),
@@ -257,7 +257,7 @@ demands = st.builds(
 )
 
 
-@given(standings, demands, traffics, st.integers(0, 100))
+@given(snapshots, demands, traffics, st.integers(0, 100))
 @settings(deadline=None)
 def test_the_quick_pass_agrees_with_the_costs_in_full(fleet, wanted, traffic, rotation):
     floor = min(one.rates.step.seconds(1) for one in fleet)
@@ -283,7 +283,7 @@ def test_the_quick_pass_agrees_with_the_costs_in_full(fleet, wanted, traffic, ro
                 assert sum(pair) * (1 + 1e-9) >= work + there - 1e-9
 
 
-@given(standings, demands, traffics, st.integers(0, 100))
+@given(snapshots, demands, traffics, st.integers(0, 100))
 @settings(deadline=None)
 def test_the_choice_is_the_best_of_all_candidates(fleet, wanted, traffic, rotation):
     decodes = [one for one in fleet if one.view.can_decode]
@@ -305,7 +305,7 @@ def test_more_load_never_costs_less(wanted, load, cached, more, traffic):
     floor = 0.001
 
     def total(cached=cached, **changed):
-        one = standing("w", BOTH, cached, **{**load, **changed})
+        one = snapshot("w", BOTH, cached, **{**load, **changed})
         return sum(costs.local(one, wanted, costs.decode_alone(one, wanted, floor), traffic))
 
     before = total() - 1e-9
@@ -325,7 +325,7 @@ fates = st.sampled_from(["live", "cordoned", "draining", "dead", "excluded"])
 def test_a_cordoned_draining_dead_or_excluded_worker_is_never_picked(fleet, prompt):
     world = World()
     for number, (fate, role) in enumerate(fleet):
-        world.hear(state(f"w{number}", role, draining=fate == "draining"))
+        world.update(state(f"w{number}", role, draining=fate == "draining"))
         if fate == "cordoned":
             world.fleet.cordon(f"w{number}", True)
         if fate == "dead":

@@ -30,7 +30,7 @@ def test_a_whole_prompt_in_cache_leaves_its_last_block_to_compute():
 def test_entries_of_another_epoch_do_not_count():
     world = World(state("a"), state("b"))
     world.cache("a", *range(100))
-    world.hear(state("a", epoch=2))
+    world.update(state("a", epoch=2))
     assert world.place(prompt=range(100)).decode_cached_tokens == 0
     assert world.index.num_blocks("a") == 0
     world.cache("a", *range(50), epoch=3)
@@ -100,7 +100,7 @@ def test_placements_stop_counting_when_the_state_shows_them():
     world.place()
     assert world.placer.in_flight.load("a").num_placements == 1
     world.now += 1
-    world.hear(state("a", num_running=1))
+    world.update(state("a", num_running=1))
     assert world.placer.in_flight.load("a").num_placements == 0
 
 
@@ -184,7 +184,7 @@ def test_an_excluded_worker_that_started_anew_is_taken_again():
     world.now += 1
     world.fleet.lose("a", "killed")
     world.now += 1
-    world.hear(state("a", epoch=2))
+    world.update(state("a", epoch=2))
     assert world.place(request_id="q", excluded_worker_ids=["a"]).decode.epoch == 2
 
 
@@ -194,7 +194,7 @@ def test_unknown_models_and_dead_workers_are_different_errors():
     world = World(state("a"))
     with pytest.raises(NotFound, match="no model 'x'; served are: m"):
         world.place(model="x")
-    world.hear(state("b", name="x"))
+    world.update(state("b", name="x"))
     world.fleet.lose("a", "killed")
     with pytest.raises(Unavailable, match="no live worker decodes for model 'm'"):
         world.place()
@@ -255,8 +255,8 @@ def test_a_state_of_before_a_partition_does_not_drop_what_the_index_knows_of_the
     world = World(state("a", epoch=1), state("b"))
     world.fleet.lose("a", "it is not heard")
     world.cache("a", 1, 2, epoch=2)
-    world.hear(state("a", epoch=1))
-    world.hear(state("a", epoch=2))
+    world.update(state("a", epoch=1))
+    world.update(state("a", epoch=2))
     assert world.place(4000, [1, 2]).decode_cached_tokens > 0
 
 
@@ -266,7 +266,7 @@ def test_a_worker_that_failed_a_gateway_is_left_until_it_tells_its_state():
     failed, other = placed.decode.worker_id, ({"a", "b"} - {placed.decode.worker_id}).pop()
     world.placer.report(router_pb2.PlacementOutcome(placement_id=placed.placement_id, worker_failed=True))
     assert {world.place(request_id=f"r{number}").decode.worker_id for number in range(8)} == {other}
-    world.hear(state(failed))
+    world.update(state(failed))
     assert failed in {world.place(request_id=f"s{number}").decode.worker_id for number in range(8)}
 
 
@@ -280,7 +280,7 @@ def test_where_every_worker_failed_a_gateway_they_are_taken_all_the_same():
 def test_the_failure_of_a_former_life_says_nothing_of_this_one():
     world = World(state("a"), state("b"))
     placed = world.place()
-    world.hear(state(placed.decode.worker_id, epoch=2))
+    world.update(state(placed.decode.worker_id, epoch=2))
     world.placer.report(router_pb2.PlacementOutcome(placement_id=placed.placement_id, worker_failed=True))
     chosen = {world.place(request_id=f"r{number}").decode.worker_id for number in range(8)}
     assert placed.decode.worker_id in chosen
@@ -291,7 +291,7 @@ def test_what_nobody_reports_on_is_forgotten_where_nothing_is_placed_any_more():
     world.place()
     assert len(world.placer.in_flight) == 1
     world.now += 121
-    world.hear(state("a"))
+    world.update(state("a"))
     assert len(world.placer.in_flight) == 0
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 from support.fleet.fleet_node import layout, state
-from support.fleet.router_views import BOTH, DECODE, PREFILL, RATES, demand, faster, standing
+from support.fleet.router_views import BOTH, DECODE, PREFILL, RATES, demand, faster, snapshot
 
 from baton.router.fleet.worker_view import view_of
 from baton.router.placement import costs
 from baton.router.placement.policy import rank
-from baton.router.placement.standing import standing_of
+from baton.router.placement.worker_snapshot import snapshot_of
 from baton.router.requests.in_flight import PendingLoad
 from baton.v1 import kv_pb2
 
@@ -33,8 +33,8 @@ def choose(decodes, prefills=(), **asked):
     ],
 )
 def test_between_two_workers_wins(why, one, other, winner):
-    assert choose([standing("one", **one), standing("other", **other)])[0] == winner, why
-    assert choose([standing("other", **other), standing("one", **one)])[0] == winner, why
+    assert choose([snapshot("one", **one), snapshot("other", **other)])[0] == winner, why
+    assert choose([snapshot("other", **other), snapshot("one", **one)])[0] == winner, why
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_between_two_workers_wins(why, one, other, winner):
     ],
 )  # fmt: skip
 def test_disaggregates_only_where_it_is_estimated_to_be_faster(why, decode, prefill, asked, remote):
-    decodes, prefills = [standing("d", DECODE, **decode)], [standing("p", PREFILL, **prefill)]
+    decodes, prefills = [snapshot("d", DECODE, **decode)], [snapshot("p", PREFILL, **prefill)]
     assert (choose(decodes, prefills, **asked)[1] is not None) == remote, why
 
 
@@ -58,8 +58,8 @@ def test_never_costs_more_than_the_better_of_always_and_never():
     for num_running in (0, 1, 4, 16, 60):
         for prompt in (64, 500, 4000, 50_000):
             for backlog in (0, 5000, 500_000):
-                decode = standing("d", DECODE, num_running=num_running)
-                prefill = standing("p", PREFILL, num_pending_prefill_tokens=backlog)
+                decode = snapshot("d", DECODE, num_running=num_running)
+                prefill = snapshot("p", PREFILL, num_pending_prefill_tokens=backlog)
                 options = rank([decode], [prefill], demand(prompt), complete=True)
                 assert len(options) == 2
                 assert options[0].total == min(option.total for option in options)
@@ -67,7 +67,7 @@ def test_never_costs_more_than_the_better_of_always_and_never():
 
 
 def test_a_worker_never_prefills_for_itself():
-    both = [standing("a", BOTH, num_running=30), standing("b", BOTH, num_running=30)]
+    both = [snapshot("a", BOTH, num_running=30), snapshot("b", BOTH, num_running=30)]
     for option in rank(both, both, demand()):
         assert option.prefill is None or option.prefill.view.worker_id != option.decode.view.worker_id
 
@@ -79,8 +79,8 @@ def test_a_worker_never_prefills_for_itself():
 def test_workers_whose_layouts_cannot_be_converted_are_never_paired(other):
     told = state("p", PREFILL)
     told.layout.CopyFrom(layout(**other))
-    prefill = standing_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
-    options = rank([standing("d", DECODE, num_running=60)], [prefill], demand())
+    prefill = snapshot_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
+    options = rank([snapshot("d", DECODE, num_running=60)], [prefill], demand())
     assert [option.prefill for option in options] == [None]
 
 
@@ -92,7 +92,7 @@ def test_workers_are_paired_only_where_their_groups_are_equal():
         )
         message = state(worker_id, role, num_running=60)
         message.layout.CopyFrom(kv_pb2.KvLayout(model_digest=b"m", block_size=16, groups=[full, last]))
-        return standing_of(view_of(message, "host", False, 0.0, None), PendingLoad(), RATES, 4000)
+        return snapshot_of(view_of(message, "host", False, 0.0, None), PendingLoad(), RATES, 4000)
 
     decode, alike, other = told("d", DECODE, 512), told("p", PREFILL, 512), told("q", PREFILL, 256)
     assert {option.prefill for option in rank([decode], [alike, other], demand())} == {None, alike}
@@ -103,20 +103,20 @@ def test_workers_are_paired_only_where_their_groups_are_equal():
 def test_workers_whose_layouts_can_be_converted_are_paired(other):
     told = state("p", PREFILL)
     told.layout.CopyFrom(layout(**other))
-    prefill = standing_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
-    options = rank([standing("d", DECODE, num_running=60)], [prefill], demand())
+    prefill = snapshot_of(view_of(told, "host:p", False, 0.0, None), PendingLoad(), RATES, 4000)
+    options = rank([snapshot("d", DECODE, num_running=60)], [prefill], demand())
     assert {option.prefill for option in options} == {None, prefill}
 
 
 def test_between_equals_everyone_has_a_turn():
-    fleet = [standing(f"w{number}") for number in range(5)]
+    fleet = [snapshot(f"w{number}") for number in range(5)]
     winners = [rank(fleet, (), demand(), rotation)[0].decode.view.worker_id for rotation in range(10)]
     assert sorted(winners) == sorted(one.view.worker_id for one in fleet * 2)
 
 
 def test_options_are_sorted_and_bounded_with_many_workers():
-    decodes = [standing(f"d{number}", DECODE, num_running=number) for number in range(64)]
-    prefills = [standing(f"p{number}", PREFILL, num_pending_prefill_tokens=number * 100) for number in range(64)]
+    decodes = [snapshot(f"d{number}", DECODE, num_running=number) for number in range(64)]
+    prefills = [snapshot(f"p{number}", PREFILL, num_pending_prefill_tokens=number * 100) for number in range(64)]
     options = rank(decodes, prefills, demand())
     totals = [option.total for option in options]
     assert totals == sorted(totals)
@@ -125,9 +125,9 @@ def test_options_are_sorted_and_bounded_with_many_workers():
 
 
 def test_the_pair_found_in_two_stages_is_the_best_of_all_pairs():
-    decodes = [standing(f"d{n}", DECODE, num_running=10 + n % 7, cached=(n * 640) % 3200) for n in range(12)]
+    decodes = [snapshot(f"d{n}", DECODE, num_running=10 + n % 7, cached=(n * 640) % 3200) for n in range(12)]
     prefills = [
-        standing(f"p{n}", PREFILL, num_pending_prefill_tokens=(n * 977) % 5000, cached=n * 160) for n in range(12)
+        snapshot(f"p{n}", PREFILL, num_pending_prefill_tokens=(n * 977) % 5000, cached=n * 160) for n in range(12)
     ]
     asked = demand()
     floor = min(one.rates.step.seconds(1) for one in decodes)
@@ -137,4 +137,4 @@ def test_the_pair_found_in_two_stages_is_the_best_of_all_pairs():
 
 
 def test_no_decode_worker_no_option():
-    assert rank([], [standing("p", PREFILL)], demand()) == []
+    assert rank([], [snapshot("p", PREFILL)], demand()) == []

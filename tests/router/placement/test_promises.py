@@ -4,13 +4,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.fleet.router_views import RATES, demand, standing
+from support.fleet.router_views import RATES, demand, snapshot
 
 from baton.router.placement import costs
 from baton.router.placement.decision import Asked, admitted
 from baton.router.placement.policy import Option
 from baton.router.placement.promises import Kept, Promise, Promises, promise_of
-from baton.router.placement.standing import Objectives, Traffic
+from baton.router.placement.worker_snapshot import Objectives, Traffic
 from baton.router.requests.in_flight import TenantLoad
 from baton.rpc.errors import NoCapacity
 from baton.v1 import types_pb2
@@ -41,16 +41,16 @@ def promises():
 
 
 def test_a_promise_grows_with_the_batch_and_with_the_prompts_before():
-    idle = promise_of(*_parts(standing()))
-    busy = promise_of(*_parts(standing(num_running=60, num_pending_prefill_tokens=5000)))
-    stalled = promise_of(*_parts(standing()._replace(stalled_part=0.5)))
+    idle = promise_of(*_parts(snapshot()))
+    busy = promise_of(*_parts(snapshot(num_running=60, num_pending_prefill_tokens=5000)))
+    stalled = promise_of(*_parts(snapshot()._replace(stalled_part=0.5)))
     assert busy.between > idle.between
     assert busy.first_token == pytest.approx(idle.first_token + 0.5)
     assert stalled.between == pytest.approx(2 * idle.between)
 
 
 def test_a_worker_that_has_no_prompts_now_is_promised_those_to_come():
-    idle, (decode, costs_of, asked, traffic) = promise_of(*_parts(standing())), _parts(standing())
+    idle, (decode, costs_of, asked, traffic) = promise_of(*_parts(snapshot())), _parts(snapshot())
     busy_fleet = promise_of(decode, costs_of, asked, traffic._replace(lasting_stall=0.5))
     assert busy_fleet.between == pytest.approx(2 * idle.between)
     already = promise_of(decode._replace(stalled_part=0.6), costs_of, asked, traffic._replace(lasting_stall=0.5))
@@ -101,27 +101,27 @@ def test_a_short_stream_tells_less_than_a_long_one():
 
 
 def test_an_idle_worker_takes_everything(promises):
-    assert gain(promises, standing(), demand(4000)) > 0.9
-    assert gain(promises, standing(), demand(100_000)) > 0, "a prompt that is never in time is not expected to be"
+    assert gain(promises, snapshot(), demand(4000)) > 0.9
+    assert gain(promises, snapshot(), demand(100_000)) > 0, "a prompt that is never in time is not expected to be"
 
 
 def test_a_worker_at_its_limit_takes_what_is_cheap_and_refuses_what_is_not(promises):
-    full = standing(num_running=60, num_free_blocks=2000)._replace(stalled_part=0.1)
+    full = snapshot(num_running=60, num_free_blocks=2000)._replace(stalled_part=0.1)
     assert gain(promises, full, demand(16_000)) < 0
     assert gain(promises, full._replace(num_cached_tokens=15_900), demand(16_000)) > 0
 
 
 def test_nobody_is_refused_on_a_guess():
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(30_000))
-    guessed = standing(num_running=60, rates=replace(RATES, is_measured=False))._replace(stalled_part=0.8)
+    guessed = snapshot(num_running=60, rates=replace(RATES, is_measured=False))._replace(stalled_part=0.8)
     full = option(guessed, asked.demand)
     assert admitted([full], asked, Promises(), LIMITS, TRAFFIC, {}) == [full]
 
 
 def test_the_first_option_that_adds_is_taken_or_the_request_is_refused_with_numbers(promises):
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(16_000))
-    full = option(standing("full", num_running=60)._replace(stalled_part=0.5), asked.demand)
-    free = option(standing("free"), asked.demand)
+    full = option(snapshot("full", num_running=60)._replace(stalled_part=0.5), asked.demand)
+    free = option(snapshot("free"), asked.demand)
     assert admitted([full, free], asked, promises, LIMITS, TRAFFIC, {}) == [free, full]
     with pytest.raises(NoCapacity, match="ms would pass between tokens") as refused:
         admitted([full], asked, promises, LIMITS, TRAFFIC, {})
@@ -130,13 +130,13 @@ def test_the_first_option_that_adds_is_taken_or_the_request_is_refused_with_numb
 
 def test_where_all_is_late_nothing_more_is_taken(promises):
     """One more would spoil nothing there; but it would keep those to come waiting."""
-    late = standing(num_running=60, num_pending_prefill_tokens=100_000)._replace(stalled_part=0.9)
+    late = snapshot(num_running=60, num_pending_prefill_tokens=100_000)._replace(stalled_part=0.9)
     assert gain(promises, late, demand(100)) < 0
 
 
 def waiting(seconds):
     """A worker whose queue is so long."""
-    return standing(num_pending_prefill_tokens=round(seconds * RATES.prefill_tokens_per_second))
+    return snapshot(num_pending_prefill_tokens=round(seconds * RATES.prefill_tokens_per_second))
 
 
 def admit(decode, asked, tenants=None):
@@ -162,7 +162,7 @@ def test_who_is_in_no_hurry_is_refused_first():
 
 def test_where_requests_wait_a_tenant_has_its_share_and_no_more():
     tenants = {"small": TenantLoad(1.0, 5000, 10), "large": TenantLoad(4.0, 5000, 10)}
-    assert admit(standing(), asked_by("small"), tenants), "while nobody waits all may have everything"
+    assert admit(snapshot(), asked_by("small"), tenants), "while nobody waits all may have everything"
     with pytest.raises(NoCapacity, match="tenant 'small' has 5000 tokens in 10 requests"):
         admit(waiting(0.2), asked_by("small"), tenants)
     assert admit(waiting(0.4), asked_by("large", 4.0), tenants)

@@ -18,11 +18,11 @@ class World:
         values = {"max_queue_depth": 64, "explain_capacity": 1000, **settings}
         self.placer = Placer(self.fleet, self.index, clock=lambda: self.now, **values)
         for told in states:
-            self.hear(told)
+            self.update(told)
 
-    def hear(self, told):
+    def update(self, told):
         self.fleet.add(told.worker_id)
-        self.fleet.hear(told.worker_id, told)
+        self.fleet.update(told.worker_id, told)
 
     def cache(self, worker_id, *numbers, epoch=1):
         part = kv_pb2.KvSnapshot(

@@ -1,4 +1,4 @@
-"""Standings and views for the tests of pure placement."""
+"""Snapshots and views for the tests of pure placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.fleet.fleet_node import state
 from baton.router.fleet.rates import Rates
 from baton.router.fleet.worker_view import view_of
 from baton.router.learning.step_model import StepTimes
-from baton.router.placement.standing import Demand, standing_of
+from baton.router.placement.worker_snapshot import Demand, snapshot_of
 from baton.router.requests.in_flight import PendingLoad
 from baton.v1 import types_pb2
 
@@ -25,8 +25,8 @@ def view(worker_id="w0", role=BOTH, cordoned=False, **loads):
     return view_of(state(worker_id, role, **loads), f"host:{worker_id}", cordoned, 0.0, None)
 
 
-def standing(worker_id="w0", role=BOTH, cached=0, pending=None, rates=RATES, host=0, **loads):
-    return standing_of(view(worker_id, role, **loads), pending or PendingLoad(), rates, cached, host)
+def snapshot(worker_id="w0", role=BOTH, cached=0, pending=None, rates=RATES, host=0, **loads):
+    return snapshot_of(view(worker_id, role, **loads), pending or PendingLoad(), rates, cached, host)
 
 
 def demand(num_prompt_tokens=4000, num_output_tokens=100):

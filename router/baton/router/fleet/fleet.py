@@ -121,7 +121,7 @@ class Fleet:
             _log.info("worker %s at %s %s", worker.worker_id, address, "terminates" if terminating else "serves again")
             worker.view = replace(worker.view, draining=worker.state.draining or terminating)
 
-    def hear(self, address: str, state: worker_pb2.WorkerState) -> None:
+    def update(self, address: str, state: worker_pb2.WorkerState) -> None:
         """Takes a worker's state."""
         worker = self._workers[address]
         problem = self._what_is_wrong(worker, state)

@@ -84,7 +84,7 @@ class WorkerWatch:
                         response = await call.read()
                     if not isinstance(response, worker_pb2.WatchStateResponse):
                         return "it ended the stream"
-                    self._fleet.hear(address, response.state)
+                    self._fleet.update(address, response.state)
             except TimeoutError:
                 return f"no state for {patience:.1f} s"
             except grpc.aio.AioRpcError as error:

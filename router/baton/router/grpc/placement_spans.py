@@ -47,7 +47,7 @@ def _facts(decision: Decision) -> dict[str, Value]:
         "baton.decode_worker": response.decode.worker_id,
         "baton.prefill_worker": response.prefill.worker_id,
         "baton.predicted_cached_blocks": chosen.num_cached_tokens // block_size,
-        "baton.workers_considered": len(decision.grounds.standings),
+        "baton.workers_considered": len(decision.grounds.snapshots),
         "baton.workers_refused": len(decision.grounds.refused),
         "baton.cost_ms": chosen.total * 1e3,
     }

@@ -130,7 +130,7 @@ class IndexClient:
         if kind == "heard":
             self._hear(response.heard.worker_id)
         elif kind == "silent":
-            self._silence(response.silent.worker_id)
+            self._mark_silent(response.silent.worker_id)
         elif kind == "forgotten":
             self._told.discard(response.forgotten.worker_id)
             self._drop(response.forgotten.worker_id)
@@ -167,19 +167,19 @@ class IndexClient:
     def _hear(self, worker_id: str) -> None:
         self._told.add(worker_id)
         self._silent_since.pop(worker_id, None)
-        self._index.hear(worker_id)
+        self._index.mark_heard(worker_id)
 
-    def _silence(self, worker_id: str) -> None:
+    def _mark_silent(self, worker_id: str) -> None:
         self._told.add(worker_id)
         self._silent_since.setdefault(worker_id, asyncio.get_running_loop().time())
-        self._index.silence(worker_id)
+        self._index.mark_silent(worker_id)
 
     def _look_around(self) -> None:
         """Takes a heartbeat: all workers have been reported. Others that the index has may be stale."""
         self.is_whole = True
         for worker_id in self._index.worker_ids:
             if worker_id not in self._told:
-                self._silence(worker_id)
+                self._mark_silent(worker_id)
         if self._silent_since:
             limit = asyncio.get_running_loop().time() - self._retention_seconds
             for worker_id in [one for one, since in self._silent_since.items() if since < limit]:
@@ -188,7 +188,7 @@ class IndexClient:
     def _drop(self, worker_id: str) -> None:
         self._silent_since.pop(worker_id, None)
         self.num_stale_blocks += self._index.drop(worker_id)
-        self._index.hear(worker_id)
+        self._index.mark_heard(worker_id)
         self._clean_up()
 
     def _clean_up(self) -> None:

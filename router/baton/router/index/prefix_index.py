@@ -184,14 +184,14 @@ class PrefixIndex:
             self._live = None
         return bool(self._absorbing)
 
-    def silence(self, worker_id: str) -> None:
-        """Ignores the worker's entries, including later ones, until `hear`."""
+    def mark_silent(self, worker_id: str) -> None:
+        """Ignores the worker's entries, including later ones, until `mark_heard`."""
         if worker_id not in self._silent:
             self._silent.add(worker_id)
             self._live = None
 
-    def hear(self, worker_id: str) -> None:
-        """Ends `silence`."""
+    def mark_heard(self, worker_id: str) -> None:
+        """Ends `mark_silent`."""
         if worker_id in self._silent:
             self._silent.remove(worker_id)
             self._live = None

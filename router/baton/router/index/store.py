@@ -63,8 +63,7 @@ class BlockStore:
         return slot
 
     def prefixes(self, fingerprints: Fingerprints) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Returns the slots that have each of the first blocks on the device, and those that hold all blocks up to it.
-        """
+        """Returns the slots that hold each of the first blocks on the device, and in any tier without a gap."""
         codes = self._table.find_prefix(fingerprints)
         on_device = self._holders.words_of(codes, DEVICE)
         anywhere = on_device | self._holders.words_of(codes, HOST) if self.uses_host else on_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from baton.router.placement.policy import Option
-from baton.router.placement.standing import Standing
+from baton.router.placement.worker_snapshot import WorkerSnapshot
 from baton.v1 import router_pb2, types_pb2
 
 _KINDS = (
@@ -33,13 +33,15 @@ def response_of(placement_id: int, chosen: Option, candidates: Sequence[Option] 
     )
 
 
-def evidence_of(standings: Sequence[Standing], refused: Mapping[str, str], at: float) -> list[router_pb2.Evidence]:
+def evidence_of(
+    snapshots: Sequence[WorkerSnapshot], refused: Mapping[str, str], at: float
+) -> list[router_pb2.Evidence]:
     """Returns what was known of each worker, and why the others were refused."""
-    told = [_evidence(one, at) for one in standings]
+    told = [_evidence(one, at) for one in snapshots]
     return told + [router_pb2.Evidence(worker_id=name, refusal=why) for name, why in sorted(refused.items())]
 
 
-def _endpoint(one: Standing) -> types_pb2.Endpoint:
+def _endpoint(one: WorkerSnapshot) -> types_pb2.Endpoint:
     view = one.view
     return types_pb2.Endpoint(worker_id=view.worker_id, epoch=view.epoch, address=view.address)
 
@@ -57,7 +59,7 @@ def _candidate(option: Option) -> router_pb2.Candidate:
     )
 
 
-def _evidence(one: Standing, at: float) -> router_pb2.Evidence:
+def _evidence(one: WorkerSnapshot, at: float) -> router_pb2.Evidence:
     rates = one.rates
     return router_pb2.Evidence(
         worker_id=one.view.worker_id,

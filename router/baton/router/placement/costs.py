@@ -1,6 +1,6 @@
 """The cost of a placement in seconds of added delay, for the request itself and for those it meets. Pure functions.
 
-A second between tokens costs less than one before the first token, by `Standing.stream_part`.
+A second between tokens costs less than one before the first token, by `WorkerSnapshot.stream_part`.
 
 Costs are computed from the workers' states, their measured rates, and the placements in flight.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.router.placement.standing import NO_TRAFFIC, Demand, Standing, Traffic
+from baton.router.placement.worker_snapshot import NO_TRAFFIC, Demand, Traffic, WorkerSnapshot
 
 # submit, started, accept, first token, complete: the cost of a hand-over that moves no KV
 _HANDOVER_SECONDS = 0.002
@@ -39,7 +39,7 @@ class Costs(NamedTuple):
         return self.queue + self.prefill + self.transfer + self.restore + self.adapter
 
 
-def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Costs:
+def decode_alone(decode: WorkerSnapshot, demand: Demand, floor_seconds: float) -> Costs:
     """Returns the cost of decoding alone. `floor_seconds` is the fastest step of any worker."""
     step = decode.rates.step
     beside, num_output_tokens = decode.num_beside, demand.num_output_tokens
@@ -58,7 +58,7 @@ def decode_alone(decode: Standing, demand: Demand, floor_seconds: float) -> Cost
     )
 
 
-def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
+def local(decode: WorkerSnapshot, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
     """Returns the cost if the decode worker prefills, which delays its batch."""
     prefill = decode.prefill_seconds(demand) * traffic.bias
     restore = decode.restore_seconds() if decode.num_host_tokens else 0.0
@@ -74,7 +74,9 @@ def local(decode: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_
     )
 
 
-def remote(decode: Standing, prefill: Standing, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC) -> Costs:
+def remote(
+    decode: WorkerSnapshot, prefill: WorkerSnapshot, demand: Demand, alone: Costs, traffic: Traffic = NO_TRAFFIC
+) -> Costs:
     """Returns the cost if another worker prefills and sends the KV while it computes."""
     seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
     num_bytes = max(0, demand.num_prompt_tokens - decode.num_cached_tokens) * decode.view.kv_bytes_per_token
@@ -105,7 +107,7 @@ class Screened(NamedTuple):
     stalls: list[float]  # seconds that its streams feel of each one that it prefills
 
 
-def screen(decodes: Sequence[Standing], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
+def screen(decodes: Sequence[WorkerSnapshot], demand: Demand, floor_seconds: float, traffic: Traffic) -> Screened:
     """Returns the totals of `local` for every worker.
 
     Computed in one pass, because every placement needs the whole fleet.
@@ -165,10 +167,9 @@ class RemoteBounds(NamedTuple):
 
 
 def remote_bounds(
-    prefills: Sequence[Standing], demand: Demand, traffic: Traffic, stalls: Sequence[float] | None = None
+    prefills: Sequence[WorkerSnapshot], demand: Demand, traffic: Traffic, stalls: Sequence[float] | None = None
 ) -> RemoteBounds:
-    """Returns bounds for every prefill worker, in one pass. `stalls` are those of `screen` if it had the same workers.
-    """
+    """Returns bounds for every prefill worker, in one pass. `stalls`: those of `screen`, if it had the same workers."""
     prompt, bias, arrivals = demand.num_prompt_tokens, traffic.remote_bias, traffic.placements_per_second
     if stalls is None:
         stalls = [_stall_seconds(one, one.num_stalled, 1.0, demand) for one in prefills]
@@ -185,7 +186,7 @@ def remote_bounds(
     return RemoteBounds(queued, work, alone)
 
 
-def not_hidden(decode: Standing, moving: float, backlog: float, prefill: float) -> float:
+def not_hidden(decode: WorkerSnapshot, moving: float, backlog: float, prefill: float) -> float:
     """Returns the seconds by which a pair exceeds the bounds of its two sides.
 
     That happens if the prefill, behind its backlog, ends before the transfer or before the decode worker's own prompts.
@@ -195,7 +196,7 @@ def not_hidden(decode: Standing, moving: float, backlog: float, prefill: float) 
     return (exposed if exposed > 0 else 0.0) + (waits if waits > 0 else 0.0)
 
 
-def echo(one: Standing, demand: Demand) -> float:
+def echo(one: WorkerSnapshot, demand: Demand) -> float:
     """Returns the factor by which a batch's delay grows.
 
     Streams that stay longer slow later ones, which then stay longer too.
@@ -206,41 +207,41 @@ def echo(one: Standing, demand: Demand) -> float:
     return 1.0 / (1.0 - min(growth, _MOST_GROWTH))
 
 
-def least_transfer(decode: Standing, demand: Demand) -> float:
+def least_transfer(decode: WorkerSnapshot, demand: Demand) -> float:
     """Returns a lower bound of a hand-over's cost to a decode worker, for any prefill worker."""
     return moving_seconds(decode, demand) / max(1, decode.view.num_layers) + _HANDOVER_SECONDS
 
 
-def moving_seconds(decode: Standing, demand: Demand) -> float:
+def moving_seconds(decode: WorkerSnapshot, demand: Demand) -> float:
     """Returns the seconds to send the KV that the decode worker lacks, if none of it were hidden."""
     num_tokens = max(0, demand.num_prompt_tokens - decode.num_cached_tokens)
     return num_tokens * decode.view.kv_bytes_per_token / decode.rates.transfer_bytes_per_second
 
 
-def seconds_per_seat(decode: Standing, demand: Demand) -> float:
+def seconds_per_seat(decode: WorkerSnapshot, demand: Demand) -> float:
     """Returns the mean seconds between free seats in a full batch."""
     seats = max(1, decode.view.max_num_requests)
     step = decode.rates.step.seconds(seats, decode.view.num_context_tokens)
     return demand.num_output_tokens * step / seats
 
 
-def _later_seconds(one: Standing, work: float, traffic: Traffic) -> float:
+def _later_seconds(one: WorkerSnapshot, work: float, traffic: Traffic) -> float:
     """Returns the delay of waiting requests that this one overtakes, and of those expected until it is computed."""
     coming = traffic.placements_per_second * (one.backlog_seconds + work / 2)
     return work * (coming + one.num_behind)
 
 
-def _stall_seconds(one: Standing, num_stalled: int, seconds: float, demand: Demand) -> float:
+def _stall_seconds(one: WorkerSnapshot, num_stalled: int, seconds: float, demand: Demand) -> float:
     """Returns the delay of streams that stall during a prefill."""
     return num_stalled * seconds * echo(one, demand) * one.stream_part(demand) if num_stalled else 0.0
 
 
-def _seat_seconds(decode: Standing, demand: Demand) -> float:
+def _seat_seconds(decode: WorkerSnapshot, demand: Demand) -> float:
     excess = decode.num_requests + demand.num_choices - decode.num_behind - decode.view.max_num_requests
     return excess * seconds_per_seat(decode, demand) if excess > 0 else 0.0
 
 
-def _memory_seconds(decode: Standing, demand: Demand) -> float:
+def _memory_seconds(decode: WorkerSnapshot, demand: Demand) -> float:
     """Returns the delay of preempting and recomputing the blocks that will be missing once the batch has grown."""
     view = decode.view
     block_size = view.block_size or 1

@@ -18,7 +18,7 @@ from baton.router.placement.fair_share import (
 )
 from baton.router.placement.policy import Option, rank
 from baton.router.placement.promises import Promises, promise_of
-from baton.router.placement.standing import NO_TRAFFIC, Demand, Objectives, Standing, Traffic
+from baton.router.placement.worker_snapshot import NO_TRAFFIC, Demand, Objectives, Traffic, WorkerSnapshot
 from baton.router.requests.in_flight import TenantLoad
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.v1 import types_pb2
@@ -44,14 +44,14 @@ class Asked(NamedTuple):
 
 def decide(
     asked: Asked,
-    standings: Sequence[Standing],
+    snapshots: Sequence[WorkerSnapshot],
     tenants: Mapping[str, TenantLoad],
     max_queue_depth: int,
     rotation: int = 0,
     traffic: Traffic = NO_TRAFFIC,
     spare: bool = True,
 ) -> list[Option]:
-    """Returns the options, the chosen one first. `standings` are usable workers, of which at least one decodes.
+    """Returns the options, the chosen one first. `snapshots` are usable workers, of which at least one decodes.
 
     Without `spare` only the first option is needed. Raises InvalidRequest if no pool can ever hold the prompt;
     NoCapacity if queues are full, the tenant exceeds its share of full queues, or no option meets the time limit.
@@ -59,12 +59,12 @@ def decide(
     demand = asked.demand
     below_share = is_below_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens)
     bound = queue_bound(max_queue_depth, asked.priority, below_share)
-    decoding = [one for one in standings if one.view.can_decode]
-    lending = [one for one in standings if one.view.can_prefill_for_others]
-    decodes = _with_room(decoding, asked, bound)
+    decoding = [one for one in snapshots if one.view.can_decode]
+    lending = [one for one in snapshots if one.view.can_prefill_for_others]
+    decodes = _with_capacity(decoding, asked, bound)
     _check_share(asked, decodes, tenants, max_queue_depth)
     # One list where all do both: `rank` then looks at each worker once.
-    prefills = decodes if lending == decoding else filters.with_room(lending, demand, bound)
+    prefills = decodes if lending == decoding else filters.with_capacity(lending, demand, bound)
     options = rank(decodes, prefills, demand, rotation, traffic, spare=spare or asked.timeout_seconds > 0)
     return _in_time(options, asked) if asked.timeout_seconds else options
 
@@ -126,17 +126,17 @@ def _check_wait(
 
 
 def candidates(
-    asked: Asked, standings: Sequence[Standing], rotation: int = 0, traffic: Traffic = NO_TRAFFIC
+    asked: Asked, snapshots: Sequence[WorkerSnapshot], rotation: int = 0, traffic: Traffic = NO_TRAFFIC
 ) -> list[Option]:
     """Returns every option with a distinct cost, including full queues, best first."""
-    decodes = [one for one in standings if one.view.can_decode]
-    prefills = [one for one in standings if one.view.can_prefill_for_others]
+    decodes = [one for one in snapshots if one.view.can_decode]
+    prefills = [one for one in snapshots if one.view.can_prefill_for_others]
     return rank(decodes, prefills, asked.demand, rotation, traffic, complete=True)
 
 
-def _with_room(decodes: Sequence[Standing], asked: Asked, bound: int) -> list[Standing]:
+def _with_capacity(decodes: Sequence[WorkerSnapshot], asked: Asked, bound: int) -> list[WorkerSnapshot]:
     """Returns the decode workers that can take one more request. Raises NoCapacity if there is none."""
-    free = filters.with_room(decodes, asked.demand, bound)
+    free = filters.with_capacity(decodes, asked.demand, bound)
     if free:
         return free
     able = [one for one in decodes if filters.can_ever_hold(one, asked.demand)]
@@ -154,7 +154,7 @@ def _with_room(decodes: Sequence[Standing], asked: Asked, bound: int) -> list[St
 
 
 def _check_share(
-    asked: Asked, decodes: Sequence[Standing], tenants: Mapping[str, TenantLoad], max_queue_depth: int
+    asked: Asked, decodes: Sequence[WorkerSnapshot], tenants: Mapping[str, TenantLoad], max_queue_depth: int
 ) -> None:
     how_full = fullness(decodes, max_queue_depth) if len(tenants) > 1 else 0.0
     if exceeds_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens, how_full):
@@ -168,8 +168,7 @@ def _check_share(
 
 
 def _in_time(options: list[Option], asked: Asked) -> list[Option]:
-    """Moves the best option that meets the time limit to the front. Raises NoCapacity if none does by measured rates.
-    """
+    """Moves the best option that meets the time limit to the front. Raises NoCapacity if none is known to."""
     limit = asked.timeout_seconds
     for place, option in enumerate(options):
         measured = (option.prefill or option.decode).rates.is_measured

@@ -10,19 +10,19 @@ from typing import NamedTuple
 from baton.router.placement.answer import evidence_of, response_of
 from baton.router.placement.decision import Asked, candidates
 from baton.router.placement.policy import Option
-from baton.router.placement.standing import Standing, Traffic
+from baton.router.placement.worker_snapshot import Traffic, WorkerSnapshot
 from baton.rpc.errors import NotFound
 from baton.v1 import router_pb2
 
 _MAX_BYTES = 32 << 20
-_BYTES_PER_STANDING = 300
+_BYTES_PER_SNAPSHOT = 300
 
 
 class Grounds(NamedTuple):
     """All that a decision was made upon; it can be made again from this."""
 
     asked: Asked
-    standings: Sequence[Standing]
+    snapshots: Sequence[WorkerSnapshot]
     refused: Mapping[str, str]  # worker id -> why
     rotation: int
     traffic: Traffic
@@ -57,7 +57,7 @@ class Decisions:
     def add(self, decision: Decision, num_hash_bytes: int) -> None:
         """Keeps a decision, whose request has `num_hash_bytes` of block hashes."""
         request, placement_id = decision.request, decision.response.placement_id
-        decision.num_bytes = num_hash_bytes + 1000 + _BYTES_PER_STANDING * len(decision.grounds.standings)
+        decision.num_bytes = num_hash_bytes + 1000 + _BYTES_PER_SNAPSHOT * len(decision.grounds.snapshots)
         self._by_placement[placement_id] = decision
         self._by_request[request.request_id] = placement_id
         self._num_bytes += decision.num_bytes
@@ -89,12 +89,12 @@ class Decisions:
 
 def _explained(decision: Decision) -> router_pb2.ExplainResponse:
     grounds = decision.grounds
-    options = candidates(grounds.asked, grounds.standings, grounds.rotation, grounds.traffic)
+    options = candidates(grounds.asked, grounds.snapshots, grounds.rotation, grounds.traffic)
     others = [option for option in options if option != decision.chosen]
     return router_pb2.ExplainResponse(
         request=decision.request,
         response=response_of(decision.response.placement_id, decision.chosen, [decision.chosen, *others]),
         outcome=decision.outcome,
-        evidence=evidence_of(grounds.standings, grounds.refused, decision.placed),
+        evidence=evidence_of(grounds.snapshots, grounds.refused, decision.placed),
         expected_output_tokens=grounds.asked.demand.num_output_tokens,
     )

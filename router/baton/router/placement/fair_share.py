@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from baton.router.placement.costs import Costs
-from baton.router.placement.standing import Standing
+from baton.router.placement.worker_snapshot import WorkerSnapshot
 from baton.router.requests.in_flight import TenantLoad
 
 # Shares are exact at this fullness: what is above it is left for tenants that come now.
@@ -25,12 +25,12 @@ _NEWCOMERS_PART = 0.25
 BACKGROUND_PART = 0.5
 
 
-def fullness(standings: Sequence[Standing], max_queue_depth: int) -> float:
+def fullness(snapshots: Sequence[WorkerSnapshot], max_queue_depth: int) -> float:
     """Returns how full the fleet's queues are, in [0, 1]; 1 if there is no worker."""
-    if not standings:
+    if not snapshots:
         return 1.0
-    waiting = sum([min(one.num_waiting, max_queue_depth) for one in standings])
-    return waiting / (max_queue_depth * len(standings))
+    waiting = sum([min(one.num_waiting, max_queue_depth) for one in snapshots])
+    return waiting / (max_queue_depth * len(snapshots))
 
 
 def wait_pressure(costs: Costs, ttft_seconds: float) -> float:

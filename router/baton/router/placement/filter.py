@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from baton.router.fleet.served_models import serves
 from baton.router.fleet.worker_view import WorkerView
-from baton.router.placement.standing import Demand, Standing
+from baton.router.placement.worker_snapshot import Demand, WorkerSnapshot
 from baton.v1 import types_pb2
 
 
@@ -44,12 +44,12 @@ def _ids(views: Sequence[WorkerView]) -> set[str]:
     return {view.worker_id for view in views}
 
 
-def with_room(standings: Sequence[Standing], demand: Demand, max_queue_depth: int) -> list[Standing]:
+def with_capacity(snapshots: Sequence[WorkerSnapshot], demand: Demand, max_queue_depth: int) -> list[WorkerSnapshot]:
     """Returns the workers whose pools can hold the prompt and one token, and whose queues are within their bound."""
     num_tokens = demand.num_prompt_tokens
-    return [one for one in standings if one.num_waiting < max_queue_depth and num_tokens <= one.view.max_prompt_tokens]
+    return [one for one in snapshots if one.num_waiting < max_queue_depth and num_tokens <= one.view.max_prompt_tokens]
 
 
-def can_ever_hold(standing: Standing, demand: Demand) -> bool:
+def can_ever_hold(snapshot: WorkerSnapshot, demand: Demand) -> bool:
     """Whether the prompt and one token fit the worker's pool at all. A pool of unknown size holds everything."""
-    return demand.num_prompt_tokens <= standing.view.max_prompt_tokens
+    return demand.num_prompt_tokens <= snapshot.view.max_prompt_tokens

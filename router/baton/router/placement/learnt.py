@@ -13,7 +13,7 @@ from baton.router.learning.calibration import Arrivals, Bias
 from baton.router.learning.output_lengths import OutputLengths
 from baton.router.placement.explain import Decision
 from baton.router.placement.promises import Promises, promise_of
-from baton.router.placement.standing import Traffic
+from baton.router.placement.worker_snapshot import Traffic
 from baton.router.requests.in_flight import Share
 from baton.v1 import router_pb2, types_pb2
 

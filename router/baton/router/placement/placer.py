@@ -15,8 +15,8 @@ from baton.router.placement.decision import Asked, admitted, decide
 from baton.router.placement.explain import Decision, Decisions, Grounds
 from baton.router.placement.learnt import Learnt
 from baton.router.placement.policy import Option
-from baton.router.placement.standing import Demand, Objectives
-from baton.router.placement.standings import Standings, Usable
+from baton.router.placement.snapshots import Snapshots, Usable
+from baton.router.placement.worker_snapshot import Demand, Objectives
 from baton.router.requests.in_flight import InFlight, Placed, Share
 from baton.router.requests.placed_adapters import PlacedAdapters
 from baton.router.requests.prompt_sketch import Sketch, sketch_of
@@ -76,7 +76,7 @@ class Placer:
         self._objectives = objectives or Objectives()
         self._sessions = Sessions()
         self._adapters = PlacedAdapters()
-        self._standings = Standings(
+        self._snapshots = Snapshots(
             fleet, index, self.in_flight, self._learnt, self._sessions, self._adapters, self.decisions
         )
         # A restarted router must not take reports for placements of its former life.
@@ -90,18 +90,18 @@ class Placer:
         model = self._model(request.model)
         hashes = request.block_hashes  # each look into the message copies them
         _check(request, hashes, model)
-        usable = self._standings.usable(request, model)
-        standings = self._standings.of(request, hashes, model, usable.views, now)
+        usable = self._snapshots.usable(request, model)
+        snapshots = self._snapshots.of(request, hashes, model, usable.views, now)
         asked = self._asked(request, model, usable, now)
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model, usable.num_decodes, now)
         tenants, sheds = self.in_flight.tenants, self._objectives.sheds
-        options = decide(asked, standings, tenants, self._max_queue_depth, placement_id, traffic, spare=sheds)
+        options = decide(asked, snapshots, tenants, self._max_queue_depth, placement_id, traffic, spare=sheds)
         if sheds:
             options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, tenants)
         response = response_of(placement_id, options[0])
         self._begin(placement_id, request, sketch_of(hashes), asked, options[0], now)
-        grounds = Grounds(asked, standings, usable.refused, placement_id, traffic)
+        grounds = Grounds(asked, snapshots, usable.refused, placement_id, traffic)
         self.decisions.add(Decision(request, response, now, grounds, options[0]), len(hashes))
         return response
 
@@ -127,7 +127,7 @@ class Placer:
             self._learnt.learn(decision, outcome, now)
         return Outcome(decision, decision.chosen.num_cached_tokens, outcome.num_cached_tokens, outcome.worker_failed)
 
-    def hear_of_placement(self, placed: Placed, at: float) -> None:
+    def on_remote_placement(self, placed: Placed, at: float) -> None:
         """Counts another router's placement."""
         self._learnt.placed(placed.shares, at)
 
@@ -142,7 +142,7 @@ class Placer:
         if is_new:
             self.in_flight.forget_prefixes(view.worker_id)
         self.in_flight.expire(view.received)  # also of workers that receive no placements any more
-        self.in_flight.hear(view.worker_id, view.received)
+        self.in_flight.on_state(view.worker_id, view.received)
 
     def on_lost(self, worker_id: str) -> None:
         """Drops a dead worker's placements."""
@@ -153,7 +153,7 @@ class Placer:
     def on_models(self) -> None:
         """Forgets the rates of models that are not served any more."""
         self._learnt.forget_fleet()
-        self._standings.forget_models()
+        self._snapshots.forget_models()
 
     def expected_output_tokens(self, model: str, max_tokens: int) -> float:
         """Returns the expected output tokens. max_tokens 0: no limit."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from baton.router.placement import costs
 from baton.router.placement.costs import Costs, RemoteBounds, Screened
-from baton.router.placement.standing import NO_TRAFFIC, Demand, Standing, Traffic
+from baton.router.placement.worker_snapshot import NO_TRAFFIC, Demand, Traffic, WorkerSnapshot
 
 # With many workers only the best of each side are paired.
 _PAIRED_DECODES = 4
@@ -21,8 +21,8 @@ _EQUAL = 1.0 - 1e-9  # sums of the same parts, added in another order
 class Option(NamedTuple):
     """One way to run a request."""
 
-    decode: Standing
-    prefill: Standing | None  # None: the decode worker prefills
+    decode: WorkerSnapshot
+    prefill: WorkerSnapshot | None  # None: the decode worker prefills
     costs: Costs
     total: float  # seconds
     turn: int  # between equals the lowest wins
@@ -35,8 +35,8 @@ class Option(NamedTuple):
 
 
 def rank(
-    decodes: Sequence[Standing],
-    prefills: Sequence[Standing],
+    decodes: Sequence[WorkerSnapshot],
+    prefills: Sequence[WorkerSnapshot],
     demand: Demand,
     rotation: int = 0,
     traffic: Traffic = NO_TRAFFIC,
@@ -76,8 +76,8 @@ def rank(
 class _Decider:
     """One decision's values, for the options that are costed in full."""
 
-    decodes: Sequence[Standing]
-    prefills: Sequence[Standing]
+    decodes: Sequence[WorkerSnapshot]
+    prefills: Sequence[WorkerSnapshot]
     demand: Demand
     floor: float
     rotation: int
@@ -138,5 +138,5 @@ class _Decider:
         return options
 
 
-def _fit(decode: Standing, prefill: Standing) -> bool:
+def _fit(decode: WorkerSnapshot, prefill: WorkerSnapshot) -> bool:
     return prefill.view.worker_id != decode.view.worker_id and prefill.view.layout == decode.view.layout

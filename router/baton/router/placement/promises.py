@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from baton.router.placement.costs import Costs
-from baton.router.placement.standing import Demand, Objectives, Standing, Traffic
+from baton.router.placement.worker_snapshot import Demand, Objectives, Traffic, WorkerSnapshot
 
 _MEMORY_OUTCOMES = 50.0  # that are remembered at least
 _MEMORY_SECONDS = 10.0  # in which others are forgotten
@@ -33,8 +33,7 @@ class Promise(NamedTuple):
 
 
 class Kept:
-    """The relation of actual to promised times, in logarithms: a line that adapts over time, and the spread around it.
-    """
+    """The relation of actual to promised times, in logarithms: a line that adapts, and the spread around it."""
 
     def __init__(self) -> None:
         self.num_outcomes = 0
@@ -94,7 +93,6 @@ class Promises:
 
         `between` is 0 if it had too few tokens; `length` is relative to the usual one.
 
-
         A batch has more long streams than short ones, because short ones end first.
         """
         self.first_token.observe(promise.first_token, first_token, now)
@@ -102,7 +100,13 @@ class Promises:
             self.between.observe(promise.between, between, now, length)
 
     def gain(
-        self, decode: Standing, prefill: Standing | None, costs: Costs, demand: Demand, limits: Objectives, now: Traffic
+        self,
+        decode: WorkerSnapshot,
+        prefill: WorkerSnapshot | None,
+        costs: Costs,
+        demand: Demand,
+        limits: Objectives,
+        now: Traffic,
     ) -> float:
         """Returns the number of good streams that a placement adds, less those that it spoils."""
         promise = promise_of(decode, costs, demand, now)
@@ -120,8 +124,8 @@ class Promises:
 
     def _spoilt(
         self,
-        decode: Standing,
-        prefill: Standing | None,
+        decode: WorkerSnapshot,
+        prefill: WorkerSnapshot | None,
         costs: Costs,
         demand: Demand,
         promise: Promise,
@@ -148,13 +152,13 @@ class Promises:
         return spoilt + later * _density(first.distance(promise.first_token, limits.ttft_seconds)) / first.spread
 
 
-def promise_of(decode: Standing, costs: Costs, demand: Demand, now: Traffic) -> Promise:
+def promise_of(decode: WorkerSnapshot, costs: Costs, demand: Demand, now: Traffic) -> Promise:
     """Returns the latencies to expect. A worker with few prompts now will get its share of those to come."""
     stalled = min(_MOST_STALLED, max(decode.stalled_part, now.lasting_stall))
     return Promise(costs.to_first_token, decode.step_seconds(demand) / (1.0 - stalled))
 
 
-def _alone(decode: Standing, costs: Costs, demand: Demand) -> Promise:
+def _alone(decode: WorkerSnapshot, costs: Costs, demand: Demand) -> Promise:
     """Returns the latencies on an idle worker."""
     step = decode.rates.step
     context = demand.num_prompt_tokens + demand.num_output_tokens / 2

@@ -180,7 +180,7 @@ class InFlight:
             self._drop(placement_id)
         return len(gone)
 
-    def hear(self, worker_id: str, received: float) -> None:
+    def on_state(self, worker_id: str, received: float) -> None:
         """Takes a worker's state: it includes every placement that is old enough."""
         pending = self._workers.get(worker_id)
         limit = received - _SETTLE_SECONDS
@@ -224,7 +224,7 @@ class InFlight:
         """Whether a request of this priority overtakes any."""
         return any(other > priority for other in self._priorities)
 
-    def part_ahead(self, worker_id: str, priority: int) -> float:
+    def share_ahead(self, worker_id: str, priority: int) -> float:
         """Returns the part of a worker's requests, in [0, 1], that a new one of this priority does not overtake."""
         pending = self._workers.get(worker_id)
         if pending is None:

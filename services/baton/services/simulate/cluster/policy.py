@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.router.fleet.fleet import Fleet
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.placement.placer import Placer
-from baton.router.placement.standing import Objectives
+from baton.router.placement.worker_snapshot import Objectives
 from baton.v1 import router_pb2
 
 

@@ -68,7 +68,7 @@ class SimRouter:
         worker.observe(now)
         for arrived, state in worker.take_reports(now):
             self.clock.now = arrived
-            self.fleet.hear(worker.address, state)
+            self.fleet.update(worker.address, state)
         events = worker.take_events(now)
         if not events:
             return None

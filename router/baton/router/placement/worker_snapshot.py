@@ -51,7 +51,7 @@ class Traffic(NamedTuple):
 NO_TRAFFIC = Traffic()
 
 
-class Standing(NamedTuple):
+class WorkerSnapshot(NamedTuple):
     """One worker at the moment of one placement."""
 
     view: WorkerView
@@ -68,10 +68,10 @@ class Standing(NamedTuple):
     has_adapter: bool = False  # the request's adapter is being loaded here
     stalled_part: float = 0.0  # of the time, in which its decodes stand still for prompts
 
-    def with_prefix(self, num_cached_tokens: int, num_host_tokens: int, is_preferred: bool) -> Standing:
+    def with_prefix(self, num_cached_tokens: int, num_host_tokens: int, is_preferred: bool) -> WorkerSnapshot:
         """Returns the same worker with the cached prefix of one request."""
         view, rates, _, requests, beside, waiting, blocks, backlog, _, behind, _, has_adapter, stalled = self
-        return Standing(
+        return WorkerSnapshot(
             view, rates, num_cached_tokens, requests, beside, waiting, blocks, backlog, num_host_tokens, behind,
             is_preferred, has_adapter, stalled,
         )  # fmt: skip
@@ -110,35 +110,34 @@ class Standing(NamedTuple):
         return self.rates.adapter_load_seconds
 
 
-def standing_of(
+def snapshot_of(
     view: WorkerView,
     pending: PendingLoad,
     rates: Rates,
     num_cached_tokens: int,
     num_host_tokens: int = 0,
-    ahead: float = 1.0,
+    share_ahead: float = 1.0,
     is_preferred: bool = False,
     has_adapter: bool = False,
     stalled_part: float = 0.0,
     given_seconds: float = math.inf,
     age_seconds: float = 0.0,
-) -> Standing:
+) -> WorkerSnapshot:
     """Returns a worker's snapshot, including placements in flight.
 
-    `ahead`: the part of its queue that is not overtaken.
-
+    `share_ahead`: the part of its queue that is not overtaken.
 
     `given_seconds`: what is left of all prompts given to it if it did nothing else; `age_seconds`: the view's age.
     """
     num_requests = view.num_running + view.queue_depth + pending.num_requests
     seats = view.max_num_requests
     speed = rates.prefill_tokens_per_second
-    told = max(0.0, view.num_pending_prefill_tokens / speed - age_seconds)
+    reported = max(0.0, view.num_pending_prefill_tokens / speed - age_seconds)
     # A state may show placements of just before it, or not: then no more is left than what was given.
-    at_least = told + pending.num_unseen_tokens / speed
-    backlog_seconds = max(at_least, min(told + pending.num_prefill_tokens / speed, given_seconds)) * ahead
+    at_least = reported + pending.num_unseen_tokens / speed
+    backlog_seconds = max(at_least, min(reported + pending.num_prefill_tokens / speed, given_seconds)) * share_ahead
     num_waiting = max(view.queue_depth, num_requests - seats)
-    return Standing(
+    return WorkerSnapshot(
         view,
         rates,
         num_cached_tokens,
@@ -148,7 +147,7 @@ def standing_of(
         pending.num_blocks,
         backlog_seconds,
         num_host_tokens,
-        num_waiting * (1.0 - ahead),
+        num_waiting * (1.0 - share_ahead),
         is_preferred,
         has_adapter,
         stalled_part,

@@ -10,10 +10,10 @@ from baton.router.fleet.rates import Rates
 from baton.router.fleet.worker_view import WorkerView
 from baton.router.index.prefix_index import HeldPrefix, PrefixIndex
 from baton.router.placement import filter as filters
-from baton.router.placement.board import Board
 from baton.router.placement.explain import Decisions
 from baton.router.placement.learnt import Learnt
-from baton.router.placement.standing import Standing, standing_of
+from baton.router.placement.snapshot_cache import SnapshotCache
+from baton.router.placement.worker_snapshot import WorkerSnapshot, snapshot_of
 from baton.router.requests.in_flight import InFlight
 from baton.router.requests.placed_adapters import PlacedAdapters
 from baton.router.requests.sessions import LastPlace, Sessions
@@ -33,7 +33,7 @@ class Usable(NamedTuple):
     has_prefills: bool  # workers for prompts alone
 
 
-class Standings:
+class Snapshots:
     """Makes workers' snapshots. The parts that do not depend on a request are cached for each state."""
 
     def __init__(
@@ -53,15 +53,15 @@ class Standings:
         self._sessions = sessions
         self._adapters = adapters
         self._decisions = decisions
-        self._boards: dict[str, Board] = {}  # by model
+        self._caches: dict[str, SnapshotCache] = {}  # by model
         self._usable: dict[str, tuple[int, types_pb2.ModelInfo, Usable]] = {}
 
     def forget_models(self) -> None:
         """Drops the caches of all models."""
         self._usable.clear()
-        for board in self._boards.values():
-            self._in_flight.unwatch(board.changed)
-        self._boards.clear()
+        for cache in self._caches.values():
+            self._in_flight.unwatch(cache.changed)
+        self._caches.clear()
 
     def usable(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo) -> Usable:
         """Returns the usable workers, cached for each state of the fleet. Raises Unavailable if none can decode."""
@@ -91,7 +91,7 @@ class Standings:
         model: types_pb2.ModelInfo,
         views: Sequence[WorkerView],
         now: float,
-    ) -> list[Standing]:
+    ) -> list[WorkerSnapshot]:
         """Returns the workers' snapshots for a request with these block hashes."""
         held = self._index.find(hashes) if hashes else {}
         coming = self._in_flight.expected_prefixes(hashes)
@@ -99,22 +99,22 @@ class Standings:
         fallback = self._learnt.fleet_rates(model.digest, views, now)
         most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
         if request.adapter or self._in_flight.has_less_urgent(request.priority):
-            return [self._standing(view, request, hashes, held, coming, session, most, fallback, now) for view in views]
-        board = self._board(model.name)
-        board.bring_up(views, fallback, now)
-        standings = board.standings.copy()
+            return [self._snapshot(view, request, hashes, held, coming, session, most, fallback, now) for view in views]
+        cache = self._cache(model.name)
+        cache.update(views, fallback, now)
+        snapshots = cache.snapshots.copy()
         special = held.keys() | coming.keys() if coming else held.keys()
         if session is not None:
             special = {*special, session.worker_id}
         for worker_id in special:
-            place = board.places.get(worker_id)
+            place = cache.places.get(worker_id)
             if place is not None:
                 num_tokens, num_host_tokens = self._cached_tokens(views[place], held, coming, session, most, hashes)
                 is_preferred = session is not None and session.worker_id == worker_id
-                standings[place] = standings[place].with_prefix(num_tokens, num_host_tokens, is_preferred)
-        return standings
+                snapshots[place] = snapshots[place].with_prefix(num_tokens, num_host_tokens, is_preferred)
+        return snapshots
 
-    def _standing(
+    def _snapshot(
         self,
         view: WorkerView,
         request: router_pb2.PlaceRequest,
@@ -125,37 +125,37 @@ class Standings:
         most: int,
         fallback: Rates,
         now: float,
-    ) -> Standing:
+    ) -> WorkerSnapshot:
         worker_id = view.worker_id
         is_preferred = session is not None and session.worker_id == worker_id
         has_adapter = bool(request.adapter) and self._adapters.is_placed(request.adapter, worker_id, now)
         num_tokens, num_host_tokens = self._cached_tokens(view, held, coming, session, most, hashes)
-        ahead = self._in_flight.part_ahead(worker_id, request.priority)
+        share_ahead = self._in_flight.share_ahead(worker_id, request.priority)
         rates, load = self._learnt.rates(view, fallback), self._in_flight.load(worker_id)
-        return standing_of(
+        return snapshot_of(
             view,
             load,
             rates,
             num_tokens,
             num_host_tokens,
-            ahead,
+            share_ahead,
             is_preferred,
             has_adapter,
             *self._learnt.given(worker_id, now),
             now - view.received,
         )
 
-    def _board(self, model: str) -> Board:
-        board = self._boards.get(model)
-        if board is None:
-            board = self._boards[model] = Board(self._plain_standing, self._in_flight.watch())
-        return board
+    def _cache(self, model: str) -> SnapshotCache:
+        cache = self._caches.get(model)
+        if cache is None:
+            cache = self._caches[model] = SnapshotCache(self._plain_snapshot, self._in_flight.watch())
+        return cache
 
-    def _plain_standing(self, view: WorkerView, fallback: Rates, now: float) -> Standing:
+    def _plain_snapshot(self, view: WorkerView, fallback: Rates, now: float) -> WorkerSnapshot:
         load, rates = self._in_flight.load(view.worker_id), self._learnt.rates(view, fallback)
         stalled_part, given_seconds = self._learnt.given(view.worker_id, now)
         age_seconds = now - view.received
-        return standing_of(
+        return snapshot_of(
             view, load, rates, 0, stalled_part=stalled_part, given_seconds=given_seconds, age_seconds=age_seconds
         )
 
@@ -168,8 +168,7 @@ class Standings:
         most: int,
         block_hashes: bytes,
     ) -> tuple[int, int]:
-        """Returns the tokens of the prompt that a worker holds or will soon hold, and how many of them in host memory only.
-        """
+        """Returns a worker's cached or soon cached tokens of the prompt, and how many are in host memory only."""
         num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, block_hashes)
         num_blocks = min(most, num_blocks)
         return num_blocks * view.block_size, min(num_host_blocks, num_blocks) * view.block_size

@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 
 from baton.router.fleet.rates import Rates
 from baton.router.fleet.worker_view import WorkerView
-from baton.router.placement.standing import Standing
+from baton.router.placement.worker_snapshot import WorkerSnapshot
 
 _FRESH_SECONDS = 0.01  # for which a backlog is believed: it shrinks by itself
 
-Make = Callable[[WorkerView, Rates, float], Standing]  # worker, what it is taken to be like, now
+Make = Callable[[WorkerView, Rates, float], WorkerSnapshot]  # worker, what it is taken to be like, now
 
 
-class Board:
-    """One model's workers. `changed`: those whose load has become another one; the board empties it."""
+class SnapshotCache:
+    """One model's workers. `changed`: those whose load has become another one; the cache empties it."""
 
     def __init__(self, make: Make, changed: set[str]) -> None:
         self.changed = changed
-        self.standings: list[Standing] = []  # in the order of the views
+        self.snapshots: list[WorkerSnapshot] = []  # in the order of the views
         self.places: dict[str, int] = {}  # by worker
         self._make = make
         self._views: Sequence[WorkerView] = ()
         self._fallback: Rates | None = None
         self._backlogs: dict[str, float] = {}  # by worker, where prompts are computed: when that was looked at
 
-    def bring_up(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
+    def update(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
         """Updates the snapshots. `views` must be a new sequence if any of its views is new."""
         if views is not self._views or fallback is not self._fallback:
             self._take(views, fallback, now)
@@ -37,7 +37,7 @@ class Board:
             place = self.places.get(worker_id)
             if place is None:
                 continue
-            self.standings[place] = self._made(views[place], fallback, now)
+            self.snapshots[place] = self._made(views[place], fallback, now)
         changed.clear()
 
     def _take(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
@@ -49,12 +49,12 @@ class Board:
         self._fallback, self.places = fallback, places
         self._backlogs.clear()
         self.changed.clear()
-        self.standings = [self._made(view, fallback, now) for view in views]
+        self.snapshots = [self._made(view, fallback, now) for view in views]
 
-    def _made(self, view: WorkerView, fallback: Rates, now: float) -> Standing:
-        standing = self._make(view, fallback, now)
-        if standing.backlog_seconds:
+    def _made(self, view: WorkerView, fallback: Rates, now: float) -> WorkerSnapshot:
+        snapshot = self._make(view, fallback, now)
+        if snapshot.backlog_seconds:
             self._backlogs[view.worker_id] = now
         else:
             self._backlogs.pop(view.worker_id, None)
-        return standing
+        return snapshot
