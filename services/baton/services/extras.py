@@ -30,17 +30,17 @@ _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra."""
+    """Returns the command that installs an extra."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def advice(command: str, package: str) -> str:
-    """One line for a command whose import of `package` failed."""
+    """Returns one line for a command that failed to import `package`."""
     return f"the package {package} is not installed; {install_line(_EXTRAS.get(command, ALL))}"
 
 
 def missing_packages(extra: str) -> list[str]:
-    """The required packages of an extra that are not installed. Empty where Baton runs without its metadata."""
+    """Returns the required packages of an extra that are not installed; empty if Baton runs without its metadata."""
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -49,7 +49,7 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def required_packages(requirements: Iterable[str], extras: Collection[str]) -> list[str]:
-    """The packages of these extras, those of the extras that they name included, and those of no extra."""
+    """Returns the packages of these extras, of the extras that they name, and of no extra."""
     listed = list(requirements)
     wanted = {"", *_with_named(listed, extras)}
     names = [name for name, extra, _ in map(_parsed, listed) if extra in wanted and name != DISTRIBUTION]
@@ -79,7 +79,7 @@ def _with_named(requirements: Sequence[str], extras: Collection[str]) -> set[str
 
 
 def _parsed(requirement: str) -> tuple[str, str, list[str]]:
-    """A requirement's package, the extra that it belongs to (empty: none), and the extras that it names."""
+    """Returns a requirement's package, its extra (empty: none), and the extras that it names."""
     name, named, extra = (pattern.search(requirement) for pattern in (_NAME, _NAMED_EXTRAS, _EXTRA))
     assert name is not None, requirement
     names = [word.strip() for word in named[1].split(",")] if named else []

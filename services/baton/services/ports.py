@@ -16,7 +16,7 @@ _LOWEST, _HIGHEST = 15000, 20000
 
 
 def free_ports(count: int, host: str = "127.0.0.1", *, besides: Collection[int] = ()) -> list[int]:
-    """Different ports that nothing listens on now, and none of those `besides`."""
+    """Returns different free ports, none of them in `besides`."""
     found: list[int] = []
     with ExitStack() as held:
         candidates = [port for port in range(_LOWEST, _HIGHEST) if port not in besides]
@@ -33,7 +33,7 @@ def free_ports(count: int, host: str = "127.0.0.1", *, besides: Collection[int] 
 
 
 def why_unusable(address: str) -> str | None:
-    """Why nothing can listen on `host:port` now. None: something can."""
+    """Returns why `host:port` cannot be listened on, or None if it can."""
     try:
         host, port = split_address(address, "address")
     except InvalidRequest as error:

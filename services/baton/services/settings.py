@@ -47,7 +47,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words."""
+        """Describes the allowed values."""
         if self.choices:
             words = "one of " + ", ".join(str(choice) for choice in self.choices if choice is not None)
         else:
@@ -69,7 +69,7 @@ class Option:
         return f", at most {self.maximum}" if self.maximum is not None else ""
 
     def parse(self, text: str, source: str) -> Any:
-        """The value that `text` stands for. `source` is the flag or the variable it came from."""
+        """Parses a value. `source` is its flag or variable, for errors."""
         if self.nullable and text.lower() in ("", "none"):
             return None
         try:
@@ -93,7 +93,7 @@ class Option:
 
 
 def options_of(service: str, config_type: type) -> list[Option]:
-    """Every field of a config dataclass as an option of `service`."""
+    """Returns the fields of a config dataclass as options of `service`."""
     hints = typing.get_type_hints(config_type)
     return [_option(service, field, hints[field.name]) for field in dataclasses.fields(config_type)]
 
@@ -101,9 +101,9 @@ def options_of(service: str, config_type: type) -> list[Option]:
 def load(
     service: str, config_types: Sequence[type], argv: Sequence[str], environ: Mapping[str, str], description: str = ""
 ) -> list[Any]:
-    """One validated value of each config type, from flags, variables and defaults.
+    """Returns one validated value of each config type, from flags, variables and defaults.
 
-    Raises SettingsError for what is wrong; exits by itself for --help only.
+    Raises SettingsError for invalid settings. Exits only for --help.
     """
     options = {config_type: options_of(service, config_type) for config_type in config_types}
     everything = [option for group in options.values() for option in group]
@@ -116,9 +116,9 @@ def load(
 
 
 def with_flags(message: str, options: Iterable[Option]) -> str:
-    """The message with fields named as flags: `api_keys=x` is `--api-keys=x`. Quoted values stay as they are.
+    """Returns the message with fields named as flags: `api_keys=x` is `--api-keys=x`. Quoted values stay as they are.
 
-    A field of one word is also a word of English: it is taken for the field before `=` or `:`, and where it begins.
+    A field of one word may also be an English word, so it is replaced only before `=` or `:`, and at the beginning.
     """
     for option in options:
         name = option.field

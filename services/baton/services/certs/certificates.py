@@ -31,13 +31,13 @@ _NO_USAGE = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """When a certificate is good. Unix seconds."""
+    """A certificate's validity, in Unix seconds."""
 
     begin: float
     end: float
 
     def of(self, builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
-        """The builder with these dates. Raises ValueError where the end is not after the beginning."""
+        """Returns the builder with these dates. Raises ValueError if the end is not after the beginning."""
         begin, end = (datetime.fromtimestamp(seconds, UTC) for seconds in (self.begin, self.end))
         return builder.not_valid_before(begin).not_valid_after(end)
 
@@ -51,22 +51,22 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """For --tls-ca."""
+        """The certificate for --tls-ca."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """Whoever has it can be anybody in the fleet."""
+        """The private key. With it, any identity of the fleet can be issued."""
         return _key_pem(self.key)
 
     def issue(self, identity: Identity, validity: Validity) -> tuple[bytes, bytes]:
-        """Certificate and key, PEM, that show this identity to servers and to clients."""
+        """Returns certificate and key, PEM, for this identity as server and client."""
         names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.host_name)]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         return self._issue(f"{identity.service}.{identity.fleet}", names, usages, validity)
 
     def issue_edge(self, hosts: Sequence[str], validity: Validity) -> tuple[bytes, bytes]:
-        """Certificate and key, PEM, of a server that clients find under these names and addresses."""
+        """Returns certificate and key, PEM, of a server with these names and addresses."""
         return self._issue(hosts[0], [_host_name(host) for host in hosts], [ExtendedKeyUsageOID.SERVER_AUTH], validity)
 
     def _issue(
@@ -90,7 +90,7 @@ class Authority:
 
 
 def new_authority(fleet: str, validity: Validity) -> Authority:
-    """A CA for a fleet, signed by itself."""
+    """Creates a self-signed CA for a fleet."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = f"Baton development CA of {fleet}"
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -103,7 +103,7 @@ def new_authority(fleet: str, validity: Validity) -> Authority:
 
 
 def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
-    """A CA that was made before. Raises ValueError where the two are none, or do not belong together."""
+    """Loads a CA. Raises ValueError if the two are invalid or do not match."""
     certificate, key = x509.load_pem_x509_certificate(certificate_pem), load_pem_private_key(key_pem, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError("the CA's key is not that of its certificate")

@@ -70,7 +70,7 @@ class CertsConfig:
 
 
 class CertsFailed(Exception):
-    """Nothing, or not all, was written. The message is for the user."""
+    """Some or all files were not written. The message is for the user."""
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def make(config: CertsConfig) -> None:
-    """Writes the CA where there is none, and the certificates. CertsFailed: one is there already, or no file can be."""
+    """Writes the CA if there is none, and the certificates. Raises CertsFailed if one exists or cannot be written."""
     from baton.services.certs.certificates import Validity, load_authority, new_authority
 
     folder = Path(config.dir)
@@ -117,14 +117,14 @@ def make(config: CertsConfig) -> None:
 
 
 def tls_flags(folder: str, service: str) -> tuple[str, ...]:
-    """What a service is given to use the files of a folder that this command has filled."""
+    """Returns the flags for a service to use the files that this command wrote."""
     certificate, key = file_names(service)
     paths = (f"{folder}/{certificate}", f"{folder}/{key}", f"{folder}/{CA_CERTIFICATE}")
     return ("--tls-certificate", paths[0], "--tls-key", paths[1], "--tls-ca", paths[2])
 
 
 def edge_flags(folder: str) -> tuple[str, ...]:
-    """What a gateway is given to speak TLS with its clients."""
+    """Returns the flags for a gateway to serve its clients over TLS."""
     certificate, key = (f"{folder}/{name}" for name in file_names(EDGE))
     return (
         "--rest-tls-certificate", certificate, "--rest-tls-key", key,
@@ -133,7 +133,7 @@ def edge_flags(folder: str) -> tuple[str, ...]:
 
 
 def instructions(config: CertsConfig) -> str:
-    """What was made, and what to pass where."""
+    """Returns a summary of the files, and where to pass them."""
     rows = [f"Wrote to {config.dir}, for the fleet {config.fleet}. Keep {CA_KEY} away from the services."]
     for service in config.services:
         if service == EDGE:
@@ -148,7 +148,7 @@ def instructions(config: CertsConfig) -> str:
 
 
 def file_names(service: str) -> tuple[str, str]:
-    """Of the certificate and of the key, within the folder."""
+    """Returns the paths of the certificate and the key, within the folder."""
     return f"{service}.crt", f"{service}.key"
 
 
@@ -159,7 +159,7 @@ def _issue(config: CertsConfig, service: str, authority: Authority, validity: Va
 
 
 def _write(folder: Path, certificate_name: str, key_name: str, certificate: bytes, key: bytes) -> None:
-    """The key first, which nobody else may read at any moment. Raises FileExistsError."""
+    """Writes the key first, with permissions for the owner only from the start. Raises FileExistsError."""
     for name, content, mode in ((key_name, key, 0o600), (certificate_name, certificate, 0o644)):
         descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:

@@ -63,7 +63,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], configs: Mapping[str, 
 
 
 def _kubernetes(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """`baton doctor kubernetes`: a namespace instead of this machine."""
+    """Runs `baton doctor kubernetes`: examines a namespace instead of this machine."""
     from baton.services.doctor.cluster import command
 
     try:
@@ -84,7 +84,7 @@ def _finish(service: str, findings: Sequence[Finding], doctor: DoctorConfig, env
 def _config_of(
     service: str, configs: Mapping[str, tuple[str, str]], flags: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Any, list[Finding]]:
-    """A service's config, as it would have it at its start; None with what is wrong with it."""
+    """Returns a service's config as at its start, or None with its errors."""
     if not service:
         return None, []
     module, name = configs[service]
@@ -99,7 +99,7 @@ def _config_of(
 
 
 def _own_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The doctor's flags, and the service's."""
+    """Returns the doctor's flags and the service's."""
     own: list[str] = []
     rest: list[str] = []
     names = {option.flag: option for option in settings.options_of("doctor", DoctorConfig)}

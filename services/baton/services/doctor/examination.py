@@ -22,7 +22,7 @@ class _Topic:
 
 
 async def examine(targets: Targets, seconds: float) -> list[Finding]:
-    """Every finding, in the topics' order. `seconds` is what one look may take; programs get a few times that."""
+    """Returns all findings, by topic. `seconds` is the timeout of one check; programs get a few times that."""
     topics = _topics(targets, seconds)
     found = await asyncio.gather(*(_guarded(topic, 8 * seconds) for topic in topics))
     return [finding for part in found for finding in part]
@@ -91,7 +91,7 @@ def _network(targets: Targets, seconds: float) -> list[_Topic]:
 async def _device(targets: Targets, seconds: float) -> gpus.GpuFacts:
     if targets.service not in ("", "worker"):
         return gpus.GpuFacts()
-    # torch takes seconds to load; where nothing computes on a GPU its version says enough.
+    # torch takes seconds to load; if nothing uses a GPU its version is enough.
     with_torch = targets.executor in ("", "cuda") and extras.installed("torch") is not None
     return await asyncio.to_thread(gpus.observe_gpus, seconds, with_torch)
 

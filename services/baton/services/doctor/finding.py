@@ -1,4 +1,4 @@
-"""What a check says: one fact about one topic, how bad it is, and the line that mends it."""
+"""The result of a check: one fact about one topic, its severity, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Level(enum.Enum):
-    """How bad it is; the value is what is shown."""
+    """The severity; its value is shown."""
 
     OK = "ok"
     UNKNOWN = "unknown"  # it could not be looked at here
@@ -22,24 +22,24 @@ class Finding:
     topic: str
     level: Level
     what: str
-    fix: str = ""  # a command, a flag, or what else to do; empty where nothing is to be done
+    fix: str = ""  # a command, a flag, or advice; empty if nothing is to be done
 
 
 def ok(topic: str, what: str) -> Finding:
-    """All is well."""
+    """Returns a finding without a problem."""
     return Finding(topic, Level.OK, what)
 
 
 def unknown(topic: str, what: str, fix: str = "") -> Finding:
-    """It could not be looked at."""
+    """Returns a finding that could not be checked."""
     return Finding(topic, Level.UNKNOWN, what, fix)
 
 
 def warning(topic: str, what: str, fix: str) -> Finding:
-    """It works, badly or not for long."""
+    """Returns a warning."""
     return Finding(topic, Level.WARNING, what, fix)
 
 
 def failed(topic: str, what: str, fix: str) -> Finding:
-    """It does not work."""
+    """Returns a failure."""
     return Finding(topic, Level.FAILED, what, fix)

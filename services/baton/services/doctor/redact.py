@@ -1,4 +1,4 @@
-"""What may be told of settings and environments: no keys, no passwords, no tokens. Pure."""
+"""Removes keys, passwords and tokens from settings and environments. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _SPLIT_NAMES = re.compile(r"(?<=[a-z])(?=[A-Z])")
-# Of these the value is a URL: told without what is secret in it.
+# Variables whose value is a URL: shown without its secrets.
 _URL_NAME = re.compile(r"(^|_)(url|urls|endpoint|uri|proxy)($|_)", re.IGNORECASE)
-# //user:password@host, //token@host. What is before the last @ of an authority is never told.
+# //user:password@host, //token@host. Everything before the last @ of an authority is removed.
 _USERINFO = re.compile(r"(?<=//)[^/?#\s'\"]*@")
 _QUERY = re.compile(r"(?<=[?&;])([^=&;#\s]+)=([^&;#\s'\"]*)")
 _FRAGMENT = re.compile(r"(://[^\s#'\"]*)#[^\s'\"]+")
@@ -38,9 +38,9 @@ _NO_SECRETS = frozenset({"redis", "true", "false", "none", "auto", "default"})  
 
 
 def without_secrets(text: str, keep_paths: bool = False) -> str:
-    """A text without what looks like a secret: passwords of URLs, keys by their form, values of telling names.
+    """Removes what looks like a secret: passwords of URLs, keys by their form, values of telling names.
 
-    `keep_paths`: a value that is a path of two parts or more stays, for messages about the file there.
+    `keep_paths`: keeps values that are paths of two parts or more, for messages about files.
     """
     text = _USERINFO.sub(f"{LEFT_OUT}@", text)
     text = _QUERY.sub(rf"\1={LEFT_OUT}", text)
@@ -62,7 +62,7 @@ def is_secret(name: str) -> bool:
 
 
 def told(name: str, value: str) -> str:
-    """A setting's value as it may be told."""
+    """Returns a setting's value without secrets."""
     if not value:
         return value
     if is_secret(name):
@@ -71,7 +71,7 @@ def told(name: str, value: str) -> str:
 
 
 def secrets_in(values: Mapping[str, str]) -> frozenset[str]:
-    """What is secret among an environment's values: to be looked for in whatever else is told."""
+    """Returns the secrets among an environment's values, to remove them from other texts."""
     found: set[str] = set()
     for name, value in values.items():
         if _URL_NAME.search(name) or "://" in value:
@@ -85,7 +85,7 @@ def secrets_in(values: Mapping[str, str]) -> frozenset[str]:
 
 
 def without_these(text: str, secrets: Iterable[str]) -> str:
-    """A text without any of these, wherever they are; the longest go first."""
+    """Removes all occurrences of these secrets from a text, the longest first."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, LEFT_OUT)
     return text

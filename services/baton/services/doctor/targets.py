@@ -1,4 +1,4 @@
-"""What a service's settings point at: addresses, files, a model, a Redis. Pure."""
+"""The targets of a service's settings: addresses, files, a model, a Redis. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Address:
 
     flag: str
     address: str
-    service: str = ""  # who listens there
+    service: str = ""  # the service that listens there
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
     """Empty fields are not set, or not that service's."""
 
-    service: str = ""  # empty: none is asked about, only the machine
+    service: str = ""  # empty: only the machine is examined
     executor: str = ""
     role: str = ""
     transports: tuple[str, ...] = ()  # named by the operator; empty: those that there are
@@ -39,7 +39,7 @@ class Targets:
     api_keys: str = ""  # a file, or "redis"
     model: str = ""
     needs_weights: bool = False
-    kv_bytes: int = 0  # that a worker was told to take for KV; 0: it chooses
+    kv_bytes: int = 0  # memory that a worker was given for KV; 0: it chooses
     host_cache_bytes: int = 0
     gpu_part: float = 0.0  # of a GPU that a worker may take
     max_connections: int = 0
@@ -48,7 +48,7 @@ class Targets:
 
 
 def targets_of(service: str, config: Any) -> Targets:
-    """Those of a service's config; a Targets without fields for none."""
+    """Returns the targets of a service's config; no targets without a config."""
     if config is None:
         return Targets(service)
     is_worker = service == WORKER
@@ -76,7 +76,7 @@ def targets_of(service: str, config: Any) -> Targets:
 
 
 def service_of(words: tuple[str, ...], services: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The service that a command line asks about, and the rest of it. Raises SettingsError for another word."""
+    """Returns the service that a command line names, and the other arguments. Raises SettingsError for other names."""
     if not words or words[0].startswith("-"):
         return "", words
     if words[0] not in services:

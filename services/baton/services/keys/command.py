@@ -44,7 +44,7 @@ def _redis_field() -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Where the keys are: the flags of every command."""
+    """The place of the keys: the flags of every command."""
 
     api_keys: str = _store_field()
     redis_url: str = _redis_field()
@@ -79,13 +79,13 @@ class KeyKeeper(Protocol):
     """A file or a Redis of keys. Raises ServiceError that says what is wrong."""
 
     def read(self) -> tuple[dict[str, KeyEntry], dict[str, TenantEntry]]:
-        """Keys by id, tenants by name."""
+        """Returns keys by id, and tenants by name."""
 
     def add(self, entry: KeyEntry) -> None:
-        """One more key."""
+        """Adds a key."""
 
     def revoke(self, entry: KeyEntry) -> None:
-        """The key is good no more."""
+        """Revokes a key."""
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -216,7 +216,7 @@ def _keeper(api_keys: str, redis_url: str) -> KeyKeeper:
 
 
 def _moment(text: str, now: datetime) -> datetime | None:
-    """What --expires means."""
+    """Parses --expires."""
     if not text:
         return None
     try:

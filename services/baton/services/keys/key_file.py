@@ -1,4 +1,4 @@
-"""`baton keys` on a file. What people wrote in it, comments too, stays as it is; nobody ever reads half a file."""
+"""`baton keys` on a file. Keeps its comments and format, and replaces it atomically."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FileKeys:
         return self._path.suffix == ".json"
 
     def _text(self) -> str:
-        """Empty where there is no file yet."""
+        """Returns the file's text, empty if there is no file yet."""
         try:
             return self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class FileKeys:
         return document
 
     def _write(self, text: str, wanted: Document) -> None:
-        """Replaces the file at once. What it would say has to be just what is wanted."""
+        """Replaces the file atomically. Checks first that the new text parses to exactly the wanted keys."""
         with contextlib.suppress(InvalidRequest):
             if self._document(text) == wanted:
                 self._replace(text)
@@ -89,7 +89,7 @@ class FileKeys:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time; the folder is the lock, since the file itself is replaced."""
+        """Locks out other writers. Locks the folder, because the file itself is replaced."""
         try:
             folder = os.open(self._path.parent, os.O_RDONLY)
         except OSError as error:
@@ -115,10 +115,10 @@ def _toml_with(text: str, entry: KeyEntry) -> str:
 
 
 def _toml_revoking(text: str, entry: KeyEntry) -> str:
-    """One line more, after the key's id."""
+    """Adds a line after the key's id."""
     return re.sub(rf"(?m)^(\s*id\s*=\s*[\"']{entry.id}[\"'].*)$", r"\1\nrevoked = true", text, count=1)
 
 
 def _toml(value: object) -> str:
-    """Strings and lists of strings look alike in both; times are written as strings."""
+    """Formats a value: strings and lists of strings look alike in both formats; times are written as strings."""
     return json.dumps(value)

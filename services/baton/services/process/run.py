@@ -1,4 +1,4 @@
-"""One service as a process: settings, logs, signals, exit codes. Knows no service's inside."""
+"""Runs one service as a process: settings, logs, signals, exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Serve = Callable[[Any, asyncio.Event], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
-    """What every service's process has in common."""
+    """The settings that every service has."""
 
     log_format: str = field(default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")})
     log_level: str = field(

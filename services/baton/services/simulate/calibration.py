@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 def read_device(path: Path, model: str, device: DeviceModel) -> DeviceModel:
-    """`device` with the step times of a measured model; empty: the file's first. Raises InvalidRequest."""
+    """Returns `device` with a measured model's step times; empty: the file's first model. Raises InvalidRequest."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         engines = document["engines"]
@@ -50,7 +50,7 @@ def read_device(path: Path, model: str, device: DeviceModel) -> DeviceModel:
 
 
 def fit(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[float]:
-    """The constants in the order of DeviceModel, none of them negative, by least squares of relative errors."""
+    """Fits the constants in the order of DeviceModel, none negative, by least squares of relative errors."""
     features = np.array(
         [_features(row, int(config.get("max_num_batched_tokens", _DEFAULT_BUDGET))) for row, config in rows]
     )
@@ -60,7 +60,7 @@ def fit(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[flo
 
 
 def _features(row: Mapping[str, Any], budget: int) -> list[float]:
-    """Steps, prompt tokens, pairs of them, decoded tokens and their context, of an offline run of the row."""
+    """Returns steps, prompt tokens, pairs of them, decoded tokens and their context, of an offline run of the row."""
     count, own, shared, output = (int(row[name]) for name in ("num_requests", "num_own", "num_shared", "num_output"))
     prompt = shared + own
     tokens = shared + count * own
@@ -71,7 +71,7 @@ def _features(row: Mapping[str, Any], budget: int) -> list[float]:
 
 
 def _non_negative(matrix: Floats, target: Floats) -> Floats:
-    """Least squares without what would become negative (an active set)."""
+    """Returns non-negative least squares (an active set)."""
     scale = np.abs(matrix).max(axis=0)
     scale[scale == 0] = 1.0
     active = list(range(matrix.shape[1]))

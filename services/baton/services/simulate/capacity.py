@@ -1,4 +1,4 @@
-"""What load 1 means: the requests a second that a worker could serve for ever, every prefix reused. Pure."""
+"""Estimates load 1: the requests per second that a worker could serve forever, with every prefix reused. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.services.simulate.requests.workloads import Arrival
 def requests_per_second(
     arrivals: Sequence[Arrival], texts: Texts, settings: ClusterSettings, itl_limit: float, since: float
 ) -> float:
-    """Of one worker: every block is computed once in the whole fleet, and decodes run in the largest good batch.
+    """Returns the rate for one worker if every block is computed once in the fleet, in the largest good batch.
 
-    Counted are arrivals from `since` on; those before fill the cache. An estimate from above: it knows no queue, no
-    imbalance and no eviction.
+    Counts arrivals from `since` on; earlier ones fill the cache. An upper bound: it ignores queues, imbalance and
+    eviction.
     """
     device = settings.device
     known: set[bytes] = set()
@@ -44,7 +44,7 @@ def requests_per_second(
 
 
 def _largest_batch(mean_context: float, prefill_per_token: float, settings: ClusterSettings, itl_limit: float) -> int:
-    """The most requests that keep the limit. Each adds to a step, and its successors' prompts come between steps."""
+    """Returns the largest batch within the limit. Each request adds to a step, and prompts run between steps."""
     device = settings.device
     in_memory = settings.num_blocks * settings.block_size / mean_context
     per_request = device.per_decode_request + device.per_context_token * mean_context + prefill_per_token

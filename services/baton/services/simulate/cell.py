@@ -43,7 +43,7 @@ class Cell:
     rate: float = 0.0  # requests a second, instead of the load
     drain_seconds: float = 60.0
     max_requests: int = 0  # 0: all
-    min_requests: int = 0  # of a workload: arrivals go on until so many are to be expected
+    min_requests: int = 0  # of a workload: arrivals continue until this many are expected
 
 
 @silenced()
@@ -69,7 +69,7 @@ def run_cell(cell: Cell) -> Summary:
 
 
 def summary_of(cell: Cell, arrivals: Sequence[Arrival], records: Sequence[Record]) -> Summary:
-    """The figures of a cell's run."""
+    """Returns the figures of a cell's run."""
     last = arrivals[-1].time if arrivals else 0.0
     end = max(min(cell.seconds, last), 1e-9) if cell.seconds else last
     return summarize(
@@ -108,7 +108,7 @@ def run_cells(
 
 
 def policy_factory(name: str) -> PolicyFactory:
-    """The policy that a name stands for. Raises InvalidRequest."""
+    """Returns the policy of a name. Raises InvalidRequest."""
     if name in _OWN:
         return _OWN[name]
     module, _, attribute = name.partition(":")
@@ -123,7 +123,7 @@ def policy_factory(name: str) -> PolicyFactory:
 
 
 def workload_of(name: str) -> Workload | None:
-    """A synthetic workload. None: the name is a trace's path. Raises InvalidRequest where it is neither."""
+    """Returns a synthetic workload, or None if the name is a trace's path. Raises InvalidRequest if it is neither."""
     workload = workload_named(name)
     if workload is not None:
         return workload
@@ -137,7 +137,7 @@ def workload_of(name: str) -> Workload | None:
 
 
 def arrivals_of(cell: Cell, texts: Texts) -> list[Arrival]:
-    """A cell's requests. Raises InvalidRequest for a workload that is none."""
+    """Returns a cell's requests. Raises InvalidRequest for an invalid workload."""
     workload = workload_of(cell.workload)
     if workload is None:
         arrivals = read_trace(Path(cell.workload), texts, cell.load, cell.max_requests)
@@ -158,7 +158,7 @@ def _long_enough(cell: Cell) -> Cell:
 
 
 def _capacity(cell: Cell, workload: Workload) -> float:
-    """Of the whole fleet, from a sample of the workload near that rate: how much is reused depends on it."""
+    """Returns the fleet's capacity, from a sample of the workload near that rate, because reuse depends on the rate."""
     num_workers = len(cell.cluster.roles)
     rate = 4.0 * num_workers
     for _ in range(2):

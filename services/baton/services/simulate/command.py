@@ -68,7 +68,7 @@ def _chaos(config: SimulateConfig) -> int:
 
 
 def cells_of(config: SimulateConfig) -> list[Cell]:
-    """What the settings ask for. Raises InvalidRequest."""
+    """Runs what the settings ask for. Raises InvalidRequest."""
     workload_of(config.workload)
     for policy in config.policies:
         policy_factory(policy)
@@ -93,7 +93,7 @@ def cells_of(config: SimulateConfig) -> list[Cell]:
 
 
 def cluster_of(config: SimulateConfig) -> ClusterSettings:
-    """The fleet that the settings describe. Raises InvalidRequest."""
+    """Returns the fleet that the settings describe. Raises InvalidRequest."""
     device = DeviceModel(
         transfer_bytes_per_second=config.transfer_bytes_per_second, kv_bytes_per_token=config.kv_bytes_per_token
     )

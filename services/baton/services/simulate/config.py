@@ -1,4 +1,4 @@
-"""What a user can set on a simulation. Knows no flag parser and no environment."""
+"""The settings of a simulation. Knows no flag parser and no environment."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ class SimulateConfig:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """One for each worker."""
+        """One role for each worker."""
         apart = ("prefill",) * self.prefill_workers + ("decode",) * self.decode_workers
         return apart if self.prefill_workers or self.decode_workers else ("both",) * self.workers

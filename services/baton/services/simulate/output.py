@@ -1,4 +1,4 @@
-"""How a simulation shows what it found: a table, JSON, and curves over the load as a picture."""
+"""The results of a simulation: a table, JSON, and curves over the load as a picture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HEADER = (
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """One line a run; TTFT and ITL in milliseconds."""
+    """Returns one line per run, with TTFT and ITL in milliseconds."""
     rows = [list(_HEADER), *(_cells(summary) for summary in summaries)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = [
@@ -48,13 +48,13 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def write_json(path: Path, summaries: Sequence[Summary], facts: Mapping[str, Any]) -> None:
-    """Everything, with what made it."""
+    """Returns all results and their settings."""
     document = {**facts, "runs": [summary.as_dict() for summary in summaries]}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def plot(path: Path, summaries: Sequence[Summary], title: str) -> None:
-    """Curves over the load, a line a policy. Raises InvalidRequest where matplotlib is missing."""
+    """Draws curves over the load, a line per policy. Raises InvalidRequest if matplotlib is missing."""
     try:
         import matplotlib as mpl
 
@@ -90,7 +90,7 @@ def plot(path: Path, summaries: Sequence[Summary], title: str) -> None:
 
 
 def chaos_line(report: ChaosReport) -> str:
-    """One seed: how much happened, and how wrong the index was."""
+    """Returns one seed's line: events, and errors of the index."""
     parts = [
         f"{kind} {counts.num_decisions} decisions, {100 * counts.phantom_rate:.3f} % phantom,"
         f" {100 * counts.miss_rate:.3f} % missed"
@@ -103,7 +103,7 @@ def chaos_line(report: ChaosReport) -> str:
 
 
 def chaos_table(totals: ChaosTotals) -> str:
-    """All seeds: how wrong the index was, and how long it took to be right again."""
+    """Returns all seeds' lines: errors of the index, and how long they lasted."""
     seconds = np.array(totals.truth_seconds or [0.0])
     p50, p99, worst = np.quantile(seconds, [0.5, 0.99, 1.0])
     lines = ["| index | decisions | phantom blocks | missed blocks |", "| --- | ---: | ---: | ---: |"]

@@ -60,7 +60,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def collect(environ: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """All that is told, before `redacted` looks through it. Variables are told by name already."""
+    """Returns the whole report before `redacted`. Variables are already limited by name."""
     device = gpus.observe_gpus(seconds, extras.installed("torch") is not None)
     findings = asyncio.run(examine(Targets(), seconds))
     return {
@@ -78,7 +78,7 @@ def collect(environ: Mapping[str, str], seconds: float) -> dict[str, Any]:
 
 
 def redacted(value: Any, environ: Mapping[str, str]) -> Any:
-    """The same without whatever looks like a secret, and without the secrets of the environment wherever they are."""
+    """Removes everything that looks like a secret, and the environment's secrets wherever they are."""
     secrets = secrets_in(environ)
     home = environ.get("HOME", "").rstrip("/")
 

@@ -24,19 +24,19 @@ class MetricRow(NamedTuple):
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that a query can ask for."""
+        """Returns the names that a query can use."""
         if self.kind != "histogram":
             return (self.name,)
         return tuple(self.name + suffix for suffix in _SUFFIXES)
 
 
 def all_metrics() -> list[MetricRow]:
-    """Every metric there is, service by service."""
+    """Returns all metrics, service by service."""
     return [*_gateway(), *_router(), *_kvstore(), *_worker()]
 
 
 def markdown(rows: Iterable[MetricRow]) -> str:
-    """A table for each service."""
+    """Returns a table for each service."""
     lines: list[str] = []
     service = ""
     for row in rows:
@@ -160,7 +160,7 @@ def _collectors(registry: CollectorRegistry) -> list[Any]:
 
 
 def _rows(service: str, sources: Iterable[Any]) -> Iterator[MetricRow]:
-    """`sources` are metrics, or collectors of some."""
+    """Returns the rows of metrics and collectors."""
     for source in sources:
         for metric in [source] if isinstance(source, Metric) else source.collect():
             name = metric.name + ("_total" if metric.type == "counter" else "")

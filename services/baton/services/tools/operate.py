@@ -35,7 +35,7 @@ _RUNNING = {
 
 @dataclass(frozen=True, slots=True)
 class OperateConfig:
-    """Whom to ask, and how."""
+    """The service to call and its credentials."""
 
     timeout: float = field(
         default=60.0,
@@ -47,13 +47,13 @@ class OperateConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """An operator's certificate; None: plain text. Raises InvalidRequest for half a set."""
+        """An operator's certificate; None: plain text. Raises InvalidRequest if some but not all files are set."""
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
 
 @dataclass(frozen=True, slots=True)
 class HaltConfig:
-    """What becomes of the requests."""
+    """What happens to running requests."""
 
     mode: str = field(
         default="abort",
@@ -63,7 +63,7 @@ class HaltConfig:
 
 @dataclass(frozen=True, slots=True)
 class SleepConfig:
-    """How deep."""
+    """The level of sleep."""
 
     level: int = field(
         default=1, metadata={"help": "1 frees the KV cache, 2 drops the weights too.", "minimum": 1, "maximum": 2}
@@ -72,7 +72,7 @@ class SleepConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReloadConfig:
-    """What is loaded."""
+    """The weights to load."""
 
     model: str = field(
         default="",

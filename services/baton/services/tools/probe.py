@@ -47,7 +47,7 @@ class ProbeConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What is shown; None: plain text. Raises InvalidRequest for half a set."""
+        """The certificate files; None: plain text. Raises InvalidRequest if some but not all are set."""
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
     def validate(self) -> None:
@@ -58,7 +58,7 @@ class ProbeConfig:
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exit code 0: SERVING; 1: anything else, in a line on standard error; 2: a wrong setting."""
+    """Runs the probe. Returns 0: SERVING; 1: anything else, with a line on standard error; 2: a wrong setting."""
     try:
         (config,) = settings.load("probe", (ProbeConfig,), argv, environ, "Asks a service's gRPC health once.")
         dial = Dial(Tls(config.tls, config.of), config.of) if config.tls else Dial()
@@ -75,7 +75,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 async def _ask(config: ProbeConfig, dial: Dial) -> str:
-    """What is wrong; empty: SERVING."""
+    """Returns what is wrong; empty: SERVING."""
     async with dial(config.address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
         try:

@@ -17,7 +17,7 @@ _MAX_LINE_BYTES = 64 << 20
 
 
 class TopError(Exception):
-    """The gateway cannot be asked, or refuses; the message says why. `is_final`: asking again changes nothing."""
+    """The gateway is unreachable or refuses; the message says why. `is_final`: a retry would fail too."""
 
     def __init__(self, message: str, is_final: bool = False) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class TopError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Whom to ask."""
+    """The gateway's address and credentials."""
 
     url: str
     api_key: str = ""
@@ -43,7 +43,7 @@ class Gateway:
             raise InvalidRequest(f"url is {self.url!r}; give http://HOST:PORT or https://HOST:PORT", field="url")
 
     def snapshots(self) -> Iterator[bytes]:
-        """Snapshots as JSON, as they come. Ends with TopError only."""
+        """Yields snapshots as JSON. Ends only by raising TopError."""
         with self._asked("/console/stream") as response:
             while line := response.readline(_MAX_LINE_BYTES):
                 if line.startswith(b"data:"):
@@ -51,7 +51,7 @@ class Gateway:
         raise TopError(f"{self.url}: the gateway ended the connection")
 
     def explain(self, name: str, value: str) -> bytes:
-        """Why a placement was made, as JSON. `name`: placement_id, or request_id for a request's last one."""
+        """Returns why a placement was made, as JSON. `name`: a placement_id, or a request_id for its last placement."""
         with self._asked(f"/console/placement?{name}={quote(value, safe='')}") as response:
             return response.read()
 

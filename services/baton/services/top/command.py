@@ -44,7 +44,7 @@ class TopConfig:
 
     @property
     def gateway(self) -> Gateway:
-        """Whom to ask."""
+        """Returns the gateway to connect to."""
         return Gateway(self.url, self.api_key, self.ca)
 
     def validate(self) -> None:
@@ -53,7 +53,7 @@ class TopConfig:
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exit code 1: the gateway cannot be asked, or refuses; 2: a wrong setting."""
+    """Runs `baton top`. Returns 1 if the gateway is unreachable or refuses, 2 for a wrong setting."""
     flags = ["--url", *argv] if argv and not argv[0].startswith("-") else list(argv)
     try:
         (config,) = settings.load("top", (TopConfig,), flags, environ, _USAGE)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"baton top: {config.url}: this gateway is of another release: {error}", file=sys.stderr)
         return EXIT_FAILED
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read has left, as `head` does
+        sys.stderr.close()  # the reader has closed the pipe, as `head` does
     except KeyboardInterrupt:
         pass
     return EXIT_OK
@@ -90,7 +90,7 @@ def _run(config: TopConfig) -> None:
 
 
 def _measured(gateway: Gateway) -> tuple[bytes, Snapshot]:
-    """The first snapshot that has rates, which take two; the first one where no router answers."""
+    """Returns the first snapshot with rates, which need two; the first one at all if no router answers."""
     for data in gateway.snapshots():
         snapshot = msgspec.json.decode(data, type=Snapshot)
         if snapshot.window or all(one.problem for one in snapshot.routers):
@@ -105,7 +105,7 @@ def _has_screen() -> bool:
         import curses
 
         curses.setupterm()
-    except (ImportError, curses.error):  # no curses on this system, or a terminal that it does not know
+    except (ImportError, curses.error):  # no curses on this system, or an unknown terminal
         return False
     return True
 

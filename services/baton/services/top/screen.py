@@ -1,4 +1,4 @@
-"""`baton top` on a screen: a thread follows the gateway, this one draws and reads keys. Formats nothing."""
+"""`baton top` on a screen: one thread follows the gateway, this one draws and reads keys."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Feed:
 
 @dataclass(slots=True)
 class Picture:
-    """What is looked at."""
+    """The parts of the screen."""
 
     view: int = 0  # index of _VIEWS
     line: int = 0  # that is marked
@@ -73,13 +73,13 @@ class Picture:
     detail: list[str] = field(default_factory=list)  # of one request; empty: the lists are shown
 
     def rows(self, snapshot: Snapshot) -> list[Any]:
-        """The view's rows, in order."""
+        """Returns the view's rows, in order."""
         lists: tuple[list[Any], ...] = (snapshot.workers, snapshot.flows, snapshot.placements)
         key = _VIEWS[self.view][1][self.sorted[self.view]].key
         return sorted(lists[self.view], key=key, reverse=self.reverse)
 
     def lines(self, snapshot: Snapshot | None, problem: str, width: int, height: int) -> tuple[list[str], int]:
-        """The screen's lines, and which of them is marked; -1: none."""
+        """Returns the screen's lines, and the index of the selected one; -1: none."""
         lines, marked = self._lines(snapshot, problem, width, height)
         return [line[:width] for line in lines], marked
 
@@ -112,7 +112,7 @@ class Picture:
 
 
 def run_screen(gateway: Gateway) -> None:
-    """Shows the fleet until q. Raises TopError where the gateway refuses."""
+    """Shows the fleet until q is pressed. Raises TopError if the gateway refuses."""
     feed = Feed(gateway)
     feed.start()
     curses.wrapper(lambda screen: _show(screen, feed))
@@ -147,7 +147,7 @@ def _draw(screen: Any, lines: list[str], marked: int) -> None:
 
 
 def press(picture: Picture, key: int, feed: Feed, width: int, height: int) -> None:
-    """What a key does."""
+    """Handles a key."""
     moves = {curses.KEY_UP: -1, curses.KEY_DOWN: 1, curses.KEY_PPAGE: -(height // 2), curses.KEY_NPAGE: height // 2}
     if key in moves:
         picture.line = max(0, picture.line + moves[key])
@@ -169,7 +169,7 @@ def press(picture: Picture, key: int, feed: Feed, width: int, height: int) -> No
 
 
 def _open(picture: Picture, feed: Feed, width: int) -> None:
-    """The marked request's time and evidence."""
+    """Shows the selected request's time and evidence."""
     snapshot = picture.held or feed.snapshot
     rows = picture.rows(snapshot) if snapshot is not None and picture.view == _REQUESTS else []
     if not rows:

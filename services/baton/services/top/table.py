@@ -23,7 +23,7 @@ class Column(Generic[T]):
 
 
 def render(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[str]:
-    """The head and one line a row, each at most `width` long."""
+    """Returns the head and one line per row, each at most `width` long."""
     cells = [[cut(column.say(row), _MOST) for column in columns] for row in rows]
     heads = [column.head for column in columns]
     widths = [max(len(line[at]) for line in (heads, *cells)) for at in range(len(columns))]
@@ -41,5 +41,5 @@ def render(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[
 
 
 def cut(text: str, most: int) -> str:
-    """The text; of a longer one, its end, which is where names differ."""
+    """Shortens a text to its end, because names differ there."""
     return text if len(text) <= most else f"~{text[1 - most :]}"

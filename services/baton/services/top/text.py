@@ -1,4 +1,4 @@
-"""What consoles show, as lines of text: the fleet, its workers, flows and requests, and one request's time. Pure."""
+"""Console output as lines of text: the fleet, its workers, flows and requests, and one request's time. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ REQUESTS: Sequence[Column[PlacementSight]] = (
 
 
 def head(snapshot: Snapshot, width: int) -> list[str]:
-    """The whole fleet, and what is wrong with it."""
+    """Returns the fleet's totals and problems."""
     fleet = snapshot.fleet
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
     lines = [
@@ -81,7 +81,7 @@ def head(snapshot: Snapshot, width: int) -> list[str]:
 
 
 def problems(snapshot: Snapshot) -> list[str]:
-    """What is wrong with the fleet as a whole; empty: nothing."""
+    """Returns the fleet's problems, or an empty string."""
     silent = [f"{one.address}: {words.printable(one.problem)}" for one in snapshot.routers if one.problem]
     if snapshot.heard_age is None:
         return [f"! No router has answered yet ({'; '.join(silent)})"]
@@ -96,7 +96,7 @@ def problems(snapshot: Snapshot) -> list[str]:
 
 
 def report(snapshot: Snapshot, width: int) -> list[str]:
-    """All of it, for where there is no screen."""
+    """Returns the whole view, for output without a screen."""
     lines = [*head(snapshot, width), ""]
     if snapshot.workers:
         lines += [*render(WORKERS, sorted(snapshot.workers, key=WORKERS[0].key), width), ""]
@@ -110,7 +110,7 @@ def report(snapshot: Snapshot, width: int) -> list[str]:
 
 
 def explained(told: Explanation, width: int) -> list[str]:
-    """One request: where its time went, and why it was placed so."""
+    """Returns where one request's time went, and why it was placed so."""
     expected = max(told.decode_cached_tokens, told.prefill_cached_tokens)
     lines = [
         f"Request {words.printable(told.request_id)}, placement {told.placement_id}",

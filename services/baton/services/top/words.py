@@ -1,4 +1,4 @@
-"""Figures of the fleet as people read them in a terminal. What is not known is a dash. Pure."""
+"""Formats figures for a terminal. Unknown values are a dash. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def printable(text: str) -> str:
-    """The text without what would steer a terminal: identifiers come from clients."""
+    """Removes control characters: identifiers come from clients."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -19,12 +19,12 @@ def natural(text: str) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number with separators."""
+    """Formats a whole number with separators."""
     return NOTHING if value is None else f"{round(value):,}"
 
 
 def short(value: float | None) -> str:
-    """Three figures: 1.24 M."""
+    """Formats three digits: 1.24 M."""
     if value is None:
         return NOTHING
     at = 0
@@ -36,12 +36,12 @@ def short(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Something a second."""
+    """Formats a rate per second."""
     return NOTHING if value is None else f"{short(value)}/s"
 
 
 def size(value: float | None) -> str:
-    """Bytes."""
+    """Formats a number of bytes."""
     if value is None:
         return NOTHING
     text = short(value)
@@ -49,12 +49,12 @@ def size(value: float | None) -> str:
 
 
 def bandwidth(value: float | None) -> str:
-    """Bytes a second."""
+    """Formats bytes per second."""
     return NOTHING if value is None else f"{size(value)}/s"
 
 
 def percent(part: float | None) -> str:
-    """A part of one."""
+    """Formats a share as a percentage."""
     if part is None:
         return NOTHING
     hundredth = 100 * part
@@ -62,7 +62,7 @@ def percent(part: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds, in the unit that fits."""
+    """Formats seconds in a suitable unit."""
     if seconds is None:
         return NOTHING
     if seconds < 0.00995:
@@ -75,7 +75,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago."""
+    """Formats a time in the past."""
     if seconds < 0.95:
         return "now"
     if seconds < 59.5:
@@ -84,13 +84,13 @@ def age(seconds: float) -> str:
 
 
 def bar(part: float | None, width: int) -> str:
-    """A part of one as a bar."""
+    """Draws a share as a bar."""
     filled = round(max(0.0, min(1.0, part or 0.0)) * width)
     return "#" * filled + "." * (width - filled)
 
 
 def span(start: float, length: float, total: float, width: int) -> str:
-    """A bar that begins and ends somewhere on a line of `width` that stands for `total`; never empty."""
+    """Draws a part of a line of `width` that stands for `total`; never empty."""
     if total <= 0:
         return " " * width
     first = min(width - 1, int(start / total * width))

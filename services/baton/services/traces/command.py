@@ -56,11 +56,11 @@ class Traces:
     def __init__(self, show: Callable[[str, list[Span]], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._show = show
         self._clock = clock
-        self._waiting: dict[str, tuple[float, list[Span]]] = {}  # since when nothing came, by trace
+        self._waiting: dict[str, tuple[float, list[Span]]] = {}  # time of the last span, by trace
         self._num_spans = 0
 
     def take(self, request: pb.ExportRequest) -> list[tuple[str, Span]]:
-        """Spans came. Returns them."""
+        """Takes received spans and returns them."""
         taken = []
         for resource in request.resource_spans:
             instance = str(_facts(resource.resource.attributes).get("service.instance.id", ""))
@@ -74,7 +74,7 @@ class Traces:
         return taken
 
     def settle(self) -> None:
-        """Shows what is complete, and what will not be any more. Call it now and then."""
+        """Shows traces that are complete or overdue. Call it regularly."""
         now = self._clock()
         for trace_id, (since, spans) in list(self._waiting.items()):
             complete = root_of(spans) is not None and now - since >= _SETTLE_SECONDS
@@ -136,7 +136,7 @@ async def _serve(config: TracesConfig) -> int:
 
 
 def _append(path: str, taken: Sequence[tuple[str, Span]]) -> None:
-    """A line for each span. Raises OSError."""
+    """Writes a line for each span. Raises OSError."""
     if path:
         lines = [json.dumps({"trace_id": trace_id, **_document(span)}) + "\n" for trace_id, span in taken]
         with Path(path).open("a", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ Value = str | int | float | bool
 _BAR = 40  # characters
 _NAME = 26
 _ROOT = "baton.gateway.request"
-# What is told beside each part, by the part's name.
+# Attributes shown beside each part, by the part's name.
 _TOLD: Mapping[str, Sequence[tuple[str, str]]] = {
     "baton.gateway.place": (("baton.excluded_workers", "excluded"),),
     "baton.router.place": (
@@ -51,12 +51,12 @@ class Span:
 
 
 def root_of(spans: Sequence[Span]) -> Span | None:
-    """The request's own span; None: it has not come."""
+    """Returns the request's own span, or None if it has not arrived."""
     return next((span for span in spans if span.name == _ROOT), None)
 
 
 def render(trace_id: str, spans: Sequence[Span]) -> str:
-    """The request in lines: a head, then each part with its begin and length in milliseconds."""
+    """Returns the request as lines: a head, then each part with its begin and length in milliseconds."""
     root = root_of(spans)
     begin = root.start if root is not None else min(span.start for span in spans)
     end = root.end if root is not None else max(span.end for span in spans)
@@ -85,7 +85,7 @@ def _head(trace_id: str, root: Span | None) -> str:
 
 
 def _in_order(spans: Sequence[Span], root: Span | None) -> Iterator[tuple[int, Span]]:
-    """Parents before their children, and each among its siblings by its begin."""
+    """Sorts parents before their children, and siblings by their begin."""
     known = {span.span_id for span in spans}
     children: dict[bytes, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.start, span.end)):

@@ -1,4 +1,4 @@
-"""`baton up`: a tandem on this machine, from start to a stop that leaves nothing behind."""
+"""`baton up`: starts a tandem on this machine, and stops it without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _check_installed(config: tandem.UpConfig) -> None:
 
 @contextmanager
 def _log_folder(wanted: str) -> Iterator[Path]:
-    """The folder of the services' logs. One that was not asked for is removed at the end, however that comes."""
+    """Yields the folder of the services' logs. Removes a temporary one at the end, however that comes."""
     try:
         log_dir = Path(wanted or tempfile.mkdtemp(prefix="baton-up-"))
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ async def _run(
     environ: Mapping[str, str],
     lines: StatusLines,
 ) -> bool:
-    """True: stopped as asked, and everything ended by itself."""
+    """Returns True if it was stopped as requested and all processes ended by themselves."""
     stop = asyncio.Event()
     children: list[Child] = []
     watch_signals(stop, lambda _: _kill_all(children))

@@ -1,4 +1,4 @@
-"""Where a model is: a folder on this machine, or one that the hub sends."""
+"""The source of a model: a folder on this machine, or one downloaded from the hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLE_MODELS = (CHECKOUT / _SAMPLE, PACKAGE / _SAMPLE)
 
 
 def resolve_model(model: str) -> str:
-    """The model's folder on this machine; a hub id is downloaded. SettingsError: there is none."""
+    """Returns the model's folder on this machine, downloading a hub id. Raises SettingsError if there is none."""
     if not model:
         for folder in SAMPLE_MODELS:
             if folder.is_dir():

@@ -40,26 +40,26 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """It has not ended yet."""
+        """Whether it has not ended."""
         return self.process.returncode is None
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Describes how it ended."""
         code = self.process.returncode
         if code is None:
             return "still runs"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of its log."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 
     async def stop(self, grace_seconds: float) -> bool:
-        """SIGTERM, and SIGKILL after the grace time. False: it did not end by itself."""
+        """Sends SIGTERM, and SIGKILL after the grace time. Returns False if it did not end by itself."""
         if self.running:
             self.process.terminate()
         try:
@@ -73,6 +73,6 @@ class Child:
             await self.process.wait()
 
     def kill(self) -> None:
-        """Ends at once whatever is left of it and of what it started."""
+        """Kills it and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ _PLAIN = Dial()
 
 
 async def is_ready(probe: Probe, address: str, dial: Dial = _PLAIN, edge_ca: str = "") -> bool:
-    """One probe of `host:port`. Whatever fails is not ready. `edge_ca`: its file, where HTTP is over TLS."""
+    """Probes `host:port` once. Any failure means not ready. `edge_ca`: the CA's file, if HTTP is over TLS."""
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
             if probe is Probe.HTTP_READY:

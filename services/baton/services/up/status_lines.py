@@ -1,4 +1,4 @@
-"""What `baton up` shows: lines that stay, and on a terminal one live line below them."""
+"""The output of `baton up`: permanent lines, and on a terminal one live line below them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class StatusLines:
-    """Writes to a terminal or a plain stream. Owns nothing but the live line."""
+    """Writes to a terminal or a plain stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -16,13 +16,13 @@ class StatusLines:
         self._shown = ""
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Writes a permanent line."""
         self._stream.write(f"{_CLEAR_LINE if self._live and self._shown else ''}{line}\n")
         self._shown = ""
         self._stream.flush()
 
     def wait(self, waiting_for: list[str], seconds: float) -> None:
-        """What is being waited for: redrawn on a terminal, elsewhere one line at each change."""
+        """Shows what is being waited for: redrawn on a terminal, elsewhere one line at each change."""
         names = ", ".join(waiting_for)
         if self._live:
             self._stream.write(f"{_CLEAR_LINE}waiting for {names} ({seconds:.0f} s)")

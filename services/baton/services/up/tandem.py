@@ -1,4 +1,4 @@
-"""What a tandem on one machine consists of: its processes, their flags and addresses. Starts nothing."""
+"""The plan of a tandem on one machine: its processes, their flags and addresses. Starts nothing."""
 
 from __future__ import annotations
 
@@ -148,13 +148,13 @@ class UpConfig:
     )
 
     def validate(self) -> None:
-        """Raises InvalidRequest for a name that is there twice."""
+        """Raises InvalidRequest for a duplicate name."""
         check_names(self.served_model_name)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPlan:
-    """What a tandem's TLS is, as it starts: checked, so that what is wrong is told before a service fails over it."""
+    """Returns a tandem's TLS settings. Checks them, so that an error is reported before a service fails."""
 
     probing: Tls | None = None  # what probes show services, as an operator. None: plain text
     edge_ca: str = ""  # whose certificate the gateway shows clients. Empty: plain text
@@ -176,7 +176,7 @@ def plan_tls(config: UpConfig) -> TlsPlan:
 
 
 class Probe(enum.Enum):
-    """How a service tells that it is ready."""
+    """How a service's readiness is probed."""
 
     GRPC_HEALTH = "grpc"
     HTTP_READY = "http"
@@ -189,7 +189,7 @@ class ServicePlan:
     name: str
     command: str  # of the `baton` CLI
     flags: tuple[str, ...]
-    secrets: Mapping[str, str]  # variables: arguments are shown to everybody on the machine
+    secrets: Mapping[str, str]  # variables: every user of the machine can read arguments
     address: str  # of its gRPC server
     metrics: str  # host:port of its /metrics
     probe: Probe
@@ -198,14 +198,14 @@ class ServicePlan:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The CLI's words."""
+        """The CLI's arguments."""
         return (self.command, *self.flags)
 
 
 def plan(
     config: UpConfig, model: str, num_cores: int, choose_ports: Callable[[int], Sequence[int]]
 ) -> list[ServicePlan]:
-    """Every process of the tandem, gateway first. `model` is the folder on disk."""
+    """Returns every process of the tandem, gateway first. `model` is the folder on disk."""
     roles = _worker_roles(config)
     # More threads than cores wait for each other: on two cores, two workers of two threads are ten times slower.
     threads = config.threads or max(1, num_cores // len(roles))
@@ -231,12 +231,12 @@ def plan(
 
 
 def scrape_targets(plans: Sequence[ServicePlan]) -> list[dict[str, object]]:
-    """Where metrics are, in the form of Prometheus' file_sd_configs."""
+    """Returns the addresses of metrics, in the form of Prometheus' file_sd_configs."""
     return [{"targets": [one.metrics], "labels": {"service": f"baton-{one.command}", "pod": one.name}} for one in plans]
 
 
 def _worker_roles(config: UpConfig) -> list[tuple[str, int]]:
-    """The workers' roles, each with a number that makes it a name."""
+    """Returns the workers' roles, numbered so that names are unique."""
     others = "decode" if config.prefill_workers else "both"
     return [
         *(("prefill", number) for number in range(config.prefill_workers)),
@@ -269,13 +269,13 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
 
 
 def _access_flags(config: UpConfig) -> list[str]:
-    """Who may use the gateway."""
+    """Returns the gateway's flags for API keys."""
     flags = ["--allow-anonymous"] if config.allow_anonymous else []
     return [*flags, "--api-keys", config.api_keys] if config.api_keys else flags
 
 
 def _format_flags(config: UpConfig) -> list[str]:
-    """What is said of prompts and outputs. What is not said is left to the gateway's own variables."""
+    """Returns the gateway's flags for prompts and outputs. Unset ones are left to the gateway's own variables."""
     names = ("tool_call_parser", "reasoning_parser", "tool_parser_plugin", "chat_template")
     flags: list[str] = []
     for name in (*names, "default_chat_template_kwargs"):
@@ -335,7 +335,7 @@ def _internal(
 
 
 def check_listen_addresses(config: UpConfig) -> UpConfig:
-    """The config with real ports for port 0. SettingsError: an address cannot be listened on."""
+    """Returns the config with real ports for port 0. Raises SettingsError if an address cannot be listened on."""
     rest = _usable("--rest-listen", config.rest_listen)
     grpc = _usable("--grpc-listen", config.grpc_listen, besides=(port_of(rest),))
     if rest == grpc:
@@ -344,7 +344,7 @@ def check_listen_addresses(config: UpConfig) -> UpConfig:
 
 
 def port_of(address: str) -> int:
-    """Of host:port."""
+    """Returns the port of host:port."""
     return split_address(address, "address")[1]
 
 

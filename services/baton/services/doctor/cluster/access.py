@@ -19,7 +19,7 @@ class NoAccess(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where to read. Empty fields are not given."""
+    """The cluster to read. Empty fields are not given."""
 
     url: str = ""
     token_file: str = ""

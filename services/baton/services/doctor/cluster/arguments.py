@@ -18,7 +18,7 @@ from baton.services.doctor.cluster.promises import (
 from baton.services.doctor.finding import Finding, failed, ok, warning
 
 _TOPIC = "arguments"
-_PLAIN_TRANSPORTS = ("nccl", "rdma")  # they encrypt nothing
+_PLAIN_TRANSPORTS = ("nccl", "rdma")  # they do not encrypt
 
 
 def overlay_of(facts: ClusterFacts) -> str:

@@ -44,7 +44,7 @@ _CUSTOM = {
 
 
 async def observe_cluster(reader: Reader, namespace: str) -> ClusterFacts:
-    """Reads the version first, and nothing else if that fails."""
+    """Reads the version first. If that fails, reads no more."""
     version = await reader.get("/version")
     facts = ClusterFacts(namespace)
     if version.document is None:

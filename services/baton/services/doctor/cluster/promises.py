@@ -1,4 +1,4 @@
-"""What the manifests of deploy/kubernetes promise: the oldest cluster, workloads, Services and arguments. Data only."""
+"""What deploy/kubernetes supports: the oldest cluster version, workloads, Services and arguments. Data only."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _ports(service: Document, promise: ServicePromise, facts: ClusterFacts) -> I
 
 
 def _promised_ports(promise: ServicePromise, facts: ClusterFacts) -> Mapping[str, int]:
-    """Returns the ports by name. Those of the gateway depend on its arguments; none: these are unknown."""
+    """Returns the ports by name. The gateway's ports depend on its arguments; without them they are unknown."""
     if promise.name != GATEWAY:
         return promise.ports
     gateway = facts.workload(GATEWAY)

@@ -38,7 +38,7 @@ def check_clock(facts: ClockFacts) -> Iterator[Finding]:
 
 
 def observe_clock(redis_offset: float | None) -> ClockFacts:
-    """Asks the kernel."""
+    """Reads the kernel's clock state."""
     if not sys.platform.startswith("linux"):
         return ClockFacts(None, redis_offset)
     try:

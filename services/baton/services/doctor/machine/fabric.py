@@ -1,4 +1,4 @@
-"""How KV can move between this machine's GPUs and to others: NVLink, RDMA, NCCL, NIXL."""
+"""The ways to move KV between this machine's GPUs and to others: NVLink, RDMA, NCCL, NIXL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DOWN = re.compile(r"Link \d+: <inactive>")
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """A port of an RDMA device, as the kernel tells it."""
+    """A port of an RDMA device, as the kernel reports it."""
 
     name: str  # device/port
     state: str  # ACTIVE, DOWN, ...
@@ -35,7 +35,7 @@ class FabricFacts:
     has_gpus: bool
     nvlinks_up: int
     nvlinks_down: int
-    nvlink_problem: str  # why nvidia-smi told nothing of them
+    nvlink_problem: str  # why nvidia-smi did not report them
     ports: tuple[RdmaPort, ...]
     nccl: str
     nixl: str
@@ -53,7 +53,7 @@ def check_fabric(facts: FabricFacts, targets: Targets) -> Iterator[Finding]:
 
 
 def observe_fabric(seconds: float, has_gpus: bool, root: Path = _INFINIBAND) -> FabricFacts:
-    """Looks at the kernel's files and the installed packages; asks nvidia-smi where there are GPUs."""
+    """Reads the kernel's files and the installed packages, and calls nvidia-smi if there are GPUs."""
     links = run(["nvidia-smi", "nvlink", "--status"], seconds) if has_gpus else None
     text = links.text if links is not None and links.code == 0 else ""
     return FabricFacts(

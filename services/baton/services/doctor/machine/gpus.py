@@ -26,7 +26,7 @@ _TORCH = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as nvidia-smi tells it. None: it does not tell."""
+    """One GPU as nvidia-smi reports it. None: not reported."""
 
     index: int
     name: str
@@ -51,7 +51,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """All of it. `problem` says why nvidia-smi told nothing, `torch_problem` why torch did not."""
+    """All GPUs. `problem` says why nvidia-smi failed, `torch_problem` why torch did."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
@@ -60,7 +60,7 @@ class GpuFacts:
 
 
 def check_gpus(facts: GpuFacts, targets: Targets) -> Iterator[Finding]:
-    """Without --executor cuda a machine without GPUs is as it should be."""
+    """Reports GPUs. Without --executor cuda, a machine without GPUs is not a problem."""
     wanted = targets.executor == "cuda"
     if not facts.gpus:
         yield _none(facts, wanted)
@@ -82,7 +82,7 @@ def observe_gpus(seconds: float, with_torch: bool) -> GpuFacts:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The lines of nvidia-smi's CSV; what is no such line is left out."""
+    """Parses the lines of nvidia-smi's CSV. Skips malformed ones."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return tuple(_parsed(row) for row in rows if len(row) == len(_COLUMNS) and row[0].isdecimal())
 

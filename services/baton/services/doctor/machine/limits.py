@@ -1,4 +1,4 @@
-"""What the kernel and the container let a process have: open files, locked and shared memory, memory at all."""
+"""Limits of the kernel and the container: open files, locked, shared and total memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_limits(facts: LimitFacts, targets: Targets) -> Iterator[Finding]:
 
 
 def observe_limits() -> LimitFacts:
-    """This process's, which are those of a service started in the same way."""
+    """Reads this process's limits, which a service started in the same way has too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LimitFacts(
         open_files=_finite(soft),

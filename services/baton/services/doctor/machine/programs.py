@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program said. code 0: it went well; else `problem` is why not, in a line."""
+    """A program's output. code 0: success; otherwise `problem` is the reason, in a line."""
 
     code: int
     text: str = ""

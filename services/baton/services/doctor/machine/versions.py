@@ -1,4 +1,4 @@
-"""What is installed: Python, Baton, and the packages that a service needs."""
+"""Installed versions: Python, Baton, and the packages that a service needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VersionFacts:
     python: tuple[int, int]
     baton: str  # empty: not installed as a distribution
     packages: Mapping[str, str | None]
-    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by service, where none is named
+    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by service, if no service is named
 
 
 def check_versions(facts: VersionFacts, targets: Targets) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def check_versions(facts: VersionFacts, targets: Targets) -> Iterator[Finding]:
 
 
 def _check_every_service(missing: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """A machine may run some services only, so that a service is a warning while another one can start."""
+    """Reports missing packages. A warning while another service can start, because a machine may run only some."""
     lacking = {service: names for service, names in missing.items() if names}
     if missing and len(lacking) == len(missing):
         yield failed(_TOPIC, "no service can start: its packages are not installed", extras.install_line(extras.ALL))
@@ -58,7 +58,7 @@ def _check_every_service(missing: Mapping[str, Sequence[str]]) -> Iterator[Findi
 
 
 def observe_versions(service: str) -> VersionFacts:
-    """Reads what is installed; imports nothing."""
+    """Reads the installed packages' metadata without importing them."""
     try:
         own, requirements = metadata.version(extras.DISTRIBUTION), metadata.requires(extras.DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

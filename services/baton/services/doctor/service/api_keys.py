@@ -24,7 +24,7 @@ class KeyFacts:
 
 
 def check_keys(facts: KeyFacts | None, targets: Targets) -> Iterator[Finding]:
-    """A gateway without keys serves whoever reaches it."""
+    """Warns of a gateway without keys, which serves anyone that can connect."""
     if facts is None:
         if targets.service == "gateway" and not targets.api_keys:
             yield ok(_TOPIC, "--api-keys is empty: whoever reaches the gateway may use it")

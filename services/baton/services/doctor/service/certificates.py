@@ -27,7 +27,7 @@ class CertificateFacts:
 
 
 def check_certificates(facts: tuple[CertificateFacts, ...], targets: Targets, now: float) -> Iterator[Finding]:
-    """Each set, and what it means that there is none."""
+    """Checks each set of files, and reports what a missing one means."""
     if not facts and targets.service:
         yield ok(_TOPIC, "none are given: plain text")
     for one in facts:
@@ -60,5 +60,5 @@ def _fix(prefix: str) -> str:
 
 
 def now() -> float:
-    """Unix seconds."""
+    """Returns Unix seconds."""
     return time.time()

@@ -33,7 +33,7 @@ class WatchFacts:
 
 
 def check_watches(facts: tuple[WatchFacts, ...]) -> Iterator[Finding]:
-    """Each address."""
+    """Checks each address."""
     for one in facts:
         if one.status == _FORBIDDEN:
             fix = (

@@ -12,14 +12,14 @@ from baton.services.doctor.targets import Address, Targets
 
 @dataclass(frozen=True, slots=True)
 class ListenFacts:
-    """One address. `problem` is why nothing can listen there; empty: something can."""
+    """One address. `problem` is why it cannot be listened on; empty: it can."""
 
     where: Address
     problem: str = ""
 
 
 def check_listens(facts: tuple[ListenFacts, ...]) -> Iterator[Finding]:
-    """A service that runs already holds its own ports: then this is no failure of its."""
+    """Reports whether addresses are free. If the service itself is running, its own ports are not a failure."""
     for one in facts:
         what = f"{one.where.flag} {one.where.address}"
         if not one.problem:

@@ -20,7 +20,7 @@ _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One folder."""
+    """Checks one folder."""
 
     folder: str
     exists: bool = False
@@ -42,7 +42,7 @@ class Room:
 
 
 def check_model(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Finding]:
-    """What a gateway needs is the tokenizer, what a worker needs are the weights."""
+    """Checks the files that a service needs: the tokenizer for a gateway, the weights for a worker."""
     if not targets.model:
         return
     if not facts.exists:
@@ -85,7 +85,7 @@ def observe_model(targets: Targets) -> ModelFacts:
 
 
 def why_broken(path: Path) -> str:
-    """Why a safetensors file cannot be whole; empty: its size is what its header says."""
+    """Returns why a safetensors file is incomplete; empty if its size matches its header."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -30,7 +30,7 @@ class PeerFacts:
 
 
 def check_peers(facts: tuple[PeerFacts, ...], targets: Targets) -> Iterator[Finding]:
-    """Services start in any order: one that is not there yet is waited for."""
+    """Reports unreachable services. A warning only, because services start in any order and wait for each other."""
     for one in facts:
         what = f"{one.where.flag} {one.where.address} ({one.where.service})"
         if one.answer == _SERVING:

@@ -1,4 +1,4 @@
-"""The Redis that a service is given: whether it answers, what it is, whether it keeps what it is told."""
+"""A service's Redis: whether it answers, its version and mode, and whether it keeps its data."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class RedisFacts:
     problem: str = ""
     version: str = ""
     role: str = ""  # master or slave
-    policy: str = ""  # of eviction; empty: not told
-    persists: bool | None = None  # None: not told
+    policy: str = ""  # of eviction; empty: unknown
+    persists: bool | None = None  # None: unknown
     last_save_failed: bool = False
     offset: float | None = None  # seconds that its clock is ahead
 
 
 def check_redis(facts: RedisFacts | None, targets: Targets) -> Iterator[Finding]:
-    """The data path does without Redis: what is lost meanwhile is said."""
+    """Reports the Redis server. A failure costs only what it would store, because requests are served without it."""
     if facts is None:
         if targets.service in ("gateway", "kvstore"):
             yield ok(_TOPIC, "--redis-url is empty: nothing outlives this process or its data folder")
@@ -102,7 +102,7 @@ async def _persists(client: Any, info: dict[str, Any]) -> bool | None:
     try:
         return bool((await client.config_get("save")).get("save"))
     except Exception:
-        return None  # managed ones let nobody ask
+        return None  # managed servers forbid this command
 
 
 def _unreachable(facts: RedisFacts) -> Finding:

@@ -28,16 +28,16 @@ class Counts:
 
     @property
     def phantom_rate(self) -> float:
-        """Of the believed blocks."""
+        """The share of phantoms among the believed blocks."""
         return self.num_phantom / self.num_believed if self.num_believed else 0.0
 
     @property
     def miss_rate(self) -> float:
-        """Of the held blocks."""
+        """The share of unknown blocks among the held ones."""
         return self.num_missed / self.num_held if self.num_held else 0.0
 
     def add(self, other: Counts) -> None:
-        """Counts of another run."""
+        """Adds the counts of another run."""
         self.num_decisions += other.num_decisions
         self.num_believed += other.num_believed
         self.num_held += other.num_held
@@ -84,7 +84,7 @@ class Checker:
         return bool(self._open)
 
     def check(self, kind: str, block_hashes: bytes, now: float) -> list[Phantom]:
-        """One decision's prompt against every worker that could get it. Returns the phantoms."""
+        """Checks one decision's prompt against every worker that could get it. Returns the phantoms."""
         phantoms: list[Phantom] = []
         counts = self.counts[kind]
         counts.num_decisions += 1
@@ -104,7 +104,7 @@ class Checker:
         return phantoms
 
     def confirm(self, phantoms: Iterable[Phantom], now: float) -> None:
-        """Phantoms of steady times, when what was on its way has arrived: none is believed any more."""
+        """Returns phantoms of steady times, once events in flight have arrived. There should be none."""
         alive = self._epochs()
         self.late += [f"{_words(one, now)}, in steady times" for one in phantoms if self._is_believed(one, alive)]
 

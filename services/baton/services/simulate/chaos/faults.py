@@ -1,4 +1,4 @@
-"""What the chaos breaks. Each fault returns its name, and how many seconds it lasts."""
+"""The faults. Each one returns its name, and how many seconds it lasts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _break_store(simulation: ChaosSimulation, draws: random.Random) -> tuple[str
 
 
 def _garble(simulation: ChaosSimulation, draws: random.Random) -> tuple[str, float]:
-    """Loses, repeats or swaps some of what passes one link."""
+    """Drops, repeats or reorders some messages of one link."""
     links = {"the router": simulation.router_link, **simulation.worker_links}
     name, how = draws.choice(sorted(links)), draws.choice(("drop", "repeat", "swap"))
     link, left = links[name], draws.randint(1, 3)

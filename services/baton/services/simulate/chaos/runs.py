@@ -1,4 +1,4 @@
-"""Runs of the chaos by seed: draws faults, and reports what they did."""
+"""Runs of chaos by seed: draws faults, and reports their effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _QUIET_SECONDS = 2.0
 
 
 def run_seeds(seeds: Sequence[int], seconds: float, num_processes: int) -> Iterator[ChaosReport]:
-    """Each seed's report, in order; several at a time."""
+    """Yields each seed's report, in order. Runs several at a time."""
     if num_processes <= 1 or len(seeds) == 1:
         yield from (run_chaos(seed, seconds) for seed in seeds)
         return
@@ -37,7 +37,7 @@ def run_seeds(seeds: Sequence[int], seconds: float, num_processes: int) -> Itera
 
 @silenced()
 def run_chaos(seed: int, seconds: float = 5.0, rate: float = 16.0) -> ChaosReport:
-    """One seed's traffic and faults. Equal seeds give equal reports."""
+    """Runs one seed's traffic and faults. Equal seeds give equal reports."""
     draws = random.Random(f"chaos {seed}")
     random.seed(seed)  # what the product's own backoffs draw from
     timeline = LoopTimeline()

@@ -1,4 +1,4 @@
-"""Faults by seed: a small fleet under the real index path, what was broken, and whether the index told the truth."""
+"""A small fleet under faults by seed: the real index path, and whether the index stayed true."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRUTH_SECONDS = 1.0  # after any fault, the index has to be right again
 _LOOK_SECONDS = 0.02  # between looks at a phantom
 _PROBED_PROMPTS = 10  # the last ones, after a fault
 _PROBES = (0.03, 0.1, 0.3)  # seconds after it
-_STEADY_PHANTOMS = 0.001  # of the believed blocks: what is evicted is told a moment later
+_STEADY_PHANTOMS = 0.001  # of the believed blocks: an eviction is reported a moment later
 _MIN_BELIEVED = 1_000_000  # for such a rate: one eviction that was on its way can make tens of phantoms
 
 # A slow device: few steps, and each long enough for something to happen in it.
@@ -45,7 +45,7 @@ CLUSTER = ClusterSettings(
 
 @dataclass(slots=True)
 class ChaosReport:
-    """What one seed brought."""
+    """The result of one seed."""
 
     seed: int
     faults: list[str]
@@ -59,7 +59,7 @@ class ChaosReport:
 
 @dataclass(slots=True)
 class ChaosTotals:
-    """All seeds together."""
+    """The results of all seeds."""
 
     num_seeds: int = 0
     num_bad: int = 0
@@ -70,7 +70,7 @@ class ChaosTotals:
     truth_seconds: list[float] = field(default_factory=list)
 
     def add(self, report: ChaosReport) -> None:
-        """One more seed."""
+        """Adds one seed."""
         self.num_seeds += 1
         self.num_bad += bool(report.problems)
         self.num_faults += len(report.faults)
@@ -82,7 +82,7 @@ class ChaosTotals:
 
     @property
     def problem(self) -> str:
-        """What was wrong with all of them together. Empty: nothing, or they are too few to say."""
+        """Returns what all results together show to be wrong; empty if nothing, or if there are too few."""
         steady = self.counts[STEADY]
         if steady.num_believed < _MIN_BELIEVED or steady.phantom_rate <= _STEADY_PHANTOMS:
             return ""
@@ -90,7 +90,7 @@ class ChaosTotals:
 
 
 class _EngineLoop:
-    """What a publisher needs of an EngineClient: frames to the engine's loop, and back."""
+    """The part of an EngineClient that a publisher uses: frames to the engine's loop, and back."""
 
     def __init__(self, simulation: ChaosSimulation, worker: SimWorker) -> None:
         self.ready = asyncio.Event()
@@ -101,11 +101,11 @@ class _EngineLoop:
         worker.publish(self._from_engine)
 
     def on(self, kind: int, handler: Callable[[int, bytes], None]) -> None:
-        """Who is told of frames from the engine."""
+        """Sets the receiver of frames from the engine."""
         self._handlers[kind] = handler
 
     def send(self, kind: int, channel: int = 0, payload: bytes = b"") -> None:
-        """A frame to the engine."""
+        """Sends a frame to the engine."""
         self._worker.publish_frame(Kind(kind), channel)
 
     def _from_engine(self, kind: int, channel: int, payload: bytes) -> None:
@@ -124,7 +124,7 @@ class _ChaosRouter(SimRouter):
         self._simulation = simulation
 
     def add(self, worker: SimWorker, now: float) -> None:
-        """The index is told by the kvstore."""
+        """Does nothing: the kvstore updates the index."""
         self._workers.append(worker)
         self.fleet.add(worker.address)
         self._look_at(worker, now)
@@ -166,19 +166,19 @@ class ChaosSimulation(Simulation):
         self._follower = timeline.spawn(client.run())
 
     def standing(self, now: float) -> str:
-        """How things stand for the index."""
+        """Returns the state of the index: steady, disturbed or blind."""
         if now < self._right_from:
             return BLIND
         return DISTURBED if now < self._disturbed_until else STEADY
 
     def disturb(self, name: str) -> None:
-        """A fault begins or ends: the index may be wrong for a second."""
+        """Marks the begin or end of a fault: the index may be wrong for a second."""
         now = self.timeline.clock.now
         if now >= self._right_from:
             self._mark(name, now)
 
     def blind(self, name: str, seconds: float) -> None:
-        """Events cannot reach the router meanwhile; it places by what it knew."""
+        """Marks a time in which events cannot reach the router, which places by what it knew before."""
         now = self.timeline.clock.now
         self._right_from = max(self._right_from, now + seconds)
         for mark in self.checker.marks:
@@ -187,7 +187,7 @@ class ChaosSimulation(Simulation):
         self._mark(name, self._right_from)
 
     def check(self, block_hashes: bytes, now: float) -> None:
-        """A decision is about to be made."""
+        """Checks the index before a decision."""
         self._prompts.append(block_hashes)
         standing = self.standing(now)
         phantoms = self.checker.check(standing, block_hashes, now)
@@ -196,7 +196,7 @@ class ChaosSimulation(Simulation):
         self._follow()
 
     def _confirm(self, phantoms: Sequence[Phantom]) -> None:
-        """Unless something broke meanwhile, they were events on their way."""
+        """Counts phantoms that were events in flight, unless a fault began meanwhile."""
         now = self.timeline.clock.now
         if self.standing(now) == STEADY:
             self.router.look(now)
@@ -228,7 +228,7 @@ class ChaosSimulation(Simulation):
         self._follow()
 
     def start_worker(self, worker_id: str, role: str) -> SimWorker:
-        """A worker, and its publisher."""
+        """Adds a worker and its publisher."""
         worker = super().start_worker(worker_id, role)
         link = self.worker_links[worker_id]
         publisher = Publisher(_as_engine(_EngineLoop(self, worker)), ["kvstore"], dial=lambda _: self._dial(link))  # type: ignore[arg-type,return-value]
@@ -236,18 +236,18 @@ class ChaosSimulation(Simulation):
         return worker
 
     def kill_worker(self, worker: SimWorker) -> None:
-        """With its publisher."""
+        """Kills a worker and its publisher."""
         self._publishers.pop(worker.worker_id).cancel()
         self.worker_links[worker.worker_id].cut()
         super().kill_worker(worker)
 
     @property
     def ends(self) -> float:
-        """When the last disturbance does, as far as is known."""
+        """Returns when the last disturbance ends, as far as is known."""
         return self._ends
 
     def disagreements(self) -> list[str]:
-        """Workers whose entries are not their blocks, after everything has settled."""
+        """Returns the workers whose entries differ from their blocks after everything has settled."""
         problems = []
         for name, worker in self.workers.items():
             known, held = self.router.index.num_blocks(name), len(worker.engine.cached_hashes()) // 16

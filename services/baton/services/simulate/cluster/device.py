@@ -30,7 +30,7 @@ class DeviceModel:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """How long the plan takes."""
+        """Returns how long the plan takes."""
         num_decodes = plan.num_decodes
         num_context = int(plan.num_computed_tokens[:num_decodes].sum())
         if num_decodes == len(plan.rows):
@@ -43,14 +43,14 @@ class DeviceModel:
         return self.decode_seconds(num_decodes, num_context) + self.prefill_seconds(num_prefill, num_pairs)
 
     def decode_seconds(self, num_decodes: int, num_context: int) -> float:
-        """A step that only decodes."""
+        """Returns the seconds of a step that only decodes."""
         return self.base + self.per_decode_request * num_decodes + self.per_context_token * num_context
 
     def prefill_seconds(self, num_tokens: int, num_pairs: int) -> float:
-        """What prompt tokens add to a step."""
+        """Returns the seconds that prompt tokens add to a step."""
         return self.per_prefill_token * num_tokens + self.per_prefill_pair * num_pairs
 
     def prompt_seconds(self, num_tokens: int, num_cached: int = 0) -> float:
-        """Computing a prompt's uncached tokens, alone and in one step."""
+        """Returns the seconds to compute a prompt's uncached tokens, alone and in one step."""
         computed = num_tokens - num_cached
         return self.base + self.prefill_seconds(computed, computed * (num_tokens + num_cached) // 2)

@@ -1,7 +1,7 @@
-"""The shipped engine, which can also take many equal decode steps at once.
+"""The real engine, which can also take many equal decode steps at once.
 
-A coast is a run of steps in which every running request decodes one token, nobody is admitted, preempted or finished,
-and so the scheduler has nothing to decide. Blocks are allocated and stored in the order in which single steps would.
+A coast is a run of steps in which every running request decodes one token and none is admitted, preempted or finished,
+so that the scheduler has nothing to decide. Blocks are allocated and stored in the same order as in single steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Coast:
     def __init__(self, rows: Int32, states: list[RequestState], computed: list[int], times: list[float]) -> None:
         self.rows = rows
         self.states = states
-        self.computed = computed  # each one's tokens before the first step: the batch hears of them when all is over
+        self.computed = computed  # each request's tokens before the first step; the batch is updated at the end
         self.num_decodes = len(rows)
         self.times = times
         self.done = 0  # steps taken
@@ -49,25 +49,24 @@ class Coast:
 
     @property
     def num_steps(self) -> int:
-        """All of them."""
         return len(self.times) - 1
 
     @property
     def now(self) -> float:
-        """When the steps taken so far have ended."""
+        """Returns when the steps taken so far end."""
         return self.times[self.done]
 
     @property
     def end(self) -> float:
-        """When the last step ends."""
+        """Returns when the last step ends."""
         return self.times[-1]
 
     def boundary(self, time: float) -> float:
-        """The first end of a step that is not before `time`; the last one's, where all are."""
+        """Returns the first end of a step at or after `time`, or the last end."""
         return self.times[min(bisect_left(self.times, time), len(self.times) - 1)]
 
     def boundary_after(self, time: float, seconds: float) -> float | None:
-        """The first end of a step that is at least so many seconds after `time`. None: there is none."""
+        """Returns the first end of a step at least `seconds` after `time`, or None."""
         times = self.times
         index = bisect_left(times, time + seconds)
         while index < len(times) and times[index] - time < seconds:
@@ -93,10 +92,11 @@ class VirtualEngine(Engine):
         self._on_events = on_events  # called with what a coast's step did to the cache, and when
         self._known_hashes: dict[str, list[BlockHash]] = {}  # by request id, until it is submitted
         self._coast: Coast | None = None
-        self._is_settled = False  # the last call tried to admit, and the step admitted, preempted and finished nobody
+        # The last call tried to admit, and its step admitted, preempted and finished no request.
+        self._is_settled = False
 
     def know_hashes(self, request_id: str, block_hashes: list[BlockHash]) -> None:
-        """The hashes of a prompt's full blocks, made before: `submit` would find the same."""
+        """Takes the hashes of a prompt's full blocks, computed before: `submit` would compute the same."""
         self._known_hashes[request_id] = block_hashes
 
     def _new_state(self, request: Request) -> RequestState:
@@ -106,7 +106,7 @@ class VirtualEngine(Engine):
         return state
 
     def step(self, wait: bool = True) -> StepOutputs:
-        """One step, by the shipped engine."""
+        """Takes one step in the real engine."""
         num_preemptions, was_scheduled = self._counters.num_preemptions, bool(self._in_flight)
         outputs = super().step(wait)
         self._is_settled = (
@@ -126,9 +126,9 @@ class VirtualEngine(Engine):
         return load._replace(num_context_tokens=load.num_context_tokens + coast.done * coast.num_decodes)
 
     def plan_coast(self, now: float, changes: bool = True) -> Coast | None:
-        """The steps from now on that need no decision, unless something reaches the engine. None: not even the next.
+        """Returns the coming steps that need no decision unless a message arrives, or None if the next one does.
 
-        Without `changes` also none that starts a block or fills one.
+        Without `changes`, also stops before a step that starts or fills a block.
         """
         scheduler = self._scheduler
         batch, pool = scheduler.batch, scheduler.pool
@@ -153,7 +153,7 @@ class VirtualEngine(Engine):
         return coast
 
     def _fitting(self, num_steps: int, spare: Int32) -> int:
-        """As many steps as there are blocks for, or half as many, or a quarter..."""
+        """Returns as many steps as there are blocks for, or half as many, or a quarter..."""
         pool = self._scheduler.pool
         while num_steps > 0 and self._num_blocks_for(spare, num_steps) > pool.num_free:
             num_steps //= 2
@@ -166,7 +166,7 @@ class VirtualEngine(Engine):
             self._take(coast, target - coast.done)
 
     def next_change(self, coast: Coast) -> float:
-        """When the first step starts that is not taken and starts a block or fills one."""
+        """Returns when the first step starts that is not taken because it starts or fills a block."""
         if coast.moves is None:
             coast.moves = self._first_moves(coast)
         return coast.times[min(coast.moves[0][0], len(coast.times) - 1)]
@@ -186,7 +186,7 @@ class VirtualEngine(Engine):
         return int((np.maximum(num_steps - spare + self._block_size - 1, 0) // self._block_size).sum())
 
     def _times(self, count: int, now: float, num_steps: int, num_context: int) -> list[float]:
-        """When each step of so many requests starts, and the last one ends."""
+        """Returns when each step starts, and when the last one ends."""
         device = self._device
         # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
         fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
@@ -213,7 +213,7 @@ class VirtualEngine(Engine):
         self._last_collect = coast.now
 
     def _first_moves(self, coast: Coast) -> list[_Move]:
-        """Each row's next new block and next full one, before the coast's first step."""
+        """Returns each row's next new block and next full one, before the coast's first step."""
         size, capacities = self._block_size, self._scheduler.batch.capacity[coast.rows].tolist()
         moves: list[_Move] = []
         for index, (state, computed) in enumerate(zip(coast.states, coast.computed, strict=True)):
@@ -252,7 +252,7 @@ class VirtualEngine(Engine):
         self._tell_events(coast.times[sum(before)])
 
     def _give_tokens(self, state: RequestState, num_computed: int) -> None:
-        """A decoding request knows one token more than are computed."""
+        """Counts the token that a decoding request knows beyond the computed ones."""
         request = state.request
         missing = num_computed + 1 - len(request.token_ids)
         if missing > 0:

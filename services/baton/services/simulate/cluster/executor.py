@@ -1,4 +1,4 @@
-"""An Executor that computes nothing: it takes the device model's time, and samples the token each request came with."""
+"""An Executor that computes nothing: takes the device model's time and samples the token that came with each request."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class VirtualExecutor:
 
     @property
     def ends(self) -> float:
-        """When the launched step is over."""
+        """Returns when the launched step ends."""
         return self._launched[0].ends
 
     def launch(self, plan: StepPlan) -> None:
-        """Notes who is new, and how long the step will take."""
+        """Notes new rows, and how long the step takes."""
         for init in plan.admitted:
             self._tokens[init.row] = init.sampling.seed
         starts = self._clock.now
@@ -86,7 +86,7 @@ class VirtualExecutor:
         return StepResult(plan.step, self._tokens[sampled], counts, seconds=step.ends - step.starts)
 
     def tell_layers(self, until: float) -> None:
-        """Tells the layer hook of the layers that are written by then, in their time."""
+        """Calls the layer hook for the layers written by `time`, at their times."""
         step, hook, clock = self._launched[0], self._layer_hook, self._clock
         if hook is None or step.plan.num_decodes == len(step.plan.rows):
             return
@@ -102,7 +102,7 @@ class VirtualExecutor:
         clock.now = now
 
     def next_layer(self) -> float | None:
-        """When the next layer of the launched step is written, where someone wants to know."""
+        """Returns when the next layer of the launched step is written, if there is a layer hook."""
         step = self._launched[0]
         if self._layer_hook is None or step.num_told == _NUM_LAYERS or step.plan.num_decodes == len(step.plan.rows):
             return None
@@ -113,21 +113,21 @@ class VirtualExecutor:
         return self._clock.now >= self._launched[0].ends
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """The simulated loop knows when a step ends."""
+        """Does nothing: the simulated loop computes when a step ends."""
 
     def watch_layers(self, hook: LayerHook | None) -> None:
         self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
-        """There are no bytes: transfers are timed, not made."""
+        """Returns no bytes: transfers are timed, not made."""
         raise NotImplementedError("the virtual executor holds no KV")
 
     def write_blocks(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """As read_blocks."""
+        """Does nothing, like read_blocks."""
         raise NotImplementedError("the virtual executor holds no KV")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Does nothing."""
         self._launched.clear()

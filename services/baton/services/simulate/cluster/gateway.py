@@ -56,14 +56,14 @@ class SimGateway:
         self._num_submitted = 0
 
     def arrive(self, arrival: Arrival) -> None:
-        """A client's request, now."""
+        """Takes a client's request."""
         record = Record(self._timeline.clock.now, arrival.prompt.num_tokens)
         self.records.append(record)
         self.num_open += 1
         self._place(_Call(arrival, record, f"r{len(self.records)}"))
 
     def on_outputs(self, worker: SimWorker, outputs: StepOutputs) -> None:
-        """A worker's step ended at the worker's own time."""
+        """Takes the outputs of a worker's step, at the worker's time."""
         time = worker.clock.now
         # A step that only decodes brings one token of each, unless a prefill worker's first token is among them.
         if outputs.num_prefill_tokens or len(outputs.requests) != outputs.num_decodes:
@@ -77,13 +77,13 @@ class SimGateway:
                 self._timeline.at(time, partial(self._failed, call, worker, failure.error))
 
     def on_refused(self, worker: SimWorker, request: Request, error: ServiceError) -> None:
-        """A worker did not take a request."""
+        """Takes a worker's refusal of a request."""
         call = self._calls.get(request.request_id)
         if call is not None:
             self._failed(call, worker, error)
 
     def lose(self, worker: SimWorker) -> None:
-        """A worker's streams ended: what ran there goes on elsewhere."""
+        """Takes the end of a worker's streams: its requests continue elsewhere."""
         for call in list(self._calls.values()):
             if call.record.worker_id == worker.worker_id:
                 self._failed(call, worker, None)
@@ -170,7 +170,7 @@ class SimGateway:
         self._report(call, record.num_cached_tokens, record.num_output_tokens, failed=False)
 
     def _failed(self, call: _Call, worker: SimWorker, error: ServiceError | None) -> None:
-        """A worker gave a request up; `error` None: the worker is gone. It is placed anew, without that worker."""
+        """Takes a request that a worker gave up (`error` None: it died). Places it again, without that worker."""
         request = call.request
         assert request is not None, "only what was submitted can fail"
         if self._calls.pop(request.request_id, None) is None:

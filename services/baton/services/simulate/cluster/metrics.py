@@ -1,4 +1,4 @@
-"""What became of every request, and the figures that follow from it. Pure."""
+"""The outcome of every request, and the figures computed from them. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Record:
 
     @property
     def tpot(self) -> float:
-        """Mean seconds between its tokens. 0: there were not two."""
+        """Mean seconds between tokens; 0 for fewer than two."""
         count = self.num_output_tokens - 1
         return (self.finished - self.first_token) / count if count > 0 else 0.0
 
@@ -87,7 +87,7 @@ class Summary:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the figures for JSON."""
         return asdict(self)
 
 
@@ -103,7 +103,7 @@ def summarize(
     load: float,
     seed: int,
 ) -> Summary:
-    """The figures of the requests that arrived in [start, end)."""
+    """Computes the figures of the requests that arrived in [start, end)."""
     counted = [record for record in records if start <= record.arrived < end]
     done = [record for record in counted if record.finished >= 0 and not record.error]
     seconds = end - start

@@ -1,4 +1,4 @@
-"""What passes between simulated workers: the streams of hand-overs, and KV at the speed of their ports."""
+"""The network between simulated workers: streams of hand-overs, and KV at the speed of their ports."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from baton.worker.transfer.base import (
 
 
 class Node(Protocol):
-    """A worker, as the network knows it."""
+    """A worker as the network sees it."""
 
     address: str
     alive: bool
 
     def frame(self, kind: int, channel: int, payload: bytes) -> None:
-        """A frame arrived now."""
+        """Takes a frame that arrived now."""
 
     def wake(self) -> None:
-        """The transport has something to tell."""
+        """Called when the transport has events."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,22 +59,22 @@ class Network:
         self._cut_pairs: set[frozenset[str]] = set()
 
     def join(self, node: Node) -> None:
-        """A worker can be dialled from now on."""
+        """Makes a worker reachable."""
         self._nodes[node.address] = node
 
     def send(self, node: Node, now: float, kind: int, channel: int, payload: bytes) -> None:
-        """What a worker's hand-over sends at its own time."""
+        """Sends a frame of a worker's hand-over at its own time."""
         self.timeline.at(now + self._delay, lambda: self._deliver(node, kind, channel, payload))
 
     def leave(self, node: Node) -> None:
-        """A worker died: its streams end, and the other ends see it."""
+        """Ends a dead worker's streams at both ends."""
         self._nodes.pop(node.address, None)
         self.transports.pop(node.address, None)
         for stream in {id(s): s for s in self._streams.values() if node in (s.decode, s.prefill)}.values():
             self._cut(stream)
 
     def partition(self, one: str, other: str, healed: bool = False) -> None:
-        """Two workers cannot reach each other; or can again."""
+        """Cuts or restores the connection between two workers."""
         pair = frozenset((one, other))
         if healed:
             self._cut_pairs.discard(pair)
@@ -142,7 +142,7 @@ class NetworkLink:
         self._network.send(self._node, self._network.timeline.clock.now, kind, channel, payload)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: frames do not wait."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class _Arriving:
     num_expected: int  # blocks, each layer counted
     num_pushed: int = 0
     num_pieces: int = 0
-    ends: list[tuple[float, int]] = field(default_factory=list)  # when so many bytes have landed
+    ends: list[tuple[float, int]] = field(default_factory=list)  # when this many bytes have landed
 
 
 @dataclass(slots=True)
@@ -193,46 +193,46 @@ class VirtualTransport:
 
     @property
     def addresses(self) -> list[kv_pb2.TransportAddress]:
-        """The worker's own."""
+        """Returns the worker's own address."""
         return [kv_pb2.TransportAddress(kind=kv_pb2.TRANSPORT_KIND_TCP, address=self._node.address)]
 
     def poll(self) -> list[TransportEvent]:
-        """What happened since the last call."""
+        """Returns the events since the last call."""
         if not self._events:
             return self._events
         events, self._events = self._events, []
         return events
 
     def totals(self) -> TransportTotals:
-        """What was received so far."""
+        """Returns the totals received."""
         self._count_landed()
         return self._received
 
     def totals_by_kind(self) -> dict[str, TransportTotals]:
-        """There is one kind."""
+        """Returns the totals of the only kind."""
         return {"tcp": self.totals()}
 
     def close(self) -> None:
-        """Idempotent."""
+        """Does nothing."""
         self._inbound.clear()
         self._pushes.clear()
 
     def open(self, inbound: Inbound) -> None:
-        """Pieces may come."""
+        """Expects pieces."""
         self._inbound[inbound.transfer_id] = _Arriving(inbound, len(inbound.block_ids) * self._num_layers)
 
     def num_landed_bytes(self, transfer_id: int) -> int:
-        """What has arrived by now."""
+        """Returns the pieces that have arrived."""
         arriving = self._inbound.get(transfer_id)
         return sum(count for ends, count in arriving.ends if ends <= self._clock.now) if arriving is not None else 0
 
     def fence_inbound(self, transfer_id: int) -> None:
-        """Nothing is written any more, at once."""
+        """Stops writing at once."""
         self._inbound.pop(transfer_id, None)
         self._post(InboundFenced(transfer_id))
 
     def cut_inbound(self, transfer_id: int) -> None:
-        """As fence_inbound."""
+        """Does the same as fence_inbound."""
         self.fence_inbound(transfer_id)
 
     def connect(self, outbound: Outbound) -> None:
@@ -260,23 +260,23 @@ class VirtualTransport:
         receiver._expect(push.outbound, count, num_bytes, seconds, ends)
 
     def finish(self, push_id: int) -> None:
-        """Pushed follows when the last piece is sent."""
+        """Ends a push: Pushed follows when the last piece is sent."""
         push = self._pushes.get(push_id)
         if push is not None:
             pushed = Pushed(push_id, push.num_pieces, push.num_bytes)
             self._network.timeline.at(push.ends, lambda: self._sent(pushed))
 
     def fence_outbound(self, push_id: int) -> None:
-        """Nothing is sent any more, at once."""
+        """Stops sending at once."""
         self._pushes.pop(push_id, None)
         self._post(PushFenced(push_id))
 
     def cut_outbound(self, push_id: int) -> None:
-        """As fence_outbound."""
+        """Does the same as fence_outbound."""
         self.fence_outbound(push_id)
 
     def forget(self, push_id: int) -> None:
-        """Idempotent."""
+        """Does nothing."""
         self._pushes.pop(push_id, None)
 
     def _sent(self, pushed: Pushed) -> None:
@@ -284,7 +284,7 @@ class VirtualTransport:
             self._post(pushed)
 
     def _expect(self, outbound: Outbound, count: int, num_bytes: int, seconds: float, ends: float) -> None:
-        """A piece will have landed at `ends`."""
+        """Takes a piece that will have landed at `ends`."""
         arriving = self._inbound.get(outbound.transfer_id)
         if arriving is None or arriving.inbound.generation != outbound.generation:
             return
@@ -330,7 +330,7 @@ class VirtualHeartbeat:
         self._closed = False
 
     def alive(self, now: float) -> None:
-        """A simulated engine never hangs by itself."""
+        """Does nothing: a simulated engine never hangs by itself."""
 
     def set(self, beats: Mapping[object, Callable[[], None]], interval: float) -> None:
         """Who is told from now on, and how often."""
@@ -340,7 +340,7 @@ class VirtualHeartbeat:
             self._timeline.after(interval, self._beat)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Does nothing."""
         self._closed = True
 
     def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""What the simulation asks of a placement policy, and Baton's own: the shipped placer."""
+"""The interface of a placement policy in the simulation, and the real placer behind it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from baton.v1 import router_pb2
 
 
 class Policy(Protocol):
-    """Where requests go. The fleet and the index that it reads are kept up to date for it."""
+    """A placement policy. The fleet and the index that it reads are kept up to date for it."""
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
-        """The workers for a request. Raises a ServiceError where it is refused."""
+        """Returns the workers for a request. Raises a ServiceError to refuse it."""
 
     def first_token(self, placement_id: int) -> None:
-        """The request's first token came."""
+        """Called at a request's first token."""
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> None:
-        """The request ended."""
+        """Called at a request's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterParts:
-    """What a policy is built around."""
+    """The parts that a policy is made from."""
 
     fleet: Fleet
     index: PrefixIndex
@@ -60,7 +60,7 @@ class BatonPolicy:
         return self.placer.place(request)
 
     def first_token(self, placement_id: int) -> None:
-        """The shipped router is not told."""
+        """Does nothing: the real router is not notified of first tokens."""
 
     def report(self, outcome: router_pb2.PlacementOutcome) -> None:
         self.placer.report(outcome)

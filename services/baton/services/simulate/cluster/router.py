@@ -25,7 +25,7 @@ class SimRouter:
         self.policy: Policy = factory(RouterParts(self.fleet, self.index, self.clock, seed, max_queue_depth))
 
     def add(self, worker: SimWorker, now: float) -> None:
-        """A worker can be placed on from now on; its cache is empty."""
+        """Adds a worker with an empty cache."""
         self._workers.append(worker)
         self.fleet.add(worker.address)
         self._sequences[worker.worker_id] = 0
@@ -43,13 +43,13 @@ class SimRouter:
         self._apply([first] if first is not None else [])
 
     def place(self, request: router_pb2.PlaceRequest, now: float) -> router_pb2.PlaceResponse:
-        """The policy's answer, with all that is known by now. Raises a ServiceError where it refuses."""
+        """Returns the policy's answer with all events delivered by now. Raises a ServiceError if it refuses."""
         self.look(now)
         self.clock.now = now
         return self.policy.place(request)
 
     def look(self, now: float) -> None:
-        """Hears what has arrived by now."""
+        """Takes all states that have arrived."""
         batches = []
         for worker in self._workers:
             if worker.observable_at <= now and worker.alive:
@@ -59,12 +59,12 @@ class SimRouter:
         self._apply(batches)
 
     def lose(self, worker: SimWorker, problem: str) -> None:
-        """A worker's stream of states ended."""
+        """Takes the end of a worker's stream of states."""
         self._workers.remove(worker)
         self.fleet.lose(worker.address, problem)
 
     def _look_at(self, worker: SimWorker, now: float) -> kv_pb2.KvEventBatch | None:
-        """Hears the worker's states. Returns what it told of its cache, for the index. None: nothing."""
+        """Takes a worker's states. Returns the cache events among them, or None."""
         worker.observe(now)
         for arrived, state in worker.take_reports(now):
             self.clock.now = arrived

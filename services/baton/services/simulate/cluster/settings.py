@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of."""
+"""The parts of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClusterSettings:
     max_queue_depth: int = 256  # the router's
     max_attempts: int = 3  # placements of one request until it fails
     coast: bool = True  # take decode steps that need no decision at once
-    exact: bool = False  # look at every worker for every placement, and make every report, be it replaced unread
+    exact: bool = False  # observe all workers for every placement, and make reports that are replaced unread, too
 
     def validate(self) -> None:
         """Raises InvalidRequest for a cluster that cannot be."""

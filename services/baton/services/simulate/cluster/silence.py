@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Baton's own loggers say only what is critical meanwhile."""
+    """Limits Baton's own loggers to critical messages."""
     logger = logging.getLogger("baton")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

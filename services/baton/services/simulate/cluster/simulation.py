@@ -21,7 +21,7 @@ from baton.services.simulate.virtual.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run brought."""
+    """The result of a run."""
 
     records: Sequence[Record]
     simulated_seconds: float
@@ -32,7 +32,7 @@ class Run:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A run makes next to no cycles: what looks for them finds nothing, again and again."""
+    """Disables garbage collection: a run makes hardly any cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -72,7 +72,7 @@ class Simulation:
         return SimRouter(factory, seed, self.settings.max_queue_depth)
 
     def start_worker(self, worker_id: str, role: str) -> SimWorker:
-        """A fresh worker joins, now."""
+        """Adds a new worker."""
         self._num_epochs += 1000
         worker = SimWorker(
             worker_id,
@@ -88,14 +88,14 @@ class Simulation:
         return worker
 
     def kill_worker(self, worker: SimWorker) -> None:
-        """As kill -9: its streams end, now."""
+        """Kills a worker without a shutdown: its streams end at once."""
         worker.kill()
         self.network.leave(worker)
         self.router.lose(worker, "its stream ended")
         self.gateway.lose(worker)
 
     def run(self, arrivals: Iterable[Arrival], drain_seconds: float) -> Run:
-        """Goes on until every request has ended, or so long after the last arrival."""
+        """Runs until every request has ended, or until a time after the last arrival."""
         began = time.perf_counter()
         self._is_coming = True
         self._expect(iter(arrivals))

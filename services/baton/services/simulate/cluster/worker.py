@@ -33,9 +33,12 @@ _MAX_REPORT_SECONDS = 1.0
 
 
 class SimWorker(EngineListener):
-    """Engine, hand-over and inbox. `on_outputs` hears of each step's outputs at the time they leave the worker.
+    """An engine, its hand-over and its inbox.
 
-    While nothing needs a decision the worker stands still, and takes its steps when someone looks (`observe`).
+    Calls `on_outputs` with each step's outputs at the time they leave the worker.
+
+
+    While nothing needs a decision the worker takes no steps, and catches up when it is observed (`observe`).
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class SimWorker(EngineListener):
         self._on_refused = on_refused
         self._inbox: deque[Callable[[], None]] = deque()
         self._turn_at: float | None = None
-        self._layers_at: float | None = None  # when the layer hook is told next
+        self._layers_at: float | None = None  # time of the next call of the layer hook
         self._coast: Coast | None = None
         self._executor = VirtualExecutor(
             settings.device,
@@ -90,7 +93,7 @@ class SimWorker(EngineListener):
 
     @property
     def endpoint(self) -> types_pb2.Endpoint:
-        """How the contract names it."""
+        """Returns its endpoint."""
         return types_pb2.Endpoint(worker_id=self.worker_id, epoch=self.engine.epoch, address=self.address)
 
     # What reaches the worker.
@@ -98,38 +101,38 @@ class SimWorker(EngineListener):
     def submit(
         self, request: Request, prefill: types_pb2.Endpoint | None, block_hashes: list[BlockHash] | None = None
     ) -> None:
-        """A generation arrives now; with the prompt's hashes, where they are known."""
+        """Takes a generation now, with the prompt's hashes if they are known."""
         if block_hashes is not None:
             self.engine.know_hashes(request.request_id, block_hashes)
         self._receive(lambda: self._submit(request, prefill))
 
     def abort(self, request_id: str) -> None:
-        """A generation is no longer wanted."""
+        """Aborts a generation."""
         self._receive(lambda: self.engine.abort(request_id))
 
     def reset_prefix_cache(self) -> None:
-        """An operator empties the cache."""
+        """Empties the cache for an operator."""
         self._receive(self._reset)
 
     def frame(self, kind: int, channel: int, payload: bytes) -> None:
-        """A frame of a hand-over's stream arrives now."""
+        """Takes a frame of a hand-over's stream."""
         self._receive(lambda: self.handover.handlers[kind](channel, payload))
 
     def publish(self, send: Callable[[int, int, bytes], None]) -> None:
-        """From now on cache events are numbered and sent as the engine process does."""
+        """Starts to number and send cache events, as the engine process does."""
         self.event_log = EventLog(self.engine, self.worker_id, send, self.clock)
 
     def publish_frame(self, kind: int, channel: int) -> None:
-        """The publisher opened or closed a stream, or wants a snapshot."""
+        """Takes an opened or closed stream of the publisher, or its request for a snapshot."""
         self._receive(lambda: self._on_publish_frame(kind, channel))
 
     def wake(self) -> None:
-        """The transport has something to tell."""
+        """Takes the transport's events."""
         if self.alive:
             self._interrupt()
 
     def kill(self) -> None:
-        """As kill -9: it does nothing any more."""
+        """Kills the worker without a shutdown."""
         if self._coast is not None:
             self.observe(self._timeline.clock.now)
             self.engine.end_coast(self._coast)
@@ -150,27 +153,27 @@ class SimWorker(EngineListener):
             while (due := self._next_report(coast, now)) is not None:
                 self._take_steps(coast, due)
                 self._report(due)
-            # What nobody can have heard of yet is taken with the next report.
+            # Events that no router can have received are sent with the next report.
             if self._settings.exact or self.engine.next_change(coast) + self._settings.delays.removals <= now:
                 self._take_steps(coast, now)
         self._set_observable()
 
     def take_reports(self, now: float) -> list[tuple[float, worker_pb2.WorkerState]]:
-        """The states that have reached the router by now, with their times."""
+        """Returns the states that have reached the router by now, with their times."""
         arrived = []
         while self._reports and self._reports[0][0] <= now:
             arrived.append(self._reports.popleft())
         return arrived
 
     def take_events(self, now: float) -> list[CacheEvent]:
-        """What the router has learnt by now of the cache."""
+        """Returns the cache events that have reached the router by now."""
         arrived: list[CacheEvent] = []
         while self._events and self._events[0][0] <= now:
             arrived += self._events.popleft()[1]
         return arrived
 
     def state(self) -> worker_pb2.WorkerState:
-        """As of the worker's own time."""
+        """Returns the state at the worker's own time."""
         state = worker_pb2.WorkerState()
         state.CopyFrom(self._identity)
         state.epoch = self.engine.epoch
@@ -187,7 +190,7 @@ class SimWorker(EngineListener):
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Sees to a turn as soon as the loop reads its inbox: now, or when the step that it waits for is over."""
+        """Schedules a turn for when the loop reads its inbox: now, or after the running step."""
         now = self._timeline.clock.now
         coast = self._coast
         free_at = coast.boundary(now) if coast is not None else max(now, self.clock.now)
@@ -238,7 +241,7 @@ class SimWorker(EngineListener):
             return
         # While KV moves, messages are read beside the steps.
         coasts = self._settings.coast and not self.handover.num_open
-        # Who publishes tells of every change as it happens.
+        # A publisher sends every change as it happens.
         coast = self.engine.plan_coast(now, changes=self.event_log is None) if coasts else None
         self._coast = coast
         if coast is None:
@@ -247,7 +250,7 @@ class SimWorker(EngineListener):
             self._schedule(coast.end if limit is None else min(coast.end, coast.boundary(limit)))
 
     def _follow_step(self) -> None:
-        """While KV moves, messages are read beside the running step, and layers are told as they are written."""
+        """While KV moves, reads messages beside the running step, and reports layers as they are written."""
         due = ends = self._executor.ends
         if (limit := self.handover.deadline) is not None:
             due = min(due, max(limit, self.clock.now))
@@ -307,7 +310,7 @@ class SimWorker(EngineListener):
         self._is_changed = True
 
     def _next_report(self, coast: Coast, now: float) -> float | None:
-        """When a report is due in the coast; without `exact` only the last before now, which replaces the others."""
+        """Returns when a report is due in the coast; without `exact` the last one before now, which replaces others."""
         due = coast.boundary_after(self._reported_at, _MIN_REPORT_SECONDS)
         if due is None or due > now:
             return None
@@ -327,7 +330,7 @@ class SimWorker(EngineListener):
             self._send_events(self.clock.now, events)
 
     def _send_events(self, time: float, events: list[CacheEvent]) -> None:
-        """Removals go out at once, and what waited for its batch goes with them."""
+        """Sends removals at once, together with events that waited for their batch."""
         if any(isinstance(event, RemovedEvent) for event in events):
             arrives = time + self._settings.delays.removals
             waiting = self._events
@@ -344,7 +347,7 @@ class SimWorker(EngineListener):
         self._is_changed = False
 
     def _report_idle(self, now: float) -> None:
-        """An idle loop reports once what has changed, and then every second."""
+        """Lets an idle loop report changes once, and then every second."""
         if self.clock.now > now:
             return  # inside a step
         due = max(self._reported_at + _MIN_REPORT_SECONDS, self.clock.now)
@@ -355,7 +358,7 @@ class SimWorker(EngineListener):
             self._report(self._reported_at + num_missed * _MAX_REPORT_SECONDS)
 
     def _set_observable(self) -> None:
-        """Without `exact`, events wait for the next report, which is due every tenth of a second."""
+        """Without `exact`, lets events wait for the next report, which is due every tenth of a second."""
         if self._settings.exact and (self._coast is not None or self._events):
             self.observable_at = 0.0
         else:

@@ -15,7 +15,7 @@ _WORD_BYTES = 4
 
 
 class Texts:
-    """Where texts begin. Two runs of one parent, content and length are one object."""
+    """The beginning of texts. Two runs of one parent, content and length are one object."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -25,16 +25,16 @@ class Texts:
         self._contents = 0
 
     def new_content(self) -> int:
-        """A content that no other text has."""
+        """Returns a content that no other text has."""
         self._contents += 1
         return self._contents
 
     def start(self, content: int, length: int) -> Text:
-        """A text's first run."""
+        """Returns a text's first run."""
         return self.extend(self._root, content, length)
 
     def extend(self, parent: Text, content: int, length: int) -> Text:
-        """`parent`, and then `length` tokens of a content."""
+        """Returns `parent`, followed by `length` tokens of a content."""
         key = (parent.serial, content, length)
         known = self._shared.get(key)
         if known is None:
@@ -62,7 +62,7 @@ class Text:
         self._hashes: bytes | None = None
 
     def token_ids(self) -> NDArray[np.int32]:
-        """Every token from the first on; a new array."""
+        """Returns all tokens, as a new array."""
         contents: list[int] = []
         lengths: list[int] = []
         node: Text | None = self
@@ -74,13 +74,13 @@ class Text:
 
     @property
     def block_hashes(self) -> bytes:
-        """Of the full blocks, as baton.rpc.block_hash.hash_blocks makes them of token_ids."""
+        """Returns the hashes of the full blocks, as baton.rpc.block_hash.hash_blocks makes them of token_ids."""
         if self._hashes is None:
             self._hashes = self._hash()
         return self._hashes
 
     def hash_list(self) -> list[BlockHash]:
-        """block_hashes, cut; a new list."""
+        """Returns block_hashes as a new list."""
         return split_hashes(self.block_hashes)
 
     def _hash(self) -> bytes:
@@ -105,7 +105,7 @@ class Text:
         return bytes(hashes)
 
     def tail(self, count: int) -> bytes:
-        """The last `count` tokens as little-endian words."""
+        """Returns the last `count` tokens as little-endian words."""
         parts: list[bytes] = []
         node: Text | None = self
         while count > 0 and node is not None:

@@ -16,11 +16,11 @@ _COLUMNS = ("time", "input_length", "output_length")
 
 
 def read_trace(path: Path, texts: Texts, speed: float = 1.0, max_requests: int = 0) -> list[Arrival]:
-    """The trace's arrivals from time 0 on, `speed` times as fast. 0 requests: all.
+    """Reads the trace's arrivals from time 0 on, `speed` times as fast. 0 requests: all.
 
-    `.jsonl` and `.json` are read as Mooncake's form: an object a line with `timestamp` (milliseconds), `input_length`,
-    `output_length` and `hash_ids`, one for each 512 tokens of the prompt: equal ids are equal content after equal
-    prefixes. `.csv` needs the columns time (seconds), input_length and output_length; with a column prefix_id, prompts
+    `.jsonl` and `.json` are read in Mooncake's form: an object a line with `timestamp` (milliseconds), `input_length`,
+    `output_length` and `hash_ids`, one for each 512 tokens of the prompt. Equal ids are equal content after equal
+    prefixes. `.csv` needs the columns time (seconds), input_length and output_length. With a column prefix_id, prompts
     of one id begin with the same prefix_length tokens. Raises InvalidRequest naming the line.
     """
     if speed <= 0:

@@ -1,4 +1,4 @@
-"""Requests over time: seeded synthetic workloads. Knows no cluster."""
+"""Requests over time: seeded synthetic workloads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session, so many seconds after the session's start."""
+    """One request of a session, at a time after the session's start."""
 
     offset: float
     prompt: Text
@@ -47,7 +47,7 @@ class Turn:
 
 
 def generate(workload: Workload, texts: Texts, rate: float, seconds: float, seed: int) -> list[Arrival]:
-    """Arrivals at `rate` requests a second on average, in order of time. Equal seeds give equal arrivals."""
+    """Returns arrivals at `rate` requests per second on average, sorted by time. Equal seeds give equal arrivals."""
     if rate <= 0 or seconds <= 0:
         raise InvalidRequest(f"rate is {rate:g} and seconds {seconds:g}; both must be above 0", field="rate")
     draws = random.Random(f"{workload.name} {seed}")
@@ -89,7 +89,7 @@ def _plain(
 
 
 def _chat(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
-    """Conversations that grow, behind a few system prompts; people read and type between turns."""
+    """Returns growing conversations behind a few system prompts. Users read and type between turns."""
     systems = [texts.start(texts.new_content(), _length(draws, 800, 0.5, 100, 4000)) for _ in range(8)]
     while True:
         text = draws.choices(systems, weights=[1 / (n + 1) for n in range(len(systems))])[0]
@@ -105,7 +105,7 @@ def _chat(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
 
 
 def _agents(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
-    """Programs that call tools: long shared instructions, many short turns in quick succession."""
+    """Returns programs that call tools: long shared instructions, many short turns in quick succession."""
     kinds = [texts.start(texts.new_content(), _length(draws, 5000, 0.4, 2000, 12_000)) for _ in range(12)]
     while True:
         text = draws.choices(kinds, weights=[1 / (n + 1) for n in range(len(kinds))])[0]
@@ -122,7 +122,7 @@ def _agents(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
 
 
 def _rag(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
-    """Questions over documents: instructions, two documents of which some are popular, a short question."""
+    """Returns questions over documents: instructions, two documents of which some are popular, a short question."""
     system = texts.start(texts.new_content(), 400)
     documents = [(texts.new_content(), _length(draws, 3000, 0.5, 500, 10_000)) for _ in range(600)]
     weights = [1 / (n + 1) ** 0.9 for n in range(len(documents))]
@@ -135,14 +135,14 @@ def _rag(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
 
 
 def _mixed(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
-    """Short questions with long answers beside long documents with short ones."""
+    """Returns short questions with long answers beside long documents with short ones."""
     short, long = _plain(300, 300, 0.6)(draws, texts), _plain(9000, 60, 0.4)(draws, texts)
     while True:
         yield next(long if draws.random() < 0.2 else short)
 
 
 def fixed(prompt: int, output: int, hit: float) -> Workload:
-    """Prompts and answers of one length each, of which `hit` is one of 32 shared prefixes; Poisson arrivals."""
+    """Returns prompts and answers of one length each, Poisson arrivals. The share `hit` has one of 32 prefixes."""
     num_shared = round(prompt * hit)
 
     def sessions(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
@@ -156,7 +156,7 @@ def fixed(prompt: int, output: int, hit: float) -> Workload:
 
 
 def workload_named(name: str) -> Workload | None:
-    """A workload of WORKLOADS, or fixed-PROMPT-OUTPUT-HIT. None: there is none of that name."""
+    """Returns a workload of WORKLOADS, or fixed-PROMPT-OUTPUT-HIT, or None for an unknown name."""
     shape = _FIXED.fullmatch(name)
     if shape is not None and int(shape[1]) and int(shape[2]) and float(shape[3]) < 1:
         return fixed(int(shape[1]), int(shape[2]), float(shape[3]))

@@ -37,19 +37,19 @@ class VirtualStore:
         self._lost: set[str] = set()
 
     def wipe(self) -> None:
-        """Everything is gone."""
+        """Drops everything."""
         self._lost |= self._snapshots.keys()
         self._snapshots.clear()
         self._logs.clear()
 
     async def check(self) -> Collection[str]:
-        """What was lost since the last time."""
+        """Returns the workers lost since the last call."""
         await self._exchange()
         lost, self._lost = self._lost, set()
         return lost
 
     async def load(self) -> AsyncIterator[StoredWorker]:
-        """Everything that was kept."""
+        """Yields everything stored."""
         await self._exchange()
         for worker_id, parts in list(self._snapshots.items()):
             snapshot = [kv_pb2.KvSnapshot.FromString(part) for part in parts]
@@ -75,10 +75,10 @@ class VirtualStore:
         self._logs.pop(worker_id, None)
 
     def disown(self, worker_id: str) -> None:
-        """There is one kvstore."""
+        """Does nothing: there is one kvstore."""
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing: there are no connections."""
 
     async def _exchange(self) -> None:
         await asyncio.sleep(self.seconds)
@@ -98,7 +98,7 @@ class VirtualKvstore:
         self._membership: Membership | None = None
 
     def start(self) -> None:
-        """A fresh process: it loads what the store has."""
+        """Starts a new process, which loads the store."""
         counters = KvstoreCounters(prometheus_client.CollectorRegistry())
         self.index, publishers = Index(), Publishers()
         membership = Membership(self.index, publishers, _LEASE_SECONDS, _RETENTION_SECONDS, counters)
@@ -109,7 +109,7 @@ class VirtualKvstore:
         self._tasks = [asyncio.get_running_loop().create_task(writer.run())]
 
     def kill(self) -> None:
-        """As kill -9."""
+        """Kills the process without a shutdown."""
         self.servicer = None
         for link in self._links:
             link.cut()

@@ -23,11 +23,11 @@ class _NoWait(selectors.SelectSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Whoever would wait for ever has lost its waker."""
+        """Fails: a task that would wait forever has lost its waker."""
         if timeout is None:
             raise RuntimeError("nothing is left to happen, and the simulation is not over")
         self._clock.now += max(0.0, timeout)
-        return []  # nothing comes from outside
+        return []  # there is no external input
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -38,7 +38,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual_clock = clock
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Returns virtual seconds."""
         return self._virtual_clock.now
 
 
@@ -51,7 +51,7 @@ class LoopTimeline(Timeline):
         self._due = math.inf  # when the loop calls next
 
     def at(self, time: float, action: Action) -> None:
-        """As Timeline.at. The loop itself does not keep the order of what is due at one time."""
+        """Does the same as Timeline.at. The loop does not keep the order of callbacks due at the same time."""
         super().at(time, action)
         self._schedule()
 
@@ -73,7 +73,7 @@ class LoopTimeline(Timeline):
         """Runs the loop until then, or until `done` is found true, a hundredth of a second late at most."""
 
         async def wait() -> None:
-            while self.clock.now < until and not done():  # noqa: ASYNC110 - nobody signals it
+            while self.clock.now < until and not done():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(min(0.01, until - self.clock.now))
 
         self.loop.run_until_complete(wait())

@@ -27,14 +27,14 @@ class IndexServer(Protocol):
     """A kvstore's servicer."""
 
     def publish(self, requests: AsyncIterator[index_pb2.PublishRequest], context: Any) -> AsyncIterator[Any]:
-        """IndexService.Publish."""
+        """Serves IndexService.Publish."""
 
     def watch(self, request: index_pb2.WatchRequest, context: Any) -> AsyncIterator[bytes]:
-        """IndexService.Watch."""
+        """Serves IndexService.Watch."""
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    """What a call raises."""
+    """The error that a call raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
@@ -53,16 +53,16 @@ class Pipe:
             self._link.carry(partial(self._arrive, one))
 
     def end(self, error: BaseException) -> None:
-        """The other end sees it after what was sent before."""
+        """Ends the stream after the messages sent before."""
         self._link.carry(lambda: self._fail(error))
 
     def cut(self, error: BaseException) -> None:
-        """The other end sees it now."""
+        """Ends the stream at once."""
         self._messages.clear()
         self._fail(error)
 
     async def receive(self) -> bytes:
-        """The next message. Raises what the stream ended with."""
+        """Returns the next message. Raises the error with which the stream ended."""
         while not self._messages:
             if self._error is not None:
                 raise self._error
@@ -87,12 +87,12 @@ class Link:
 
     is_stalled: bool = False
     tap: Tap | None = None  # of what the client is sent, or sends
-    calls: list[_Call] = field(default_factory=list)  # whose server has not been told that they are over
+    calls: list[_Call] = field(default_factory=list)  # calls whose server does not know yet that they are over
     _held: list[Callable[[], None]] = field(default_factory=list)
     _under_way: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # by arrival, in order
 
     def carry(self, deliver: Callable[[], None]) -> None:
-        """Delivers after the delay; held back while the link is stalled."""
+        """Delivers after the delay. Messages wait while the link is stalled."""
         if self.is_stalled:
             self._held.append(deliver)
         else:
@@ -102,14 +102,14 @@ class Link:
                 loop.call_at(self._under_way[0][0], self._arrive)
 
     def heal(self) -> None:
-        """What was held back arrives."""
+        """Delivers the messages that waited."""
         self.is_stalled = False
         held, self._held = self._held, []
         for deliver in held:
             self.carry(deliver)
 
     def _arrive(self) -> None:
-        """A loop does not keep the order of what is due at one time; a stream does."""
+        """Delivers in order, which a loop does not ensure for callbacks due at the same time."""
         loop = asyncio.get_running_loop()
         while self._under_way and self._under_way[0][0] <= loop.time():
             self._under_way.popleft()[1]()
@@ -117,14 +117,14 @@ class Link:
             loop.call_at(self._under_way[0][0], self._arrive)
 
     def cut(self) -> None:
-        """Every stream ends, at both ends; what was held back is lost."""
+        """Ends every stream at both ends. Messages that waited are lost."""
         self._held.clear()
         for call in list(self.calls):
             call.break_off(rpc_error(grpc.StatusCode.UNAVAILABLE, "the connection was cut"))
 
 
 class _Context:
-    """What servicers ask of a call."""
+    """The part of a call's context that servicers use."""
 
     def peer(self) -> str:
         return "simulated"
@@ -148,12 +148,12 @@ class _Call:
             raise rpc_error(grpc.StatusCode.UNAVAILABLE, "nobody listens")
 
     def break_off(self, error: BaseException) -> None:
-        """The stream ends for both."""
+        """Ends the stream for both."""
         self.to_client.cut(error)
         self._end_server()
 
     def cancel(self) -> bool:
-        """The client ends it. The server hears of it when the link lets it, or is cut."""
+        """Cancels the call. The server is notified over the link, or when the link is cut."""
         self.to_client.cut(asyncio.CancelledError())
         self.link.carry(self._end_server)
         return True
@@ -222,7 +222,7 @@ class WatchCall(_Call):
         self._is_begun = False
 
     async def read(self) -> Any:
-        """The next WatchResponse, or grpc.aio.EOF."""
+        """Returns the next WatchResponse, or grpc.aio.EOF."""
         if not self._is_begun:
             await self.wait_for_connection()
             assert self._server is not None, "it was there a moment ago"
@@ -252,7 +252,7 @@ class VirtualChannel:
                 call.cancel()
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[[], PublishCall]:
-        """Publish is the only one that the product calls so."""
+        """Returns Publish, the only stream-stream call in use."""
 
         def begin(*more: Any) -> PublishCall:
             call = PublishCall(self._link, self._server)
@@ -262,7 +262,7 @@ class VirtualChannel:
         return begin
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[[Any], WatchCall]:
-        """Watch is the only one that the product calls so."""
+        """Returns Watch, the only unary-stream call in use."""
 
         def begin(request: Any, **more: Any) -> WatchCall:
             call = WatchCall(self._link, self._server, request.SerializeToString())

@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Advances the clock."""
         self.now += seconds
 
 
@@ -40,11 +40,11 @@ class Timeline:
         heapq.heappush(self._queue, (max(time, self.clock.now), self._serial, action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Calls `action` so many seconds from now."""
+        """Calls `action` after `seconds`."""
         self.at(self.clock.now + seconds, action)
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Goes through the events until `done`, or the time is over, or there are none."""
+        """Runs events until `done`, the end time, or the last event."""
         queue, clock = self._queue, self.clock
         while queue and not done():
             time, _, action = heapq.heappop(queue)
