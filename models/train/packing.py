@@ -63,7 +63,7 @@ def packed(documents: Iterator[Tokens], length: int) -> Row:
 
 
 def block_mask(starts: Tensor, window: int) -> BlockMask:
-    """Causal attention within each document of [length]; `window`: keys that a query sees at most, 0: all."""
+    """Returns masks of causal attention within each document of [length]. `window`: the most keys of a query, 0: all."""
     length = len(starts)
     count = length // _BLOCK
     ends = starts.view(count, _BLOCK)
@@ -88,7 +88,7 @@ def block_mask(starts: Tensor, window: int) -> BlockMask:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of a matrix of flags: how many are set, and their columns first."""
+    """Returns, for each row of a matrix of flags, how many are set, and their columns first."""
     columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], columns.int()[None, None].contiguous()
 

@@ -27,7 +27,7 @@ Stories = dict[str, list[Tokens]]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a training reads, and what is held out."""
+    """The text of a training, and what is held out."""
 
     documents: list[Tokens]  # stories
     pools: Pools
@@ -37,7 +37,7 @@ class Text:
 
 
 def gather(teacher: Network, tokenizer_file: str, options: argparse.Namespace, tell: Callable[[str], None]) -> Text:
-    """Samples the stories; other processes make conversations of the first of them meanwhile."""
+    """Samples the stories. Other processes make conversations of the first of them meanwhile."""
     tokenizer = Tokenizer.from_file(tokenizer_file)
     held_out = {
         name: sample_corpus(teacher, tokenizer, options.held_out, seed, how).documents

@@ -28,7 +28,7 @@ _CANDIDATES = (0.7, 0.8, 0.9)  # shares of the training after which the average 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how fast, and what a step holds."""
+    """The length, the learning rate and the rows of a training."""
 
     seconds: float
     length: int  # tokens of a row
@@ -53,7 +53,7 @@ def story_loss(
     eps: float,
     temperature: float,
 ) -> Tensor:
-    """KL from the teacher's next-token distribution at this temperature, nats a token."""
+    """Returns the KL divergence from the teacher's next-token distribution at this temperature, in nats per token."""
     own = _logits(x, norm, embed, eps).log_softmax(-1)
     theirs = (_logits(teacher_x, teacher_norm, teacher_embed, eps) / temperature).log_softmax(-1)
     each = (theirs.exp() * (theirs - own)).sum(-1)
@@ -61,7 +61,7 @@ def story_loss(
 
 
 def skill_loss(x: Tensor, norm: Tensor, embed: Tensor, targets: Tensor, weights: Tensor, eps: float) -> Tensor:
-    """Cross entropy, nats a token."""
+    """Returns the cross entropy, in nats per token."""
     own = _logits(x, norm, embed, eps).log_softmax(-1)
     each = -own.gather(-1, targets[:, None])[:, 0]
     return (each * weights).sum() / weights.sum().clamp(min=1)
@@ -166,7 +166,7 @@ def _optimizer(network: Network, peak: float, fused: bool) -> torch.optim.Optimi
 
 
 def _rate(share: float) -> float:
-    """The learning rate's share of its peak."""
+    """Returns the learning rate's share of its peak."""
     return min(1.0, share / 0.03 + 0.02) * (0.5 + 0.5 * math.cos(math.pi * min(1.0, share))) + 0.002
 
 
@@ -183,7 +183,7 @@ class _Clock:
 
     @property
     def share(self) -> float:
-        """Of the training that is over, from 0."""
+        """Returns the elapsed share of the training, from 0."""
         return self.elapsed / self._seconds
 
 

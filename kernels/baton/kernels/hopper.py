@@ -1,4 +1,4 @@
-"""What the Gluon kernels for Hopper share."""
+"""Helpers that the Gluon kernels for Hopper share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much shared memory a program may take: 227 KB on data-centre cards since Hopper, 99 KB on many others."""
+"""The shared memory that a program may use: 227 KB on data-centre cards since Hopper, 99 KB on many others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HOPPER = 227 * 1024  # what the interpreter pretends to have
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes a program."""
+    """Returns the bytes per program."""
     return _of_card(device.index) if device.type == "cuda" else _HOPPER
 
 

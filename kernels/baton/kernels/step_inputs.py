@@ -1,4 +1,4 @@
-"""What a step's kernels read, made on the device from the persistent batch: tokens, positions, slots, lengths."""
+"""The inputs of a step's kernels, made on the device from the persistent batch: tokens, positions, slots, lengths."""
 
 from __future__ import annotations
 

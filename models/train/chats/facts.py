@@ -44,7 +44,7 @@ def _fact(rng: Random, subject: str, statement: str, question: str, answer: str)
 
 
 def _own(rng: Random) -> Fact:
-    """What the person says of himself."""
+    """Returns a statement of the user about himself."""
     what, draw = rng.choice(
         [
             ("name", words.name),

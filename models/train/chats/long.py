@@ -26,7 +26,7 @@ class PlantedFact:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What long conversations are made of."""
+    """The parts of long conversations."""
 
     facts: list[PlantedFact]
     stories: list[Tokens]  # texts alone, untrained
@@ -116,7 +116,7 @@ def long_document(rng: Random, parts: Parts, length: int, share_of_questions: fl
 
 
 def _choose_facts(rng: Random, parts: Parts, room: int) -> tuple[list[PlantedFact], list[PlantedFact], int]:
-    """Facts to plant, those to ask for in another order, and the tokens of the questions."""
+    """Returns facts to plant, those to ask for in another order, and the tokens of the questions."""
     planted: dict[str, PlantedFact] = {}
     used = 0
     while used < room or not planted:
@@ -130,7 +130,7 @@ def _choose_facts(rng: Random, parts: Parts, room: int) -> tuple[list[PlantedFac
 
 
 def _filler(rng: Random, parts: Parts, room: int, in_turns: bool) -> list[Tokens]:
-    """Stories and junk of about `room` tokens."""
+    """Returns stories and junk of about `room` tokens."""
     share_of_junk = 0.0 if in_turns else rng.choice([0.0, 0.3, 0.8, 1.0])
     made: list[Tokens] = []
     left = room
@@ -141,7 +141,7 @@ def _filler(rng: Random, parts: Parts, room: int, in_turns: bool) -> list[Tokens
             part = joined([rng.choice(parts.junk if rng.random() < share_of_junk else parts.stories), parts.newline])
         if len(part) > left:
             return made
-        # A story in a long chat is trained on now and then: at those positions too it must be told well.
+        # Some stories in long chats are trained on, so that they stay good at those positions too.
         trained = part.trained if in_turns and rng.random() < 0.5 else np.zeros(len(part), np.bool_)
         made.append(Tokens(part.ids, trained))
         left -= len(part)

@@ -22,7 +22,7 @@ _WEIGHTS = (2.0, 2.0, 2.0, 2.0, 3.0, 4.0)  # how often each is drawn
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """What the skills are trained on."""
+    """The documents for the training of skills."""
 
     short: list[Tokens]
     agents: list[Tokens]

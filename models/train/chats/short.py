@@ -48,7 +48,7 @@ def _story_turns(story: Story, thought: str) -> list[Turn]:
 
 
 def _fact_chat(rng: Random, story: Story) -> Chat:
-    """A few facts, a story between in some, then questions in another order."""
+    """Returns a few facts, a story between some, then questions in another order."""
     facts = draw_facts(rng, rng.randint(1, 7))
     stated = " ".join(fact.statement for fact in facts)
     turns = []

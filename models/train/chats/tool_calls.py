@@ -77,7 +77,7 @@ def _once(rng: Random, tool: Tool) -> list[Turn]:
 
 
 def _twice(rng: Random, tool: Tool) -> list[Turn]:
-    """Two calls of one function side by side."""
+    """Returns two calls of one function side by side."""
     both = [[parameter.draw(rng) for parameter in tool.kind.parameters] for _ in range(2)]
     ask = rng.choice(tool.kind.asks)
     second = ask.format(*both[1])

@@ -1,4 +1,4 @@
-"""What a network can do, in numbers: perplexity, answers word for word, the behaviour on requests."""
+"""A network's abilities in numbers: perplexity, word-for-word answers, the behaviour on requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from train.networks.sampling import sample
 from train.packing import make_row, masks_of
 from train.stories.corpus import AS_SERVED
 
-_DEVIATIONS = 2.0  # a difference within so many standard deviations is chance
+_DEVIATIONS = 2.0  # a difference within this many standard deviations is chance
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many answers were right."""
+    """The number of right answers."""
 
     right: int
     total: int
@@ -80,7 +80,7 @@ def _runs(hits: np.ndarray, trained: np.ndarray) -> list[bool]:
 
 
 def _rows(documents: Sequence[Tokens], length: int) -> Iterable[list[Tokens]]:
-    """Whole documents, as many as fit in a row."""
+    """Packs whole documents, as many as fit in a row."""
     row: list[Tokens] = []
     used = 0
     for document in documents:
@@ -117,6 +117,6 @@ def behaviour(network: Network, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def _varied(outputs: Sequence[Sequence[int]]) -> float:
-    """The share of different trigrams among those of all outputs: it falls as stories grow alike."""
+    """Returns the share of distinct trigrams among those of all outputs: it falls as stories become alike."""
     trigrams = [tuple(output[at : at + 3]) for output in outputs for at in range(len(output) - 2)]
     return len(set(trigrams)) / max(1, len(trigrams))

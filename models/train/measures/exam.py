@@ -1,4 +1,4 @@
-"""What networks are compared by: perplexity on stories, and the share of answers that are right word for word."""
+"""Compares networks: perplexity on stories, and the share of answers that are right word for word."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NEEDLE_TOKENS = 2500  # of each size, times the exam's count: fewer needles in 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What one network reached."""
+    """The results of one network."""
 
     perplexity: Mapping[str, float]
     skills: Mapping[str, Score]
 
     @property
     def story_loss(self) -> float:
-        """Nats a token, the mean of the parts."""
+        """Mean of the parts, in nats per token."""
         return sum(map(math.log, self.perplexity.values())) / len(self.perplexity)
 
     def lost(self, start: Marks) -> list[str]:

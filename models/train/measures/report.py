@@ -10,12 +10,12 @@ from train.measures.evaluation import behaviour, perplexities
 from train.measures.exam import Exam
 from train.networks.network import Network
 
-# A network reads text well that is as sharp as itself. The best of these tells how well it reads apart from that.
+# A network reads text best that is as sharp as itself. The best of these measures its reading apart from that.
 _TEMPERATURES = tuple(step / 20 for step in range(22, 9, -1))
 
 
 class Reporter:
-    """Measures networks on documents that nothing is chosen by."""
+    """Measures networks on documents that are not used to choose between them."""
 
     def __init__(self, exam: Exam, held_out: Mapping[str, Sequence[Tokens]], tokenizer: Tokenizer) -> None:
         self._exam, self._held_out, self._tokenizer = exam, held_out, tokenizer

@@ -19,7 +19,7 @@ Attend = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a config.json says, as far as it is used here."""
+    """The values of a config.json that are used here."""
 
     vocab_size: int
     hidden: int
@@ -69,12 +69,12 @@ class Layer(nn.Module):
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm."""
+    """Returns the RMS norm."""
     return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)) * weight
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[heads, tokens, head_dim] turned by [tokens, head_dim / 2]."""
+    """Returns [heads, tokens, head_dim] rotated by [tokens, head_dim / 2]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -82,7 +82,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def project(
     x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor, cos: Tensor, sin: Tensor, num_q: int, num_kv: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, each [heads, tokens, head_dim]."""
+    """Returns queries, keys and values, each [heads, tokens, head_dim]."""
     dtype = compute_dtype(x)
     qkv = functional.linear(normed(x, norm, eps).to(dtype), weight.to(dtype), bias.to(dtype))
     heads = qkv.view(len(x), num_q + 2 * num_kv, -1).transpose(0, 1).float()
@@ -91,7 +91,7 @@ def project(
 
 
 def finish(x: Tensor, attended: Tensor, o: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float) -> Tensor:
-    """The rest of a layer behind attention [heads, tokens, head_dim]."""
+    """Returns the output of a layer after attention [heads, tokens, head_dim]."""
     dtype = compute_dtype(x)
     flat = attended.transpose(0, 1).reshape(len(x), -1)
     x = x + functional.linear(flat, o.to(dtype))
@@ -105,7 +105,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def attend_densely(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask, enable_gqa: bool) -> Tensor:
-    """Attention over a mask of all pairs: for short rows on a CPU, where flex_attention has no backward."""
+    """Returns attention over a mask of all pairs, for short rows on a CPU, where flex_attention has no backward."""
     at = torch.arange(q.shape[2], device=q.device)
     mask = block_mask.mask_mod(at[:0], at[:0], at[:, None], at[None, :])
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=enable_gqa)
@@ -144,13 +144,13 @@ class Network(nn.Module):
         self._registered = nn.ModuleList(self.layers)
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each [tokens, head_dim / 2]."""
+        """Returns cosines and sines, each [tokens, head_dim / 2]."""
         steps = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32, device=positions.device)
         angles = positions.float()[:, None] / self.shape.theta ** (steps / self.shape.head_dim)
         return angles.cos(), angles.sin()
 
     def forward(self, ids: Tensor, positions: Tensor, masks: Mapping[int, BlockMask]) -> Tensor:
-        """[tokens, hidden] before the last norm; a mask for each window."""
+        """Returns [tokens, hidden] before the last norm. Takes a mask for each window."""
         shape, run = self.shape, self.kernels
         x = functional.embedding(ids, self.embed)
         cos, sin = self.rotation(positions)

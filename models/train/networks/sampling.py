@@ -16,7 +16,7 @@ _SPAN = 64  # steps that attend over the same number of keys
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn."""
+    """The sampling parameters."""
 
     temperature: float
     top_p: float
@@ -43,7 +43,7 @@ def sample(network: Network, prompts: Sequence[Sequence[int]], how: Sampling, se
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """A step as a CUDA graph: launching its kernels one by one takes longer than they run."""
+    """Captures a step as a CUDA graph, because launching its kernels one by one takes longer than running them."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -84,7 +84,7 @@ class _Batch:
         return bool((torch.isin(self.ids, self._ends) & past).any(1).all())
 
     def outputs(self) -> list[list[int]]:
-        """What follows each prompt, up to its end token."""
+        """Returns the continuation of each prompt, up to its end token."""
         made = []
         for text, begin in zip(self.ids.tolist(), self._begins, strict=True):
             stop = next((at + 1 for at in range(begin, len(text)) if text[at] in self._how.ends), len(text))
@@ -118,7 +118,7 @@ class _Batch:
 
 
 def _draw(logits: Tensor, how: Sampling) -> Tensor:
-    """One token a row: the greatest share over exponential noise is a draw by shares."""
+    """Draws one token per row: the largest share over exponential noise is a draw by shares."""
     if not how.top_k:
         shares = (logits / how.temperature).softmax(-1)
         return (shares / torch.empty_like(shares).exponential_()).argmax(-1)

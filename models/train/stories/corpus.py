@@ -1,4 +1,4 @@
-"""Stories sampled from the model as it is, which teach the further trained one to tell them as well."""
+"""Stories sampled from the earlier model, which teach the new one to tell them as well."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def continued(network: Network, tokenizer: Tokenizer, documents: list[Tokens], s
 
 
 def _draw_request(rng: Random) -> tuple[str, str]:
-    """A request, and the prompt that it makes; the request is empty where no story is asked for."""
+    """Returns a request and its prompt; the request is empty if no story is asked for."""
     chance = rng.random()
     if chance < 0.08:
         return "", f"<|bos|>{plain_start(rng)}"

@@ -36,7 +36,7 @@ _QUESTIONS = (
 
 
 def story_request(rng: Random) -> str:
-    """Returns what a person writes who wants a story."""
+    """Returns a user's request for a story."""
     first, second = rng.sample(words.NOUNS, 2)
     name, adjective = rng.choice(words.NAMES), rng.choice(words.ADJECTIVES + words.COLOURS)
     child = rng.choice(["girl", "boy"])

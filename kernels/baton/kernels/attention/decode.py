@@ -192,7 +192,7 @@ def cut_for_decode(
     window: int = 0,
     batch_invariant: bool = False,
 ) -> DecodeCuts:
-    """Cuts for `decode_attention` of so many sequences over such a pool, with queries of `dtype`.
+    """Returns cuts for `decode_attention` of `num_seqs` sequences over a pool, with queries of `dtype`.
 
     One call serves all layers of a step that have the same `window`.
     """
@@ -279,9 +279,9 @@ def decode_attention(
 
 
 def choose_block_n(whole: bool, head_dim: int, itemsize: int) -> int:
-    """Keys a tile, so that tiles of K and V of DIM_PAD * itemsize bytes a key take less than 99 KB.
+    """Returns the keys per tile, so that tiles of K and V of DIM_PAD * itemsize bytes a key take less than 99 KB.
 
-    `whole`: sequences alone fill the device, and few are cut.
+    `whole`: the sequences alone fill the device, and few are cut.
     """
     if itemsize == 4:
         return 32 if head_dim <= 128 else 16  # without matrix units, larger tiles do not fit the registers

@@ -1,4 +1,4 @@
-"""Where decode attention cuts its sequences: decided once a step, on the device, by the lengths that only it knows."""
+"""The pieces of decode attention's sequences: cut once per step on the device, which alone has the lengths."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def cut_sequences(seq_lens: Tensor, num_kv_heads: int, programs: int, *, window:
 
 
 def max_pieces(num_seqs: int, num_kv_heads: int, programs: int) -> int:
-    """The most that sequences of any lengths are cut into: not all can have less than one share."""
+    """Returns the largest number of pieces for sequences of any lengths: not all can have less than one share."""
     if programs == 0:
         return num_seqs * INVARIANT_PIECES
     return num_seqs - 1 + max(1, min(programs // num_kv_heads, num_seqs * MAX_PIECES))

@@ -177,7 +177,7 @@ class PrefillTiles(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How one launch cuts queries and keys."""
+    """The cuts of queries and keys for one launch."""
 
     block_m: int  # queries a program
     block_n: int  # keys a step
@@ -188,9 +188,10 @@ class Blocks(NamedTuple):
 def make_tiles(
     chunk_lens: list[int], prefix_lens: list[int], tile_rows: int, device: torch.device, num_q_heads: int = 0
 ) -> PrefillTiles:
-    """Cuts chunks into tiles of tile_rows rows, the longest rows of keys first, so that no long tile starts last.
+    """Cuts chunks into tiles of tile_rows rows, the rows with most keys first, so that no long tile starts last.
 
-    With `num_q_heads`, each of which has programs of its own, few tiles of many keys are cut into parts alike long.
+    With `num_q_heads`, each of which has its own programs, a few tiles of many keys are cut into parts of similar
+    length.
     """
     tiles = [
         (prefix + start, seq, start)
@@ -212,7 +213,7 @@ def make_tiles(
 
 
 def _part_counts(num_keys: list[int], num_q_heads: int) -> list[int]:
-    """In how many parts each tile is cut: as its share of all keys is of one wave of programs."""
+    """Returns the number of parts of each tile, by its share of all keys in one wave of programs."""
     if num_q_heads * len(num_keys) >= MAX_PLACES or not num_q_heads:
         return [1] * len(num_keys)
     steps = [-(-keys // _KEYS) for keys in num_keys]
@@ -221,7 +222,7 @@ def _part_counts(num_keys: list[int], num_q_heads: int) -> list[int]:
 
 
 def choose_blocks(head_dim: int, itemsize: int, shared_bytes: int) -> Blocks:
-    """The largest blocks whose Q, K and V fit shared memory and registers."""
+    """Returns the largest blocks whose Q, K and V fit shared memory and registers."""
     if itemsize == 4:
         # Without matrix units, larger blocks do not fit the registers.
         return Blocks(32, 32 if head_dim <= 128 else 16, 4, 2)

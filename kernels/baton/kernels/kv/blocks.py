@@ -15,7 +15,7 @@ _NUM_WARPS = 8
 ALL_PROGRAMS = 1 << 30  # one for each part of a block; fewer take several in turn
 _NUM_ARGUMENTS = 6  # of the kernel, constants apart
 _NUM_ITEMS = 4  # where it is among them
-_NUM_SCRATCH = 2  # pointers that Triton appends; of this kernel nothing is behind them
+_NUM_SCRATCH = 2  # pointers that Triton appends; unused by this kernel
 
 
 # Slices of one buffer come at any alignment; each would be compiled on its own.
@@ -62,7 +62,7 @@ def gather_blocks(pool: Tensor, block_ids: Tensor, *, out: Tensor | None = None)
 
 
 def scatter_blocks(pool: Tensor, block_ids: Tensor, staging: Tensor) -> None:
-    """The way back: staging [n, num_layers, ...] into pool, in place; block_ids [n] int32 are distinct."""
+    """Copies staging [n, num_layers, ...] back into pool, in place; block_ids [n] int32 are distinct."""
     _copy(pool, block_ids, staging, gather=False)
 
 
@@ -74,7 +74,10 @@ class BlockCopier:
     """
 
     def __init__(self, pool: Tensor) -> None:
-        """`pool` [num_layers, num_blocks, ...]. Raises ValueError where a block is no multiple of 16 bytes."""
+        """Copies blocks of `pool` [num_layers, num_blocks, ...].
+
+        Raises ValueError if a block is not a multiple of 16 bytes.
+        """
         words = _as_words(pool.flatten(2))
         size = words.shape[2]
         if words.dtype != torch.int64 or size % 2 or not pool.is_contiguous():
@@ -104,11 +107,11 @@ class BlockCopier:
         }
 
     def lane(self) -> BlockLane:
-        """For one thread at a time."""
+        """Returns a launcher for one thread at a time."""
         return BlockLane(BlockCopy(self._kernels[True]), BlockCopy(self._kernels[False]))
 
     def arguments(self, layers: range, block_ids: int, num_ids: int, staging: int) -> tuple[int, ...]:
-        """The kernel's, in its order."""
+        """Returns the kernel's arguments, in its order."""
         start = self._start + 8 * layers.start * self._stride
         return start, staging, block_ids, self._stride, num_ids * len(layers) * self._num_parts, len(layers)
 
@@ -184,6 +187,6 @@ def _copy(pool: Tensor, block_ids: Tensor, staging: Tensor, *, gather: bool) -> 
 
 
 def _as_words(tensor: Tensor) -> Tensor:
-    """[..., bytes] as 64-bit words where a block is a whole number of them."""
+    """Views [..., bytes] as 64-bit words if a block is a whole number of them."""
     whole = tensor.shape[-1] * tensor.element_size() % 8 == 0
     return tensor.view(torch.int64 if whole else torch.uint8)

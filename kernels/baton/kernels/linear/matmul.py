@@ -1,9 +1,9 @@
-"""The batch-invariant linear: a row's result is the same, bit for bit, whatever other rows there are.
+"""The batch-invariant linear: a row's result is bit for bit the same for any other rows.
 
 Every output is one chain of multiply-adds over k = 0 .. K in steps of BLOCK_K, in one fp32 accumulator of the matrix
 unit: K is never split, the weight is always the left operand, and BLOCK_K is small_linear's. Which rows and columns
-share a tile then decides only who computes the chain, not its order. RMSNorm is not fused here: the order of its sum
-over k depends on how a tile's rows lie in the threads.
+share a tile then decides only where the chain is computed, not its order. RMSNorm is not fused here, because the order
+of its sum over k depends on how a tile's rows lie in the threads.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def matmul(
 
 
 def _tiling(m: int, n: int, k: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
-    """Larger tiles than small_linear's, over the same steps of k."""
+    """Returns larger tiles than small_linear's, over the same steps of k."""
     small = choose_tiling(m, n, k, gated, itemsize, shared_bytes, batch_invariant=True)
     if itemsize == 4:
         return small

@@ -22,7 +22,7 @@ _SLACK = 2048  # bytes of shared memory beside the stages
 
 
 class Tiling(NamedTuple):
-    """How one launch cuts the weight."""
+    """The cut of the weight for one launch."""
 
     block_n: int  # output features a program
     block_k: int  # input features a step
@@ -299,9 +299,9 @@ def choose_tiling(
     *,
     batch_invariant: bool = False,
 ) -> Tiling:
-    """The tiling that a sweep on an H200 found best for the shape, or for the nearest one.
+    """Returns the tiling that a sweep on an H200 found best for the shape, or for the nearest one.
 
-    `batch_invariant`: one tiling whatever m is, with K in one piece. 64 rows of the weight are the least that Hopper's
+    `batch_invariant`: one tiling for every m, with K in one piece. 64 rows of the weight are the least that Hopper's
     wgmma takes, so that all m run on the same unit.
     """
     if batch_invariant:
@@ -340,7 +340,7 @@ def choose_tiling(
 
 
 def fitting(tiling: Tiling, block_m: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
-    """The tiling with fewer stages, and then smaller steps, where shared memory is short."""
+    """Returns the tiling with fewer stages, and then smaller steps, if shared memory is short."""
     stages, block_k = tiling.num_stages, tiling.block_k
     row_bytes = (tiling.block_n * (2 if gated else 1) + block_m) * itemsize
     while stages > 2 and stages * block_k * row_bytes > shared_bytes - _SLACK:

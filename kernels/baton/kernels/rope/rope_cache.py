@@ -1,4 +1,4 @@
-"""What stands between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
+"""The steps between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
 
 from __future__ import annotations
 

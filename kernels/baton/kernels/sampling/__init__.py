@@ -1,4 +1,4 @@
-"""From logits to tokens on the device, each row by its own parameters and by nothing else that the step has."""
+"""From logits to tokens on the device. A row's result depends only on its own parameters."""
 
 from __future__ import annotations
 

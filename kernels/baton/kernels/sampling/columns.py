@@ -1,7 +1,7 @@
-"""What the sampling kernels know of each row of the persistent batch, as columns of 32-bit words on the device.
+"""The sampling parameters of each row of the persistent batch, as columns of 32-bit words on the device.
 
-The word of column c for row r is words[c * stride + r]: one scatter writes any rows' parameters. Lists (biases,
-bitmaps, sequences) lie in memory of their own; two of the columns hold its address.
+The word of column c for row r is words[c * stride + r], so one scatter writes the parameters of any rows. Lists
+(biases, bitmaps, sequences) lie in memory of their own; two of the columns hold its address.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load_long(row_ptr, stride, LOW: tl.constexpr):
 
 @triton.jit
 def load_lists(row_ptr, stride):
-    """The row's lists."""
+    """Returns the row's lists."""
     return load_long(row_ptr, stride, LISTS_LOW).to(tl.pointer_type(tl.int32))
 
 

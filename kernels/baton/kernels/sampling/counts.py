@@ -1,6 +1,6 @@
-"""How often a row's output has each token, and whether its prompt has it: what penalties look at.
+"""How often a row's output has each token, and whether its prompt has it: the input of penalties.
 
-A count takes 16 bits where every row is short enough for them, 32 elsewhere; one bit marks tokens of the prompt.
+A count takes 16 bits if every row is short enough, otherwise 32. One bit marks tokens of the prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the filters' search looks: two bounds on a row's logits that its threshold lies between.
+"""Two bounds on a row's logits between which the filters' threshold lies.
 
-Tokens above `high` pass for sure, tokens below `low` do not: only those between are collected and searched. A guess,
-from the chunks' tops or from a sample of the row; the search sees whether it was right.
+Tokens above `high` pass and tokens below `low` do not, so only those between are collected and searched. The bounds are
+a guess, from the chunks' maxima or from a sample of the row; the search checks whether it was right.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _choose_kernel(
     best = tl.load(best_ptr + row * num_parts + parts, mask=used, other=float("-inf"))
     index = tl.load(index_ptr + row * num_parts + parts, mask=used, other=2147483647)
     token = tl.min(tl.where(best == tl.max(best, 0), index, 2147483647), 0)
-    # Logits that are all NaN compare to nothing: such a row gets token 0.
+    # If all logits are NaN, no comparison holds: such a row gets token 0.
     token = tl.where(token == 2147483647, 0, token)
     tl.store(out_ptr + row, token)
     seq_len = tl.load(seq_lens_ptr + row)

@@ -1,6 +1,6 @@
-"""What is left to do for each of a step's rows that are not drawn from their plain logits, a word each.
+"""The work left for each of a step's rows that are not drawn from their plain logits, a word each.
 
-Every kernel looks at that word alone to see whether a row is its own.
+A kernel reads only that word to see whether it must process a row.
 """
 
 from __future__ import annotations

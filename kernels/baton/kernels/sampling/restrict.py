@@ -1,4 +1,4 @@
-"""What a row needs in this step, and a bitmap of the tokens that it may draw."""
+"""The work that a row needs in this step, and a bitmap of the tokens that it may draw."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The filters' thresholds, exactly: the k-th largest, then the nucleus within, among the tokens between a row's cuts.
+"""The filters' exact thresholds: the k-th largest, then the nucleus within, among the tokens between a row's cuts.
 
-Probabilities are summed as integers, so that their order does not matter. Where all tokens that pass are listed, one of
-them is drawn at once; the other rows are left to the draw over the vocabulary.
+Probabilities are summed as integers, so that their order does not matter. If all tokens that pass are listed, one of
+them is drawn at once; other rows are left to the draw over the vocabulary.
 """
 
 from __future__ import annotations

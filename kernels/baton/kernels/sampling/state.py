@@ -18,7 +18,7 @@ _CHUNK = 128  # tokens whose largest logit the filters' search begins with
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How rows are cut. Powers of two."""
+    """The cuts of rows. Powers of two."""
 
     part: int = 4096  # tokens a program looks at
     capacity: int = 8192  # tokens that the filters' search can list

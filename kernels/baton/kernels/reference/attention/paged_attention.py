@@ -38,7 +38,7 @@ class Scratch:
         self._memory = torch.empty(0, dtype=like.dtype, device=like.device)
 
     def take(self, num_rows: int, size: int) -> Tensor:
-        """[num_rows, size] of it, whoever else was given the same."""
+        """Returns [num_rows, size] of the scratch, shared by all callers."""
         count = num_rows * size
         if count > self._memory.numel():
             self._memory = torch.empty(count + count // 2, dtype=self._memory.dtype, device=self._memory.device)

@@ -11,5 +11,5 @@ def gather_blocks(pool: Tensor, block_ids: Tensor) -> Tensor:
 
 
 def scatter_blocks(pool: Tensor, block_ids: Tensor, staging: Tensor) -> None:
-    """The way back: staging [n, num_layers, ...] into pool, in place; block_ids [n] are distinct."""
+    """Copies staging [n, num_layers, ...] back into pool, in place; block_ids [n] are distinct."""
     pool[:, block_ids.long()] = staging.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""What stands between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
+"""The steps between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def normed_and_rotated(
     k_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """The query and key heads of qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim], ready for attention."""
+    """Returns the query and key heads of qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim] for attention."""
     num_rotated = num_q_heads + num_kv_heads
     heads = qkv[:, :num_rotated]
     if q_norm is not None and k_norm is not None:

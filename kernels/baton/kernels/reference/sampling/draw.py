@@ -1,8 +1,8 @@
-"""Draws a token a row by Gumbel-max. A row's result depends on nothing but the row.
+"""Draws a token per row by Gumbel-max. A row's result depends on the row alone.
 
-A row's filters come down to one threshold on its scaled logits, found among its most likely tokens: cheap as long as
-few tokens pass, exact always, because the search widens until the threshold lies inside it. Of equals the lowest
-token is drawn.
+A row's filters reduce to one threshold on its scaled logits, found among its most likely tokens. That is cheap while
+few tokens pass, and always exact, because the search widens until the threshold lies inside it. Among equal tokens the
+lowest is drawn.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min
         top = values[:, :1]
         mass = torch.exp(values - top).mul_(passes)
         before = mass.cumsum(1)
-        # Sums in an order that the width cannot change, or the cut would depend on who shares the batch.
+        # Sums in an order that does not depend on the width; otherwise the cut would depend on the rest of the batch.
         total = before[:, -1:].clone()  # `before` changes below
         if not bool(limited.all()):
             total = torch.where(limited, total, torch.exp(torch.logsumexp(scaled, 1, keepdim=True) - top))

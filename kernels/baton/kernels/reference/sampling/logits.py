@@ -1,4 +1,4 @@
-"""What requests do to their logits before sampling. Sparse: columns of (row, token), so that others pay nothing."""
+"""Edits of the logits before sampling. Sparse: columns of (row, token), so that rows without edits cost nothing."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
 
 
 def force(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """In place: each of these rows can draw nothing but its token."""
+    """In place: forces the token of each of these rows."""
     logits[rows] = _NEVER
     logits[rows, token_ids] = 0.0

@@ -1,4 +1,4 @@
-"""What the model thought of the tokens that were drawn, before temperature and filters."""
+"""Log-probabilities of the drawn tokens under the model, before temperature and filters."""
 
 from __future__ import annotations
 

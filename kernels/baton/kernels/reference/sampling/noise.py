@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, position, token id): the same whoever shares the batch, on any device."""
+"""Random numbers as a function of (seed, position, token id): the same for any batch, on any device."""
 
 from __future__ import annotations
 
