@@ -63,7 +63,7 @@ def packed(documents: Iterator[Tokens], length: int) -> Row:
 
 
 def block_mask(starts: Tensor, window: int) -> BlockMask:
-    """Returns masks of causal attention within each document of [length]. `window`: the most keys of a query, 0: all."""
+    """Returns masks of causal attention within each document of [length]. `window`: a query's most keys, 0: all."""
     length = len(starts)
     count = length // _BLOCK
     ends = starts.view(count, _BLOCK)

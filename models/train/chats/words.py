@@ -74,7 +74,7 @@ def thing(rng: Random) -> str:
 
 
 def digits(rng: Random, least: int = 1, most: int = 5) -> str:
-    """Returns a number of `digits` digits, as text."""
+    """Returns a number of `least` to `most` digits, as text."""
     count = rng.randint(least, most)
     return rng.choice("123456789") + "".join(rng.choice("0123456789") for _ in range(count - 1))
 

@@ -67,7 +67,7 @@ def scatter_blocks(pool: Tensor, block_ids: Tensor, staging: Tensor) -> None:
 
 
 class BlockCopier:
-    """The same copies of one pool on the GPU, by address: where the launch's time on the host counts.
+    """The same copies of one pool on the GPU, by address: for launches that cost little time on the host.
 
     Staging is [num_ids, num_layers, bytes of one layer of one block], at a multiple of 16 bytes; block ids are int32 in
     memory that the device can read, pinned host memory included.

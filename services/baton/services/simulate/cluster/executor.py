@@ -1,4 +1,4 @@
-"""An Executor that computes nothing: takes the device model's time and samples the token that came with each request."""
+"""An Executor that computes nothing: takes the device model's time and samples each request's own token."""
 
 from __future__ import annotations
 
