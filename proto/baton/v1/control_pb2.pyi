@@ -30,23 +30,23 @@ class _RunningRequestsEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     RUNNING_REQUESTS_UNSPECIFIED: _RunningRequests.ValueType  # 0
     """As ABORT."""
     RUNNING_REQUESTS_ABORT: _RunningRequests.ValueType  # 1
-    """They fail with UNAVAILABLE; gateways go on with them on other workers."""
+    """They fail with UNAVAILABLE. Gateways continue them on other workers."""
     RUNNING_REQUESTS_WAIT: _RunningRequests.ValueType  # 2
     """They run to their ends first."""
     RUNNING_REQUESTS_KEEP: _RunningRequests.ValueType  # 3
-    """They stay, and go on afterwards; KV that they lose is computed again. Their deadlines run on."""
+    """They are kept and continue afterwards. Lost KV is computed again. Their deadlines are not extended."""
 
 class RunningRequests(_RunningRequests, metaclass=_RunningRequestsEnumTypeWrapper):
-    """What becomes of requests that run or wait when the worker is stopped between two steps."""
+    """What happens to running and waiting requests when the worker is stopped between two steps."""
 
 RUNNING_REQUESTS_UNSPECIFIED: RunningRequests.ValueType  # 0
 """As ABORT."""
 RUNNING_REQUESTS_ABORT: RunningRequests.ValueType  # 1
-"""They fail with UNAVAILABLE; gateways go on with them on other workers."""
+"""They fail with UNAVAILABLE. Gateways continue them on other workers."""
 RUNNING_REQUESTS_WAIT: RunningRequests.ValueType  # 2
 """They run to their ends first."""
 RUNNING_REQUESTS_KEEP: RunningRequests.ValueType  # 3
-"""They stay, and go on afterwards; KV that they lose is computed again. Their deadlines run on."""
+"""They are kept and continue afterwards. Lost KV is computed again. Their deadlines are not extended."""
 global___RunningRequests = RunningRequests
 
 class _WorkerActivity:
@@ -99,7 +99,7 @@ class DrainResponse(google.protobuf.message.Message):
 
     NUM_REQUESTS_FIELD_NUMBER: builtins.int
     num_requests: builtins.int
-    """Requests that still run."""
+    """Number of running requests."""
     def __init__(
         self,
         *,
@@ -117,7 +117,7 @@ class PauseRequest(google.protobuf.message.Message):
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     running_requests: global___RunningRequests.ValueType
     timeout_ms: builtins.int
-    """Milliseconds for them to end. 0: a minute."""
+    """Milliseconds for running requests to end. 0: a minute."""
     def __init__(
         self,
         *,
@@ -134,7 +134,7 @@ class PauseResponse(google.protobuf.message.Message):
 
     NUM_REQUESTS_FIELD_NUMBER: builtins.int
     num_requests: builtins.int
-    """That were kept."""
+    """Number of kept requests."""
     def __init__(
         self,
         *,
@@ -175,7 +175,7 @@ class SleepRequest(google.protobuf.message.Message):
     """1: frees the KV cache; weights on a GPU wait in host memory. 2: drops the weights too. 0 is 1."""
     running_requests: global___RunningRequests.ValueType
     timeout_ms: builtins.int
-    """Milliseconds for them to end. 0: a minute."""
+    """Milliseconds for running requests to end. 0: a minute."""
     def __init__(
         self,
         *,
@@ -195,9 +195,9 @@ class SleepResponse(google.protobuf.message.Message):
     NUM_REQUESTS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     num_freed_bytes: builtins.int
-    """Of the device that this call gave back; of the machine where the worker computes on its cores."""
+    """Freed memory of the device, or of the machine if the worker computes on its cores."""
     num_requests: builtins.int
-    """That were kept."""
+    """Number of kept requests."""
     epoch: builtins.int
     """The new one."""
     def __init__(
@@ -244,10 +244,10 @@ class ReloadWeightsRequest(google.protobuf.message.Message):
     RUNNING_REQUESTS_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A folder on the worker, or a hub id. Empty: the model that was loaded last, read again."""
+    """A folder on the worker, or a hub id. Empty: reads the model loaded last again."""
     running_requests: global___RunningRequests.ValueType
     timeout_ms: builtins.int
-    """Milliseconds for them to end, once the weights are read. 0: a minute."""
+    """Milliseconds for running requests to end, once the weights are read. 0: a minute."""
     def __init__(
         self,
         *,
@@ -267,11 +267,11 @@ class ReloadWeightsResponse(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     NUM_REQUESTS_FIELD_NUMBER: builtins.int
     digest: builtins.bytes
-    """Of the weights served now; 16 bytes. Another one is another namespace of blocks."""
+    """Of the present weights; 16 bytes. Another digest is another namespace of blocks."""
     epoch: builtins.int
     """The new one."""
     num_requests: builtins.int
-    """That were kept."""
+    """Number of kept requests."""
     def __init__(
         self,
         *,
@@ -289,7 +289,7 @@ class GetStatsRequest(google.protobuf.message.Message):
 
     AUDIT_FIELD_NUMBER: builtins.int
     audit: builtins.bool
-    """Walks the whole pool and fails with DATA_LOSS where it contradicts itself."""
+    """Checks the whole pool, and fails with DATA_LOSS if it is inconsistent."""
     def __init__(
         self,
         *,
@@ -320,7 +320,7 @@ class GetStatsResponse(google.protobuf.message.Message):
     num_empty_blocks: builtins.int
     activity: global___WorkerActivity.ValueType
     sleep_level: builtins.int
-    """Of Sleep. 0: awake."""
+    """The level of Sleep. 0: awake."""
     @property
     def state(self) -> baton.v1.worker_pb2.WorkerState: ...
     @property
@@ -387,9 +387,9 @@ class WorkerCounters(google.protobuf.message.Message):
     step_seconds: builtins.float
     num_evicted_blocks: builtins.int
     num_failed_steps: builtins.int
-    """Steps that the device could not compute; their requests failed."""
+    """Steps that failed on the device, with their requests."""
     num_discarded_tokens: builtins.int
-    """Tokens computed for requests that had ended: the price of asynchronous steps."""
+    """Tokens computed for requests that had ended: the cost of asynchronous steps."""
     @property
     def transfers(self) -> global___TransferCounters: ...
     @property
@@ -433,7 +433,7 @@ global___WorkerCounters = WorkerCounters
 
 @typing.final
 class ConstraintCounters(google.protobuf.message.Message):
-    """What a worker did for constraints: totals since its start, but where a field says that it is of now."""
+    """A worker's work for constraints: totals since its start, unless a field is marked as present."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -449,21 +449,21 @@ class ConstraintCounters(google.protobuf.message.Message):
     num_compiled: builtins.int
     """Compiled in the engine."""
     num_cache_hits: builtins.int
-    """Requests that found theirs compiled."""
+    """Requests whose constraint was compiled already."""
     num_tried: builtins.int
-    """Compiled first in a process of their own, with limits of CPU time and memory."""
+    """Compiled first in a separate process, with limits of CPU time and memory."""
     num_killed: builtins.int
-    """Of num_tried, those that met a limit."""
+    """Of num_tried, those that exceeded a limit."""
     num_refused: builtins.int
     """Requests refused before their first token."""
     num_ended: builtins.int
-    """Requests ended after it, since their masks took too much CPU time or memory."""
+    """Requests ended after their first token, because their masks took too much CPU time or memory."""
     num_waiting: builtins.int
-    """Now: requests that wait for their tenant's turn to compile."""
+    """Present: requests that wait for their tenant's turn to compile."""
     num_cache_bytes: builtins.int
-    """Now: what compilations hold that are kept, at most."""
+    """Present: upper bound of the memory of cached compilations."""
     num_live_bytes: builtins.int
-    """Now: what the matchers of running requests hold, at most."""
+    """Present: upper bound of the memory of running requests' matchers."""
     def __init__(
         self,
         *,
@@ -483,8 +483,8 @@ global___ConstraintCounters = ConstraintCounters
 
 @typing.final
 class HostCacheCounters(google.protobuf.message.Message):
-    """KV blocks between the device and host memory: totals since the worker's start. All 0 where it has no host memory for
-    them.
+    """KV blocks copied between the device and host memory: totals since the worker's start. All 0 without host memory for
+    blocks.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -527,7 +527,7 @@ global___HostCacheCounters = HostCacheCounters
 
 @typing.final
 class TransferCounters(google.protobuf.message.Message):
-    """A worker's hand-overs of KV: totals since its start, but where a field says that it is of now."""
+    """A worker's hand-overs of KV: totals since its start, unless a field is marked as present."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -552,14 +552,14 @@ class TransferCounters(google.protobuf.message.Message):
     NUM_STRANGERS_FIELD_NUMBER: builtins.int
     TRANSFER_BYTES_FIELD_NUMBER: builtins.int
     num_transfers: builtins.int
-    """As the receiver (a decode worker): leases that ended with every block here and verified, and their bytes."""
+    """As the receiver (a decode worker): leases that ended with all blocks received and verified, and their bytes."""
     num_transfer_bytes: builtins.int
     num_failed_transfers: builtins.int
-    """Leases that ended without their blocks, whatever the cause. Each is a retry or a prefill here."""
+    """Leases that ended without their blocks, for any cause. Each one is retried or prefilled locally."""
     num_retries: builtins.int
-    """Failed ones that were asked of the same peer once more."""
+    """Failed ones that were requested from the same peer again."""
     num_refused_prefills: builtins.int
-    """Prefills that a peer said it would not do."""
+    """Prefills that a peer refused."""
     num_checksum_errors: builtins.int
     """Transfers that failed because a piece did not match its checksum."""
     num_sent_transfers: builtins.int
@@ -568,20 +568,20 @@ class TransferCounters(google.protobuf.message.Message):
     num_failed_pushes: builtins.int
     """Leases that ended without TransferComplete."""
     num_failed_prefills: builtins.int
-    """Prefills that this worker said it would not do."""
+    """Prefills that this worker refused."""
     num_expired_leases: builtins.int
-    """As either. Leases that ended by silence, at this end."""
+    """As either. Leases that expired at this end."""
     num_mismatches: builtins.int
-    """Peers whose layout cannot be served."""
+    """Peers with an unsupported layout."""
     num_stray_pieces: builtins.int
-    """Pieces that came for no open lease and were discarded."""
+    """Pieces without an open lease, which were discarded."""
     num_stranded_blocks: builtins.int
-    """Now: blocks of leases that were broken more than 2 s ago and are not free. Always 0."""
+    """Present: blocks of leases that broke more than 2 s ago and are not free. Always 0."""
     num_strangers: builtins.int
-    """As the receiver: KV connections that did not show the key of TransportAddress, and were refused."""
+    """As the receiver: KV connections refused because they lacked the key of TransportAddress."""
     @property
     def transfer_seconds(self) -> global___Histogram:
-        """Of completed ones: from the lease to the last block, and how long the first token waited for that."""
+        """Of completed ones: from the lease to the last block, and the part of it for which the first token waited."""
 
     @property
     def exposed_seconds(self) -> global___Histogram: ...
@@ -591,7 +591,7 @@ class TransferCounters(google.protobuf.message.Message):
 
     @property
     def rates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransportRate]:
-        """Now, one for each transport that moved bytes."""
+        """Present: one for each transport that moved bytes."""
 
     @property
     def transfer_bytes(self) -> global___Histogram:
@@ -628,7 +628,7 @@ global___TransferCounters = TransferCounters
 
 @typing.final
 class TransportRate(google.protobuf.message.Message):
-    """How fast one transport moves KV, measured lately while bytes moved. 0: not known yet."""
+    """The recent speed of one transport while it moved KV. 0: not measured yet."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -725,7 +725,7 @@ class StartProfileResponse(google.protobuf.message.Message):
 
     PATH_FIELD_NUMBER: builtins.int
     path: builtins.str
-    """The file that the trace goes to, on the worker: Chrome's JSON, compressed."""
+    """The path of the trace's file on the worker: Chrome's JSON, compressed."""
     def __init__(
         self,
         *,
@@ -752,9 +752,9 @@ class StopProfileResponse(google.protobuf.message.Message):
     PATH_FIELD_NUMBER: builtins.int
     NUM_STEPS_FIELD_NUMBER: builtins.int
     path: builtins.str
-    """The trace's file, on the worker."""
+    """The path of the trace's file on the worker."""
     num_steps: builtins.int
-    """Steps that it holds."""
+    """Number of recorded steps."""
     def __init__(
         self,
         *,

@@ -92,72 +92,72 @@ class ControlServiceServicer(object):
     """
 
     def Drain(self, request, context):
-        """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
-        a new epoch. Ended by Resume or by the process's end. Idempotent.
+        """Stops accepting requests. Running ones continue. Once none is left, all cached blocks are dropped under a new
+        epoch. Ended by Resume or by the process's end. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
-        DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
-        or another change is under way.
+        """Stops accepting requests and computing until Resume. Returns once the worker is stopped. Idempotent.
+        DEADLINE_EXCEEDED: running requests did not end in time, and the worker continues. FAILED_PRECONDITION: it sleeps,
+        or another change is in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
-        FAILED_PRECONDITION: it sleeps, or another change is under way.
+        """Accepts requests again after a Pause or a Drain. Kept requests continue. Idempotent.
+        FAILED_PRECONDITION: it sleeps, or another change is in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
-        A deeper level may follow; the same one again, or a lighter one, changes nothing.
+        """Pauses, drops all cached blocks under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+        A deeper level may follow. The same or a lighter level has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
-        sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+        """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
+        stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadWeights(self, request, context):
-        """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
-        on as before. They are read while the worker serves; only then requests are handled as asked.
+        """Replaces the weights by others of the same architecture, and drops all cached blocks under a new epoch. The new
+        weights are read while the worker serves. Only then running requests are handled as requested.
         INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
-        DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+        DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """Reads counters, and audits the block pool where asked.
+        """Returns counters, and audits the block pool if requested.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets every cached block and starts a new epoch. Running requests keep theirs.
+        """Drops all cached blocks and starts a new epoch. Running requests keep theirs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartProfile(self, request, context):
-        """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+        """Starts to record the engine's steps on host and device. FAILED_PRECONDITION without a profile
         folder, or while a profile runs; UNIMPLEMENTED for the simulator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -165,8 +165,8 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopProfile(self, request, context):
-        """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
-        FAILED_PRECONDITION where none was started.
+        """Ends the profile and writes it, unless it is complete and already written. Idempotent.
+        FAILED_PRECONDITION: no profile was started.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

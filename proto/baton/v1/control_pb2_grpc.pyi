@@ -25,70 +25,70 @@ class ControlServiceStub:
         baton.v1.control_pb2.DrainRequest,
         baton.v1.control_pb2.DrainResponse,
     ]
-    """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
-    a new epoch. Ended by Resume or by the process's end. Idempotent.
+    """Stops accepting requests. Running ones continue. Once none is left, all cached blocks are dropped under a new
+    epoch. Ended by Resume or by the process's end. Idempotent.
     """
 
     Pause: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.PauseRequest,
         baton.v1.control_pb2.PauseResponse,
     ]
-    """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
-    DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
-    or another change is under way.
+    """Stops accepting requests and computing until Resume. Returns once the worker is stopped. Idempotent.
+    DEADLINE_EXCEEDED: running requests did not end in time, and the worker continues. FAILED_PRECONDITION: it sleeps,
+    or another change is in progress.
     """
 
     Resume: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.ResumeRequest,
         baton.v1.control_pb2.ResumeResponse,
     ]
-    """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
-    FAILED_PRECONDITION: it sleeps, or another change is under way.
+    """Accepts requests again after a Pause or a Drain. Kept requests continue. Idempotent.
+    FAILED_PRECONDITION: it sleeps, or another change is in progress.
     """
 
     Sleep: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.SleepRequest,
         baton.v1.control_pb2.SleepResponse,
     ]
-    """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
-    A deeper level may follow; the same one again, or a lighter one, changes nothing.
+    """Pauses, drops all cached blocks under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+    A deeper level may follow. The same or a lighter level has no effect.
     """
 
     WakeUp: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.WakeUpRequest,
         baton.v1.control_pb2.WakeUpResponse,
     ]
-    """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
-    sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+    """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
+    stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
     """
 
     ReloadWeights: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.ReloadWeightsRequest,
         baton.v1.control_pb2.ReloadWeightsResponse,
     ]
-    """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
-    on as before. They are read while the worker serves; only then requests are handled as asked.
+    """Replaces the weights by others of the same architecture, and drops all cached blocks under a new epoch. The new
+    weights are read while the worker serves. Only then running requests are handled as requested.
     INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
-    DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+    DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
     """
 
     GetStats: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.GetStatsRequest,
         baton.v1.control_pb2.GetStatsResponse,
     ]
-    """Reads counters, and audits the block pool where asked."""
+    """Returns counters, and audits the block pool if requested."""
 
     ResetPrefixCache: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.ResetPrefixCacheRequest,
         baton.v1.control_pb2.ResetPrefixCacheResponse,
     ]
-    """Forgets every cached block and starts a new epoch. Running requests keep theirs."""
+    """Drops all cached blocks and starts a new epoch. Running requests keep theirs."""
 
     StartProfile: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.StartProfileRequest,
         baton.v1.control_pb2.StartProfileResponse,
     ]
-    """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+    """Starts to record the engine's steps on host and device. FAILED_PRECONDITION without a profile
     folder, or while a profile runs; UNIMPLEMENTED for the simulator.
     """
 
@@ -96,8 +96,8 @@ class ControlServiceStub:
         baton.v1.control_pb2.StopProfileRequest,
         baton.v1.control_pb2.StopProfileResponse,
     ]
-    """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
-    FAILED_PRECONDITION where none was started.
+    """Ends the profile and writes it, unless it is complete and already written. Idempotent.
+    FAILED_PRECONDITION: no profile was started.
     """
 
 class ControlServiceAsyncStub:
@@ -107,70 +107,70 @@ class ControlServiceAsyncStub:
         baton.v1.control_pb2.DrainRequest,
         baton.v1.control_pb2.DrainResponse,
     ]
-    """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
-    a new epoch. Ended by Resume or by the process's end. Idempotent.
+    """Stops accepting requests. Running ones continue. Once none is left, all cached blocks are dropped under a new
+    epoch. Ended by Resume or by the process's end. Idempotent.
     """
 
     Pause: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.PauseRequest,
         baton.v1.control_pb2.PauseResponse,
     ]
-    """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
-    DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
-    or another change is under way.
+    """Stops accepting requests and computing until Resume. Returns once the worker is stopped. Idempotent.
+    DEADLINE_EXCEEDED: running requests did not end in time, and the worker continues. FAILED_PRECONDITION: it sleeps,
+    or another change is in progress.
     """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.ResumeRequest,
         baton.v1.control_pb2.ResumeResponse,
     ]
-    """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
-    FAILED_PRECONDITION: it sleeps, or another change is under way.
+    """Accepts requests again after a Pause or a Drain. Kept requests continue. Idempotent.
+    FAILED_PRECONDITION: it sleeps, or another change is in progress.
     """
 
     Sleep: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.SleepRequest,
         baton.v1.control_pb2.SleepResponse,
     ]
-    """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
-    A deeper level may follow; the same one again, or a lighter one, changes nothing.
+    """Pauses, drops all cached blocks under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+    A deeper level may follow. The same or a lighter level has no effect.
     """
 
     WakeUp: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.WakeUpRequest,
         baton.v1.control_pb2.WakeUpResponse,
     ]
-    """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
-    sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+    """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
+    stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
     """
 
     ReloadWeights: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.ReloadWeightsRequest,
         baton.v1.control_pb2.ReloadWeightsResponse,
     ]
-    """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
-    on as before. They are read while the worker serves; only then requests are handled as asked.
+    """Replaces the weights by others of the same architecture, and drops all cached blocks under a new epoch. The new
+    weights are read while the worker serves. Only then running requests are handled as requested.
     INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
-    DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+    DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
     """
 
     GetStats: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.GetStatsRequest,
         baton.v1.control_pb2.GetStatsResponse,
     ]
-    """Reads counters, and audits the block pool where asked."""
+    """Returns counters, and audits the block pool if requested."""
 
     ResetPrefixCache: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.ResetPrefixCacheRequest,
         baton.v1.control_pb2.ResetPrefixCacheResponse,
     ]
-    """Forgets every cached block and starts a new epoch. Running requests keep theirs."""
+    """Drops all cached blocks and starts a new epoch. Running requests keep theirs."""
 
     StartProfile: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.StartProfileRequest,
         baton.v1.control_pb2.StartProfileResponse,
     ]
-    """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+    """Starts to record the engine's steps on host and device. FAILED_PRECONDITION without a profile
     folder, or while a profile runs; UNIMPLEMENTED for the simulator.
     """
 
@@ -178,8 +178,8 @@ class ControlServiceAsyncStub:
         baton.v1.control_pb2.StopProfileRequest,
         baton.v1.control_pb2.StopProfileResponse,
     ]
-    """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
-    FAILED_PRECONDITION where none was started.
+    """Ends the profile and writes it, unless it is complete and already written. Idempotent.
+    FAILED_PRECONDITION: no profile was started.
     """
 
 class ControlServiceServicer(metaclass=abc.ABCMeta):
@@ -191,8 +191,8 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.DrainResponse, collections.abc.Awaitable[baton.v1.control_pb2.DrainResponse]]:
-        """Takes no new requests from now on. Running ones go on; when none is left, every cached block is forgotten, under
-        a new epoch. Ended by Resume or by the process's end. Idempotent.
+        """Stops accepting requests. Running ones continue. Once none is left, all cached blocks are dropped under a new
+        epoch. Ended by Resume or by the process's end. Idempotent.
         """
 
     @abc.abstractmethod
@@ -201,9 +201,9 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.PauseResponse, collections.abc.Awaitable[baton.v1.control_pb2.PauseResponse]]:
-        """Takes no new requests until Resume, and computes nothing: answered when that is so. Idempotent.
-        DEADLINE_EXCEEDED: the running requests did not end in time; the worker serves on. FAILED_PRECONDITION: it sleeps,
-        or another change is under way.
+        """Stops accepting requests and computing until Resume. Returns once the worker is stopped. Idempotent.
+        DEADLINE_EXCEEDED: running requests did not end in time, and the worker continues. FAILED_PRECONDITION: it sleeps,
+        or another change is in progress.
         """
 
     @abc.abstractmethod
@@ -212,8 +212,8 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.ResumeResponse, collections.abc.Awaitable[baton.v1.control_pb2.ResumeResponse]]:
-        """Takes requests again after a Pause or a Drain; those that were kept go on where they stood. Idempotent.
-        FAILED_PRECONDITION: it sleeps, or another change is under way.
+        """Accepts requests again after a Pause or a Drain. Kept requests continue. Idempotent.
+        FAILED_PRECONDITION: it sleeps, or another change is in progress.
         """
 
     @abc.abstractmethod
@@ -222,8 +222,8 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.SleepRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.SleepResponse, collections.abc.Awaitable[baton.v1.control_pb2.SleepResponse]]:
-        """Pauses, forgets every cached block under a new epoch, and frees memory until WakeUp. Fails as Pause does.
-        A deeper level may follow; the same one again, or a lighter one, changes nothing.
+        """Pauses, drops all cached blocks under a new epoch, and frees memory until WakeUp. Fails as Pause does.
+        A deeper level may follow. The same or a lighter level has no effect.
         """
 
     @abc.abstractmethod
@@ -232,8 +232,8 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.WakeUpRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.WakeUpResponse, collections.abc.Awaitable[baton.v1.control_pb2.WakeUpResponse]]:
-        """Takes the memory back, loads what was dropped, and takes requests again. Idempotent. Where that fails the worker
-        sleeps on: RESOURCE_EXHAUSTED or INVALID_ARGUMENT: there is too little memory; the weights cannot be read.
+        """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
+        stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
         """
 
     @abc.abstractmethod
@@ -242,10 +242,10 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.ReloadWeightsRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.ReloadWeightsResponse, collections.abc.Awaitable[baton.v1.control_pb2.ReloadWeightsResponse]]:
-        """Replaces the weights by others of the same architecture, forgets every cached block under a new epoch, and goes
-        on as before. They are read while the worker serves; only then requests are handled as asked.
+        """Replaces the weights by others of the same architecture, and drops all cached blocks under a new epoch. The new
+        weights are read while the worker serves. Only then running requests are handled as requested.
         INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
-        DEADLINE_EXCEEDED: as Pause. After any failure the old weights serve on.
+        DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
         """
 
     @abc.abstractmethod
@@ -254,7 +254,7 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.GetStatsResponse, collections.abc.Awaitable[baton.v1.control_pb2.GetStatsResponse]]:
-        """Reads counters, and audits the block pool where asked."""
+        """Returns counters, and audits the block pool if requested."""
 
     @abc.abstractmethod
     def ResetPrefixCache(
@@ -262,7 +262,7 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[baton.v1.control_pb2.ResetPrefixCacheResponse]]:
-        """Forgets every cached block and starts a new epoch. Running requests keep theirs."""
+        """Drops all cached blocks and starts a new epoch. Running requests keep theirs."""
 
     @abc.abstractmethod
     def StartProfile(
@@ -270,7 +270,7 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.StartProfileRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.StartProfileResponse, collections.abc.Awaitable[baton.v1.control_pb2.StartProfileResponse]]:
-        """Records what the engine's steps do on host and device, from now on. FAILED_PRECONDITION without a profile
+        """Starts to record the engine's steps on host and device. FAILED_PRECONDITION without a profile
         folder, or while a profile runs; UNIMPLEMENTED for the simulator.
         """
 
@@ -280,8 +280,8 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.StopProfileRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.StopProfileResponse, collections.abc.Awaitable[baton.v1.control_pb2.StopProfileResponse]]:
-        """Ends the profile and writes it, unless its steps were full and it is written already. Idempotent.
-        FAILED_PRECONDITION where none was started.
+        """Ends the profile and writes it, unless it is complete and already written. Idempotent.
+        FAILED_PRECONDITION: no profile was started.
         """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

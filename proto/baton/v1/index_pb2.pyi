@@ -57,12 +57,12 @@ class PublishHello(google.protobuf.message.Message):
     worker_id: builtins.str
     epoch: builtins.int
     sequence: builtins.int
-    """The last batch's; 0: none yet."""
+    """Of the last batch; 0: none yet."""
     first_kept: builtins.int
     """The first batch that the worker can still send. 0: none."""
     term: builtins.int
-    """Grows with every stream that the worker opens, over its restarts too: of two streams,
-    wherever they end, the one with the higher term speaks for the worker.
+    """Grows with every stream that the worker opens, also over restarts. Of two streams to any
+    replicas, the one with the higher term is valid.
     """
     def __init__(
         self,
@@ -85,12 +85,10 @@ class PublishHeartbeat(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     wants_answer: builtins.bool
-    """Say how far this replica is. Not every heartbeat wants it: most of them cost nothing
-    but their arrival.
-    """
+    """Asks for an answer with the applied sequence. Most heartbeats do not."""
     epoch: builtins.int
-    """Of the last batch or snapshot that this stream sent before it. A replica that is elsewhere
-    lacks something, and asks for a snapshot. Both 0: nothing was sent yet.
+    """Of the last batch or snapshot sent before it on this stream. A replica with another position
+    lacks events, and asks for a snapshot. Both 0: nothing was sent yet.
     """
     sequence: builtins.int
     def __init__(
@@ -111,7 +109,7 @@ class PublishResponse(google.protobuf.message.Message):
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: builtins.int
     SNAPSHOT_WANTED_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
-    """Everything up to here is applied. After a hello: send what follows."""
+    """The last applied sequence. After a hello: send the batches that follow."""
     snapshot_wanted: builtins.bool
     """Send a snapshot now."""
     def __init__(
@@ -134,7 +132,7 @@ class WatchRequest(google.protobuf.message.Message):
     """Only workers that publish to this replica: how replicas read each other."""
     @property
     def known(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerPosition]:
-        """What the reader has already."""
+        """Positions of the workers that the reader has."""
 
     def __init__(
         self,
@@ -148,7 +146,7 @@ global___WatchRequest = WatchRequest
 
 @typing.final
 class WorkerPosition(google.protobuf.message.Message):
-    """How far one worker's events were heard."""
+    """The position up to which one worker's events were applied."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -183,27 +181,27 @@ class WatchResponse(google.protobuf.message.Message):
     def snapshot(self) -> baton.v1.kv_pb2.KvSnapshot: ...
     @property
     def forgotten(self) -> global___WorkerForgotten:
-        """The worker holds nothing any more."""
+        """The worker's entries were dropped."""
 
     @property
     def heartbeat(self) -> global___WatchHeartbeat:
-        """Nothing new; proves that the stream lives. Every quarter of a second. The first one
-        follows everything that the reader lacked when the stream began.
+        """Proves that the stream is alive. Sent every quarter of a second. The first one follows all
+        entries that the reader lacked when the stream began.
         """
 
     @property
     def heard(self) -> global___WorkerHeard:
-        """The worker is heard: its entries count."""
+        """The worker is alive: its entries count."""
 
     @property
     def silent(self) -> global___WorkerSilent:
-        """The worker is unheard of for its lease: its entries, those that are still to come
-        included, do not count until it is heard.
+        """The worker's lease ended. Its entries, including later ones, must be ignored until
+        WorkerHeard.
         """
 
     @property
     def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.kv_pb2.KvEventBatch]:
-        """Of any workers, each worker's in order. In a message of their own."""
+        """Batches of any workers, in order for each worker. Sent in messages without other fields."""
 
     def __init__(
         self,
@@ -249,7 +247,7 @@ class WorkerHeard(google.protobuf.message.Message):
     worker_id: builtins.str
     epoch: builtins.int
     term: builtins.int
-    """Of the stream on which the worker publishes; 0: on none now, its lease runs."""
+    """Of the stream on which the worker publishes; 0: it has none, and its lease runs."""
     def __init__(
         self,
         *,
@@ -285,7 +283,7 @@ class WatchHeartbeat(google.protobuf.message.Message):
 
     NUM_MESSAGES_FIELD_NUMBER: builtins.int
     num_messages: builtins.int
-    """Messages of this stream before this one. A reader that has another number lacks something,
+    """Messages of this stream before this one. A reader that counted another number lacks messages,
     and opens a new stream. 0: unknown.
     """
     def __init__(

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class IndexServiceStub(object):
     """The prefix-cache index: which worker holds which block. Any number of replicas may
-    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    serve it. A worker publishes to any one of them, and each one streams all workers to its readers.
     """
 
     def __init__(self, channel):
@@ -50,15 +50,15 @@ class IndexServiceStub(object):
 
 class IndexServiceServicer(object):
     """The prefix-cache index: which worker holds which block. Any number of replicas may
-    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    serve it. A worker publishes to any one of them, and each one streams all workers to its readers.
     """
 
     def Publish(self, request_iterator, context):
-        """Carries one worker's events. The first message is the worker's hello. It, a
-        heartbeat that asks for it and the last part of a snapshot are answered, with what is
-        applied; the worker keeps batches until then, and sends them to another replica when
-        this one is lost. A batch that was applied before changes nothing. A replica that does not know
-        the worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before.
+        """Carries one worker's events. The first message is the worker's hello. The replica answers the
+        hello, heartbeats that ask for it and the last part of a snapshot with the applied sequence.
+        The worker keeps batches until then, and sends them to another replica if this one is lost.
+        A batch that was applied before is ignored. After an unknown epoch or a gap, the replica asks
+        for a snapshot, and ignores messages until it arrives.
         FAILED_PRECONDITION: another stream of the worker is newer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -66,9 +66,9 @@ class IndexServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Streams everything: of each worker whether it is heard, then what the reader lacks (a
-        snapshot up to its barrier, and the batches after it), then changes as they happen, in
-        order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+        """Streams the whole index: for each worker its liveness, then the entries that the reader lacks
+        (a snapshot up to its barrier, and the batches after it), then changes as they happen, in
+        order. RESOURCE_EXHAUSTED: the reader is too far behind and must watch again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,7 +97,7 @@ def add_IndexServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class IndexService(object):
     """The prefix-cache index: which worker holds which block. Any number of replicas may
-    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    serve it. A worker publishes to any one of them, and each one streams all workers to its readers.
     """
 
     @staticmethod

@@ -19,7 +19,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class IndexServiceStub:
     """The prefix-cache index: which worker holds which block. Any number of replicas may
-    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    serve it. A worker publishes to any one of them, and each one streams all workers to its readers.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -27,11 +27,11 @@ class IndexServiceStub:
         baton.v1.index_pb2.PublishRequest,
         baton.v1.index_pb2.PublishResponse,
     ]
-    """Carries one worker's events. The first message is the worker's hello. It, a
-    heartbeat that asks for it and the last part of a snapshot are answered, with what is
-    applied; the worker keeps batches until then, and sends them to another replica when
-    this one is lost. A batch that was applied before changes nothing. A replica that does not know
-    the worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before.
+    """Carries one worker's events. The first message is the worker's hello. The replica answers the
+    hello, heartbeats that ask for it and the last part of a snapshot with the applied sequence.
+    The worker keeps batches until then, and sends them to another replica if this one is lost.
+    A batch that was applied before is ignored. After an unknown epoch or a gap, the replica asks
+    for a snapshot, and ignores messages until it arrives.
     FAILED_PRECONDITION: another stream of the worker is newer.
     """
 
@@ -39,25 +39,25 @@ class IndexServiceStub:
         baton.v1.index_pb2.WatchRequest,
         baton.v1.index_pb2.WatchResponse,
     ]
-    """Streams everything: of each worker whether it is heard, then what the reader lacks (a
-    snapshot up to its barrier, and the batches after it), then changes as they happen, in
-    order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+    """Streams the whole index: for each worker its liveness, then the entries that the reader lacks
+    (a snapshot up to its barrier, and the batches after it), then changes as they happen, in
+    order. RESOURCE_EXHAUSTED: the reader is too far behind and must watch again.
     """
 
 class IndexServiceAsyncStub:
     """The prefix-cache index: which worker holds which block. Any number of replicas may
-    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    serve it. A worker publishes to any one of them, and each one streams all workers to its readers.
     """
 
     Publish: grpc.aio.StreamStreamMultiCallable[
         baton.v1.index_pb2.PublishRequest,
         baton.v1.index_pb2.PublishResponse,
     ]
-    """Carries one worker's events. The first message is the worker's hello. It, a
-    heartbeat that asks for it and the last part of a snapshot are answered, with what is
-    applied; the worker keeps batches until then, and sends them to another replica when
-    this one is lost. A batch that was applied before changes nothing. A replica that does not know
-    the worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before.
+    """Carries one worker's events. The first message is the worker's hello. The replica answers the
+    hello, heartbeats that ask for it and the last part of a snapshot with the applied sequence.
+    The worker keeps batches until then, and sends them to another replica if this one is lost.
+    A batch that was applied before is ignored. After an unknown epoch or a gap, the replica asks
+    for a snapshot, and ignores messages until it arrives.
     FAILED_PRECONDITION: another stream of the worker is newer.
     """
 
@@ -65,14 +65,14 @@ class IndexServiceAsyncStub:
         baton.v1.index_pb2.WatchRequest,
         baton.v1.index_pb2.WatchResponse,
     ]
-    """Streams everything: of each worker whether it is heard, then what the reader lacks (a
-    snapshot up to its barrier, and the batches after it), then changes as they happen, in
-    order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+    """Streams the whole index: for each worker its liveness, then the entries that the reader lacks
+    (a snapshot up to its barrier, and the batches after it), then changes as they happen, in
+    order. RESOURCE_EXHAUSTED: the reader is too far behind and must watch again.
     """
 
 class IndexServiceServicer(metaclass=abc.ABCMeta):
     """The prefix-cache index: which worker holds which block. Any number of replicas may
-    serve it; a worker publishes to any one of them, and each tells its readers of all.
+    serve it. A worker publishes to any one of them, and each one streams all workers to its readers.
     """
 
     @abc.abstractmethod
@@ -81,11 +81,11 @@ class IndexServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[baton.v1.index_pb2.PublishRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.index_pb2.PublishResponse], collections.abc.AsyncIterator[baton.v1.index_pb2.PublishResponse]]:
-        """Carries one worker's events. The first message is the worker's hello. It, a
-        heartbeat that asks for it and the last part of a snapshot are answered, with what is
-        applied; the worker keeps batches until then, and sends them to another replica when
-        this one is lost. A batch that was applied before changes nothing. A replica that does not know
-        the worker's epoch, or sees a gap, asks for a snapshot, and ignores what comes before.
+        """Carries one worker's events. The first message is the worker's hello. The replica answers the
+        hello, heartbeats that ask for it and the last part of a snapshot with the applied sequence.
+        The worker keeps batches until then, and sends them to another replica if this one is lost.
+        A batch that was applied before is ignored. After an unknown epoch or a gap, the replica asks
+        for a snapshot, and ignores messages until it arrives.
         FAILED_PRECONDITION: another stream of the worker is newer.
         """
 
@@ -95,9 +95,9 @@ class IndexServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.index_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.index_pb2.WatchResponse], collections.abc.AsyncIterator[baton.v1.index_pb2.WatchResponse]]:
-        """Streams everything: of each worker whether it is heard, then what the reader lacks (a
-        snapshot up to its barrier, and the batches after it), then changes as they happen, in
-        order. RESOURCE_EXHAUSTED: the reader is too far behind; it watches again.
+        """Streams the whole index: for each worker its liveness, then the entries that the reader lacks
+        (a snapshot up to its barrier, and the batches after it), then changes as they happen, in
+        order. RESOURCE_EXHAUSTED: the reader is too far behind and must watch again.
         """
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

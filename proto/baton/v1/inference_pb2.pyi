@@ -28,9 +28,9 @@ class _ToolMode:
 class _ToolModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
-    """AUTO where tools are given."""
+    """AUTO if tools are given."""
     TOOL_MODE_AUTO: _ToolMode.ValueType  # 1
-    """As the model likes."""
+    """The model decides."""
     TOOL_MODE_NONE: _ToolMode.ValueType  # 2
     """The prompt has no tools."""
     TOOL_MODE_REQUIRED: _ToolMode.ValueType  # 3
@@ -40,9 +40,9 @@ class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper):
     """Whether the model calls tools."""
 
 TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
-"""AUTO where tools are given."""
+"""AUTO if tools are given."""
 TOOL_MODE_AUTO: ToolMode.ValueType  # 1
-"""As the model likes."""
+"""The model decides."""
 TOOL_MODE_NONE: ToolMode.ValueType  # 2
 """The prompt has no tools."""
 TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
@@ -66,7 +66,7 @@ class _ReasoningEffortEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     REASONING_EFFORT_MAX: _ReasoningEffort.ValueType  # 7
 
 class ReasoningEffort(_ReasoningEffort, metaclass=_ReasoningEffortEnumTypeWrapper):
-    """How much a model is to think, where its template knows such words."""
+    """The amount of reasoning, for models whose template supports it."""
 
 REASONING_EFFORT_UNSPECIFIED: ReasoningEffort.ValueType  # 0
 """The model's own default."""
@@ -92,18 +92,18 @@ class ChatMessage(google.protobuf.message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     REASONING_FIELD_NUMBER: builtins.int
     role: builtins.str
-    """system, developer, user, assistant, tool, or what the model's template knows."""
+    """system, developer, user, assistant, tool, or another role of the model's template."""
     content: builtins.str
     """Empty in an assistant's message that only calls tools."""
     name: builtins.str
     """Empty: none."""
     tool_call_id: builtins.str
-    """The call that a message of role tool answers. Empty: not said."""
+    """The call that a message of role tool answers. Empty: not given."""
     reasoning: builtins.str
-    """What the model thought before an assistant's message. Empty: nothing, or not kept."""
+    """The model's reasoning before an assistant's message. Empty: none, or not stored."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
-        """What an assistant's message called."""
+        """The calls of an assistant's message."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class Tool(google.protobuf.message.Message):
     description: builtins.str
     """Empty: none."""
     parameters_schema: builtins.str
-    """A JSON Schema of the arguments object, as JSON text: that is what schemas are made of, and what the model reads.
-    Empty: not said. INVALID_ARGUMENT where it is no JSON object.
+    """A JSON Schema of the arguments object, as JSON text, because that is what the model reads.
+    Empty: not given. INVALID_ARGUMENT if it is not a JSON object.
     """
     strict: builtins.bool
-    """The arguments follow the schema without exception."""
+    """The arguments always match the schema."""
     def __init__(
         self,
         *,
@@ -153,7 +153,7 @@ global___Tool = Tool
 
 @typing.final
 class ToolChoice(google.protobuf.message.Message):
-    """What is asked of the tools."""
+    """The requested use of tools."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -186,7 +186,7 @@ class ToolCall(google.protobuf.message.Message):
     id: builtins.str
     name: builtins.str
     arguments: builtins.str
-    """A JSON object as JSON text, as models write it and functions take it. Empty: no arguments."""
+    """A JSON object as JSON text. Empty: no arguments."""
     def __init__(
         self,
         *,
@@ -290,7 +290,7 @@ global___TemplateMap = TemplateMap
 
 @typing.final
 class ChatPrompt(google.protobuf.message.Message):
-    """A chat, rendered by the model's own template. Its answers are read in the model's formats: responses tell
+    """A chat, rendered by the model's own template. Answers are parsed in the model's formats: responses separate
     reasoning and tool calls from text.
     """
 
@@ -328,18 +328,18 @@ class ChatPrompt(google.protobuf.message.Message):
     OMIT_GENERATION_PROMPT_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     continue_final_message: builtins.bool
-    """Ends the prompt inside the last message instead of opening an answer."""
+    """Ends the prompt within the last message instead of opening an answer."""
     disable_parallel_tool_calls: builtins.bool
     """Only the first call of an answer counts."""
     reasoning_effort: global___ReasoningEffort.ValueType
     omit_reasoning: builtins.bool
     """Reasoning is counted, not sent."""
     thinking_token_budget: builtins.int
-    """Tokens after which the reasoning is ended. INVALID_ARGUMENT where it is not known how the model ends it. Unset:
-    no limit.
+    """Tokens after which reasoning is ended. INVALID_ARGUMENT if the model's end of reasoning is unknown. Unset: no
+    limit.
     """
     chat_template: builtins.str
-    """A Jinja template instead of the model's own. INVALID_ARGUMENT where the gateway does not take clients' templates.
+    """A Jinja template instead of the model's own. INVALID_ARGUMENT if the gateway refuses clients' templates.
     Empty: the model's own.
     """
     omit_generation_prompt: builtins.bool
@@ -350,15 +350,15 @@ class ChatPrompt(google.protobuf.message.Message):
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]: ...
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
-        """INVALID_ARGUMENT where it is not known how the model writes calls."""
+        """INVALID_ARGUMENT if the model's format of calls is unknown."""
 
     @property
     def tool_choice(self) -> global___ToolChoice:
-        """Unset: AUTO where tools are given."""
+        """Unset: AUTO if tools are given."""
 
     @property
     def template_variables(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TemplateValue]:
-        """What the template may read beside the chat, by name; at most 256."""
+        """Variables of the template beside the chat, by name; at most 256."""
 
     @property
     def documents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Document]:
@@ -389,7 +389,7 @@ global___ChatPrompt = ChatPrompt
 
 @typing.final
 class Document(google.protobuf.message.Message):
-    """A text that a chat's answer may stand on."""
+    """A text that a chat's answer may be based on."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -455,7 +455,7 @@ class GenerateRequest(google.protobuf.message.Message):
     """Empty: the only model served."""
     text: builtins.str
     n: builtins.int
-    """Choices to generate, each with a seed of its own. 0 is 1."""
+    """Number of choices, each with its own seed. 0 is 1."""
     priority: builtins.int
     """Lower runs earlier. 0 is the default."""
     cache_salt: builtins.str
@@ -463,7 +463,7 @@ class GenerateRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """The name of the request in logs and traces. Empty: the gateway makes one."""
     timeout_ms: builtins.int
-    """The whole answer must be there within this many milliseconds. 0: no limit."""
+    """The whole answer must end within this many milliseconds. 0: no limit."""
     keep_special_tokens: builtins.bool
     """Special tokens stay in the text."""
     skip_detokenize: builtins.bool
@@ -473,11 +473,11 @@ class GenerateRequest(google.protobuf.message.Message):
     return_prompt: builtins.bool
     """Sends the prompt's token ids, in choice 0's first response."""
     max_prompt_tokens: builtins.int
-    """Keeps so many tokens of the prompt's end, where it has more. 0: all."""
+    """Keeps at most this many tokens of the prompt's end. 0: all."""
     keep_prompt_start: builtins.bool
     """max_prompt_tokens keeps the prompt's beginning instead."""
     omit_special_tokens: builtins.bool
-    """`text` is encoded without the special tokens that the model puts around texts."""
+    """`text` is encoded without the special tokens that the model adds around texts."""
     @property
     def chat(self) -> global___ChatPrompt: ...
     @property
@@ -488,19 +488,19 @@ class GenerateRequest(google.protobuf.message.Message):
     def stop(self) -> baton.v1.types_pb2.StopConditions: ...
     @property
     def constraint(self) -> baton.v1.types_pb2.Constraint:
-        """What the text must be. Unset: anything. With tools the answer is such a text, or calls."""
+        """The form of the text. Unset: any. With tools, the answer is such a text or calls."""
 
     @property
     def beam_search(self) -> global___BeamSearch:
-        """The n choices are the n best of as many beams, the best first, instead of drawn ones; all is sent at the end.
-        INVALID_ARGUMENT with what changes a draw, with constraint and with tools. Unset: choices are drawn.
+        """The n choices are the n best beams, best first, instead of drawn ones. All output is sent at the end.
+        INVALID_ARGUMENT with fields that change the draw, with constraint and with tools. Unset: choices are drawn.
         """
 
     @property
     def resume(self) -> global___ResumePosition:
-        """Goes on with the stream that began with this request_id, perhaps at another gateway, within a minute of its last
-        token; all but the two is as that request said. NOT_FOUND: there is no such stream. INVALID_ARGUMENT: it has not
-        these choices, or the gateway keeps no streams. Unset: a new stream.
+        """Resumes the stream that began with this request_id, possibly at another gateway, within a minute of its last token.
+        All other fields but request_id are those of that request. NOT_FOUND: no such stream. INVALID_ARGUMENT: it has
+        other choices, or the gateway stores no streams. Unset: a new stream.
         """
 
     def __init__(
@@ -536,14 +536,14 @@ global___GenerateRequest = GenerateRequest
 
 @typing.final
 class ResumePosition(google.protobuf.message.Message):
-    """How far a client has come in a stream."""
+    """A client's position in a stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CHOICES_FIELD_NUMBER: builtins.int
     @property
     def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChoicePosition]:
-        """One for each choice. Empty: nothing came."""
+        """One for each choice. Empty: the client received nothing."""
 
     def __init__(
         self,
@@ -556,16 +556,16 @@ global___ResumePosition = ResumePosition
 
 @typing.final
 class ChoicePosition(google.protobuf.message.Message):
-    """What of a choice came."""
+    """The received part of a choice."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     num_tokens: builtins.int
-    """How many tokens."""
+    """Number of received tokens."""
     finished: builtins.bool
-    """Its finish_reason too."""
+    """Whether its finish_reason was received."""
     def __init__(
         self,
         *,
@@ -632,7 +632,7 @@ class GenerateResponse(google.protobuf.message.Message):
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.types_pb2.TokenLogprobs]:
-        """One for each of token_ids, where asked for."""
+        """One for each of token_ids, if requested."""
 
     @property
     def usage(self) -> global___Usage:
@@ -640,15 +640,15 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCallDelta]:
-        """What is new of tool calls, in order."""
+        """New parts of tool calls, in order."""
 
     @property
     def prompt_logprobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.types_pb2.TokenLogprobs]:
-        """Of the prompt's tokens but the first, in the prompt's order, where asked for; in choice 0's first response."""
+        """Of the prompt's tokens but the first, in the prompt's order, if requested; in choice 0's first response."""
 
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Where asked for; in choice 0's first response."""
+        """If requested; in choice 0's first response."""
 
     def __init__(
         self,
@@ -690,8 +690,8 @@ class ToolCallDelta(google.protobuf.message.Message):
     name: builtins.str
     """Set in a call's first piece."""
     arguments: builtins.str
-    """The next piece of a JSON text, as the model wrote it: all pieces may be broken JSON where the model's was, or
-    where the output ended early.
+    """The next piece of a JSON text, as the model wrote it. All pieces together may be invalid JSON if the model's text
+    is, or if the output ended early.
     """
     def __init__(
         self,
@@ -720,7 +720,7 @@ class Usage(google.protobuf.message.Message):
     cached_tokens: builtins.int
     """Prompt tokens that were not computed, because a worker held their KV."""
     reasoning_tokens: builtins.int
-    """Of completion_tokens, the reasoning. 0 where it is not told from the text."""
+    """Reasoning tokens among completion_tokens. 0 if reasoning is not separated from the text."""
     def __init__(
         self,
         *,
@@ -904,13 +904,11 @@ class CreateResponseRequest(google.protobuf.message.Message):
     instructions: builtins.str
     """A system message before the conversation; those of previous responses do not count. Empty: none."""
     previous_response_id: builtins.str
-    """The conversation goes on after this response, one of the same tenant's. NOT_FOUND where there is none. Empty: it
-    begins.
-    """
+    """Continues the conversation after this response of the same tenant. NOT_FOUND: unknown. Empty: a new conversation."""
     background: builtins.bool
-    """The response is made though the call ends; it is kept with its events. INVALID_ARGUMENT with do_not_store."""
+    """The response continues after the call ends, and is stored with its events. INVALID_ARGUMENT with do_not_store."""
     do_not_store: builtins.bool
-    """The response is not kept."""
+    """The response is not stored."""
     disable_parallel_tool_calls: builtins.bool
     """Only the first call counts."""
     reasoning_effort: global___ReasoningEffort.ValueType
@@ -919,7 +917,7 @@ class CreateResponseRequest(google.protobuf.message.Message):
     thinking_token_budget: builtins.int
     """As of ChatPrompt."""
     truncate_conversation: builtins.bool
-    """Leaves the oldest items out where the conversation is longer than the context, instead of INVALID_ARGUMENT."""
+    """Drops the oldest items if the conversation exceeds the context, instead of INVALID_ARGUMENT."""
     priority: builtins.int
     """Lower runs earlier. 0 is the default."""
     cache_salt: builtins.str
@@ -929,26 +927,26 @@ class CreateResponseRequest(google.protobuf.message.Message):
     keep_special_tokens: builtins.bool
     """Special tokens stay in the text."""
     conversation_id: builtins.str
-    """The conversation's items come before the input; the input and the output are added to it when the response is
-    complete or cut short. Responses of one conversation may run at a time: each reads it when it begins and adds its
-    items in one step when it ends. NOT_FOUND where the tenant has none of this id. INVALID_ARGUMENT with
-    previous_response_id. Empty: none.
+    """The conversation's items precede the input. The input and the output are added to it when the response is complete
+    or cut short. Responses of one conversation may run concurrently: each one reads it at its begin and adds its items
+    in one step at its end. NOT_FOUND: the tenant has no such conversation. INVALID_ARGUMENT with previous_response_id.
+    Empty: none.
     """
     @property
     def input(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.response_pb2.ResponseItem]:
-        """What is new of the conversation; at least one item."""
+        """New items of the conversation; at least one."""
 
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
-        """INVALID_ARGUMENT where it is not known how the model writes calls."""
+        """INVALID_ARGUMENT if the model's format of calls is unknown."""
 
     @property
     def tool_choice(self) -> global___ToolChoice:
-        """Unset: AUTO where tools are given."""
+        """Unset: AUTO if tools are given."""
 
     @property
     def template_variables(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TemplateValue]:
-        """What the template may read beside the chat, by name; at most 256."""
+        """Variables of the template beside the chat, by name; at most 256."""
 
     @property
     def sampling(self) -> baton.v1.types_pb2.SamplingParams:
@@ -958,11 +956,11 @@ class CreateResponseRequest(google.protobuf.message.Message):
     def stop(self) -> baton.v1.types_pb2.StopConditions: ...
     @property
     def constraint(self) -> baton.v1.types_pb2.Constraint:
-        """What the text must be. Unset: anything. With tools the answer is such a text, or calls."""
+        """The form of the text. Unset: any. With tools, the answer is such a text or calls."""
 
     @property
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Kept with the response; at most 16."""
+        """Stored with the response; at most 16."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class InferenceServiceStub(object):
     """Baton's public API, served by the gateway.
 
     Errors are gRPC status codes with google.rpc details (BadRequest for a wrong field,
-    RetryInfo where a retry is worth it) and a baton.v1.ErrorDetail.
+    RetryInfo if a retry may succeed) and a baton.v1.ErrorDetail.
     """
 
     def __init__(self, channel):
@@ -136,7 +136,7 @@ class InferenceServiceServicer(object):
     """Baton's public API, served by the gateway.
 
     Errors are gRPC status codes with google.rpc details (BadRequest for a wrong field,
-    RetryInfo where a retry is worth it) and a baton.v1.ErrorDetail.
+    RetryInfo if a retry may succeed) and a baton.v1.ErrorDetail.
     """
 
     def Generate(self, request, context):
@@ -149,7 +149,7 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Lists the models that can be asked for.
+        """Lists the served models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,61 +170,61 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateResponse(self, request, context):
-        """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
-        call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
-        previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+        """Answers a conversation, and stores the response for later requests, here and in REST's /v1/responses. Cancelling
+        the call ends the response, unless it runs in the background. Statuses as of Generate; NOT_FOUND also if the
+        previous response is missing. An error after the first event is sent as a FAILED response, and as the status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetResponse(self, request, context):
-        """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
-        UNAVAILABLE: the store cannot be asked.
+        """Returns a stored response, or one that runs in the background. NOT_FOUND: unknown or expired.
+        UNAVAILABLE: the store is unreachable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchResponse(self, request, context):
-        """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
-        INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+        """Streams the events of a background response, also after it has ended. NOT_FOUND: unknown.
+        INVALID_ARGUMENT: it did not run in the background with stored events, or it still runs on another gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelResponse(self, request, context):
-        """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
-        INVALID_ARGUMENT: it was not made in the background.
+        """Ends a background response. Has no effect on an ended one. NOT_FOUND: unknown.
+        INVALID_ARGUMENT: it does not run in the background.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteResponse(self, request, context):
-        """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none.
+        """Deletes a response, and ends it if it runs. NOT_FOUND: unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListResponseInput(self, request, context):
-        """What a response answers: the conversation before it. NOT_FOUND: there is none.
+        """Returns the input of a response: the conversation before it. NOT_FOUND: unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateConversation(self, request, context):
-        """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response.
+        """Creates a conversation, which responses can continue. It expires as long after its last change as a response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetConversation(self, request, context):
-        """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below.
+        """Returns a conversation of the tenant. NOT_FOUND, also of all methods below: unknown or expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,21 +245,21 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AddConversationItems(self, request, context):
-        """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more.
+        """Appends items. INVALID_ARGUMENT: an item is invalid, or the conversation is too large.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListConversationItems(self, request, context):
-        """A page of a conversation's items.
+        """Returns a page of a conversation's items.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetConversationItem(self, request, context):
-        """One item of a conversation.
+        """Returns one item of a conversation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -377,7 +377,7 @@ class InferenceService(object):
     """Baton's public API, served by the gateway.
 
     Errors are gRPC status codes with google.rpc details (BadRequest for a wrong field,
-    RetryInfo where a retry is worth it) and a baton.v1.ErrorDetail.
+    RetryInfo if a retry may succeed) and a baton.v1.ErrorDetail.
     """
 
     @staticmethod

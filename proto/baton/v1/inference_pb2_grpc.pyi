@@ -23,7 +23,7 @@ class InferenceServiceStub:
     """Baton's public API, served by the gateway.
 
     Errors are gRPC status codes with google.rpc details (BadRequest for a wrong field,
-    RetryInfo where a retry is worth it) and a baton.v1.ErrorDetail.
+    RetryInfo if a retry may succeed) and a baton.v1.ErrorDetail.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -40,7 +40,7 @@ class InferenceServiceStub:
         baton.v1.inference_pb2.ListModelsRequest,
         baton.v1.inference_pb2.ListModelsResponse,
     ]
-    """Lists the models that can be asked for."""
+    """Lists the served models."""
 
     Tokenize: grpc.UnaryUnaryMultiCallable[
         baton.v1.inference_pb2.TokenizeRequest,
@@ -58,58 +58,58 @@ class InferenceServiceStub:
         baton.v1.inference_pb2.CreateResponseRequest,
         baton.v1.response_pb2.CreateResponseResponse,
     ]
-    """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
-    call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
-    previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+    """Answers a conversation, and stores the response for later requests, here and in REST's /v1/responses. Cancelling
+    the call ends the response, unless it runs in the background. Statuses as of Generate; NOT_FOUND also if the
+    previous response is missing. An error after the first event is sent as a FAILED response, and as the status.
     """
 
     GetResponse: grpc.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.GetResponseRequest,
         baton.v1.response_pb2.GetResponseResponse,
     ]
-    """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
-    UNAVAILABLE: the store cannot be asked.
+    """Returns a stored response, or one that runs in the background. NOT_FOUND: unknown or expired.
+    UNAVAILABLE: the store is unreachable.
     """
 
     WatchResponse: grpc.UnaryStreamMultiCallable[
         baton.v1.response_pb2.WatchResponseRequest,
         baton.v1.response_pb2.WatchResponseResponse,
     ]
-    """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
-    INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+    """Streams the events of a background response, also after it has ended. NOT_FOUND: unknown.
+    INVALID_ARGUMENT: it did not run in the background with stored events, or it still runs on another gateway.
     """
 
     CancelResponse: grpc.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.CancelResponseRequest,
         baton.v1.response_pb2.CancelResponseResponse,
     ]
-    """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
-    INVALID_ARGUMENT: it was not made in the background.
+    """Ends a background response. Has no effect on an ended one. NOT_FOUND: unknown.
+    INVALID_ARGUMENT: it does not run in the background.
     """
 
     DeleteResponse: grpc.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.DeleteResponseRequest,
         baton.v1.response_pb2.DeleteResponseResponse,
     ]
-    """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none."""
+    """Deletes a response, and ends it if it runs. NOT_FOUND: unknown."""
 
     ListResponseInput: grpc.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.ListResponseInputRequest,
         baton.v1.response_pb2.ListResponseInputResponse,
     ]
-    """What a response answers: the conversation before it. NOT_FOUND: there is none."""
+    """Returns the input of a response: the conversation before it. NOT_FOUND: unknown."""
 
     CreateConversation: grpc.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.CreateConversationRequest,
         baton.v1.conversation_pb2.CreateConversationResponse,
     ]
-    """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response."""
+    """Creates a conversation, which responses can continue. It expires as long after its last change as a response."""
 
     GetConversation: grpc.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.GetConversationRequest,
         baton.v1.conversation_pb2.GetConversationResponse,
     ]
-    """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below."""
+    """Returns a conversation of the tenant. NOT_FOUND, also of all methods below: unknown or expired."""
 
     UpdateConversation: grpc.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.UpdateConversationRequest,
@@ -127,19 +127,19 @@ class InferenceServiceStub:
         baton.v1.conversation_pb2.AddConversationItemsRequest,
         baton.v1.conversation_pb2.AddConversationItemsResponse,
     ]
-    """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more."""
+    """Appends items. INVALID_ARGUMENT: an item is invalid, or the conversation is too large."""
 
     ListConversationItems: grpc.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.ListConversationItemsRequest,
         baton.v1.conversation_pb2.ListConversationItemsResponse,
     ]
-    """A page of a conversation's items."""
+    """Returns a page of a conversation's items."""
 
     GetConversationItem: grpc.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.GetConversationItemRequest,
         baton.v1.conversation_pb2.GetConversationItemResponse,
     ]
-    """One item of a conversation."""
+    """Returns one item of a conversation."""
 
     DeleteConversationItem: grpc.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.DeleteConversationItemRequest,
@@ -151,7 +151,7 @@ class InferenceServiceAsyncStub:
     """Baton's public API, served by the gateway.
 
     Errors are gRPC status codes with google.rpc details (BadRequest for a wrong field,
-    RetryInfo where a retry is worth it) and a baton.v1.ErrorDetail.
+    RetryInfo if a retry may succeed) and a baton.v1.ErrorDetail.
     """
 
     Generate: grpc.aio.UnaryStreamMultiCallable[
@@ -167,7 +167,7 @@ class InferenceServiceAsyncStub:
         baton.v1.inference_pb2.ListModelsRequest,
         baton.v1.inference_pb2.ListModelsResponse,
     ]
-    """Lists the models that can be asked for."""
+    """Lists the served models."""
 
     Tokenize: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.inference_pb2.TokenizeRequest,
@@ -185,58 +185,58 @@ class InferenceServiceAsyncStub:
         baton.v1.inference_pb2.CreateResponseRequest,
         baton.v1.response_pb2.CreateResponseResponse,
     ]
-    """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
-    call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
-    previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+    """Answers a conversation, and stores the response for later requests, here and in REST's /v1/responses. Cancelling
+    the call ends the response, unless it runs in the background. Statuses as of Generate; NOT_FOUND also if the
+    previous response is missing. An error after the first event is sent as a FAILED response, and as the status.
     """
 
     GetResponse: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.GetResponseRequest,
         baton.v1.response_pb2.GetResponseResponse,
     ]
-    """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
-    UNAVAILABLE: the store cannot be asked.
+    """Returns a stored response, or one that runs in the background. NOT_FOUND: unknown or expired.
+    UNAVAILABLE: the store is unreachable.
     """
 
     WatchResponse: grpc.aio.UnaryStreamMultiCallable[
         baton.v1.response_pb2.WatchResponseRequest,
         baton.v1.response_pb2.WatchResponseResponse,
     ]
-    """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
-    INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+    """Streams the events of a background response, also after it has ended. NOT_FOUND: unknown.
+    INVALID_ARGUMENT: it did not run in the background with stored events, or it still runs on another gateway.
     """
 
     CancelResponse: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.CancelResponseRequest,
         baton.v1.response_pb2.CancelResponseResponse,
     ]
-    """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
-    INVALID_ARGUMENT: it was not made in the background.
+    """Ends a background response. Has no effect on an ended one. NOT_FOUND: unknown.
+    INVALID_ARGUMENT: it does not run in the background.
     """
 
     DeleteResponse: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.DeleteResponseRequest,
         baton.v1.response_pb2.DeleteResponseResponse,
     ]
-    """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none."""
+    """Deletes a response, and ends it if it runs. NOT_FOUND: unknown."""
 
     ListResponseInput: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.response_pb2.ListResponseInputRequest,
         baton.v1.response_pb2.ListResponseInputResponse,
     ]
-    """What a response answers: the conversation before it. NOT_FOUND: there is none."""
+    """Returns the input of a response: the conversation before it. NOT_FOUND: unknown."""
 
     CreateConversation: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.CreateConversationRequest,
         baton.v1.conversation_pb2.CreateConversationResponse,
     ]
-    """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response."""
+    """Creates a conversation, which responses can continue. It expires as long after its last change as a response."""
 
     GetConversation: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.GetConversationRequest,
         baton.v1.conversation_pb2.GetConversationResponse,
     ]
-    """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below."""
+    """Returns a conversation of the tenant. NOT_FOUND, also of all methods below: unknown or expired."""
 
     UpdateConversation: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.UpdateConversationRequest,
@@ -254,19 +254,19 @@ class InferenceServiceAsyncStub:
         baton.v1.conversation_pb2.AddConversationItemsRequest,
         baton.v1.conversation_pb2.AddConversationItemsResponse,
     ]
-    """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more."""
+    """Appends items. INVALID_ARGUMENT: an item is invalid, or the conversation is too large."""
 
     ListConversationItems: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.ListConversationItemsRequest,
         baton.v1.conversation_pb2.ListConversationItemsResponse,
     ]
-    """A page of a conversation's items."""
+    """Returns a page of a conversation's items."""
 
     GetConversationItem: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.GetConversationItemRequest,
         baton.v1.conversation_pb2.GetConversationItemResponse,
     ]
-    """One item of a conversation."""
+    """Returns one item of a conversation."""
 
     DeleteConversationItem: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.conversation_pb2.DeleteConversationItemRequest,
@@ -278,7 +278,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Baton's public API, served by the gateway.
 
     Errors are gRPC status codes with google.rpc details (BadRequest for a wrong field,
-    RetryInfo where a retry is worth it) and a baton.v1.ErrorDetail.
+    RetryInfo if a retry may succeed) and a baton.v1.ErrorDetail.
     """
 
     @abc.abstractmethod
@@ -298,7 +298,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.inference_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.inference_pb2.ListModelsResponse, collections.abc.Awaitable[baton.v1.inference_pb2.ListModelsResponse]]:
-        """Lists the models that can be asked for."""
+        """Lists the served models."""
 
     @abc.abstractmethod
     def Tokenize(
@@ -322,9 +322,9 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.inference_pb2.CreateResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.response_pb2.CreateResponseResponse], collections.abc.AsyncIterator[baton.v1.response_pb2.CreateResponseResponse]]:
-        """Answers a conversation, and keeps the response for later requests, here and in REST's /v1/responses. Cancelling the
-        call ends the response, unless it is made in the background. Statuses as of Generate; NOT_FOUND also where the
-        previous response is not there. An error after the first event comes as a FAILED response, and as the status.
+        """Answers a conversation, and stores the response for later requests, here and in REST's /v1/responses. Cancelling
+        the call ends the response, unless it runs in the background. Statuses as of Generate; NOT_FOUND also if the
+        previous response is missing. An error after the first event is sent as a FAILED response, and as the status.
         """
 
     @abc.abstractmethod
@@ -333,8 +333,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.response_pb2.GetResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.response_pb2.GetResponseResponse, collections.abc.Awaitable[baton.v1.response_pb2.GetResponseResponse]]:
-        """A response that is kept, or made in the background. NOT_FOUND: there is none, or it has expired.
-        UNAVAILABLE: the store cannot be asked.
+        """Returns a stored response, or one that runs in the background. NOT_FOUND: unknown or expired.
+        UNAVAILABLE: the store is unreachable.
         """
 
     @abc.abstractmethod
@@ -343,8 +343,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.response_pb2.WatchResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.response_pb2.WatchResponseResponse], collections.abc.AsyncIterator[baton.v1.response_pb2.WatchResponseResponse]]:
-        """The events of a response that is made in the background, also after it has ended. NOT_FOUND: there is none.
-        INVALID_ARGUMENT: it was not made in the background with its events kept, or another gateway makes it still.
+        """Streams the events of a background response, also after it has ended. NOT_FOUND: unknown.
+        INVALID_ARGUMENT: it did not run in the background with stored events, or it still runs on another gateway.
         """
 
     @abc.abstractmethod
@@ -353,8 +353,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.response_pb2.CancelResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.response_pb2.CancelResponseResponse, collections.abc.Awaitable[baton.v1.response_pb2.CancelResponseResponse]]:
-        """Ends a response that is made in the background; one that has ended stays as it is. NOT_FOUND: there is none.
-        INVALID_ARGUMENT: it was not made in the background.
+        """Ends a background response. Has no effect on an ended one. NOT_FOUND: unknown.
+        INVALID_ARGUMENT: it does not run in the background.
         """
 
     @abc.abstractmethod
@@ -363,7 +363,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.response_pb2.DeleteResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.response_pb2.DeleteResponseResponse, collections.abc.Awaitable[baton.v1.response_pb2.DeleteResponseResponse]]:
-        """Forgets a response, and ends it where it is being made. NOT_FOUND: there is none."""
+        """Deletes a response, and ends it if it runs. NOT_FOUND: unknown."""
 
     @abc.abstractmethod
     def ListResponseInput(
@@ -371,7 +371,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.response_pb2.ListResponseInputRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.response_pb2.ListResponseInputResponse, collections.abc.Awaitable[baton.v1.response_pb2.ListResponseInputResponse]]:
-        """What a response answers: the conversation before it. NOT_FOUND: there is none."""
+        """Returns the input of a response: the conversation before it. NOT_FOUND: unknown."""
 
     @abc.abstractmethod
     def CreateConversation(
@@ -379,7 +379,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.conversation_pb2.CreateConversationRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.conversation_pb2.CreateConversationResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.CreateConversationResponse]]:
-        """Begins a conversation, which responses can continue. It is kept for as long after its last change as a response."""
+        """Creates a conversation, which responses can continue. It expires as long after its last change as a response."""
 
     @abc.abstractmethod
     def GetConversation(
@@ -387,7 +387,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.conversation_pb2.GetConversationRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.conversation_pb2.GetConversationResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.GetConversationResponse]]:
-        """A conversation of the tenant. NOT_FOUND: there is none, or it has expired; so for all methods below."""
+        """Returns a conversation of the tenant. NOT_FOUND, also of all methods below: unknown or expired."""
 
     @abc.abstractmethod
     def UpdateConversation(
@@ -411,7 +411,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.conversation_pb2.AddConversationItemsRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.conversation_pb2.AddConversationItemsResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.AddConversationItemsResponse]]:
-        """Appends items. INVALID_ARGUMENT: an item is wrong, or the conversation is too large for more."""
+        """Appends items. INVALID_ARGUMENT: an item is invalid, or the conversation is too large."""
 
     @abc.abstractmethod
     def ListConversationItems(
@@ -419,7 +419,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.conversation_pb2.ListConversationItemsRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.conversation_pb2.ListConversationItemsResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.ListConversationItemsResponse]]:
-        """A page of a conversation's items."""
+        """Returns a page of a conversation's items."""
 
     @abc.abstractmethod
     def GetConversationItem(
@@ -427,7 +427,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.conversation_pb2.GetConversationItemRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.conversation_pb2.GetConversationItemResponse, collections.abc.Awaitable[baton.v1.conversation_pb2.GetConversationItemResponse]]:
-        """One item of a conversation."""
+        """Returns one item of a conversation."""
 
     @abc.abstractmethod
     def DeleteConversationItem(

@@ -32,7 +32,7 @@ class _CostKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     COST_KIND_QUEUE: _CostKind.ValueType  # 1
     """Waiting behind others."""
     COST_KIND_PREFILL: _CostKind.ValueType  # 2
-    """Computing what is not cached."""
+    """Computing the uncached tokens."""
     COST_KIND_TRANSFER: _CostKind.ValueType  # 3
     """Moving KV that is not hidden behind the prefill."""
     COST_KIND_DECODE: _CostKind.ValueType  # 4
@@ -44,7 +44,7 @@ class _CostKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     COST_KIND_ADAPTER: _CostKind.ValueType  # 7
     """Loading the adapter."""
     COST_KIND_LATER: _CostKind.ValueType  # 8
-    """Waiting of those who are expected to come meanwhile."""
+    """Delay of requests that are expected to arrive meanwhile."""
 
 class CostKind(_CostKind, metaclass=_CostKindEnumTypeWrapper): ...
 
@@ -52,7 +52,7 @@ COST_KIND_UNSPECIFIED: CostKind.ValueType  # 0
 COST_KIND_QUEUE: CostKind.ValueType  # 1
 """Waiting behind others."""
 COST_KIND_PREFILL: CostKind.ValueType  # 2
-"""Computing what is not cached."""
+"""Computing the uncached tokens."""
 COST_KIND_TRANSFER: CostKind.ValueType  # 3
 """Moving KV that is not hidden behind the prefill."""
 COST_KIND_DECODE: CostKind.ValueType  # 4
@@ -64,7 +64,7 @@ COST_KIND_RESTORE: CostKind.ValueType  # 6
 COST_KIND_ADAPTER: CostKind.ValueType  # 7
 """Loading the adapter."""
 COST_KIND_LATER: CostKind.ValueType  # 8
-"""Waiting of those who are expected to come meanwhile."""
+"""Delay of requests that are expected to arrive meanwhile."""
 global___CostKind = CostKind
 
 @typing.final
@@ -98,15 +98,15 @@ class PlaceRequest(google.protobuf.message.Message):
     adapter: builtins.str
     """Empty: the model itself."""
     timeout_ms: builtins.int
-    """Milliseconds until nobody waits any more. 0: never."""
+    """Milliseconds until the caller stops waiting. 0: it waits without limit."""
     session_id: builtins.str
-    """Requests that continue each other. They go to one worker where that costs nothing. Empty: none."""
+    """Requests of a session continue each other. They go to one worker if that adds no delay. Empty: no session."""
     tenant_weight: builtins.float
-    """The tenant's share of a full fleet, against the other tenants'. 0 is 1."""
+    """The tenant's share of a full fleet, relative to the other tenants'. 0 is 1."""
     traceparent: builtins.str
     """W3C trace context. Empty: none."""
     num_choices: builtins.int
-    """Outputs that will run at once on the decode worker, each in a place of its batch. 0 is 1."""
+    """Outputs that will run at once on the decode worker, each in a slot of its batch. 0 is 1."""
     @property
     def excluded_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers that just failed this request."""
@@ -155,7 +155,7 @@ class PlaceResponse(google.protobuf.message.Message):
 
     @property
     def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Candidate]:
-        """Of Explain only: all that were costed, best first."""
+        """Only of Explain: all candidates with a cost, best first."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class PlaceEntry(google.protobuf.message.Message):
     call_id: builtins.int
     """Chosen by the gateway. May be used again after its answer or its cancel."""
     timeout_ms: builtins.int
-    """Of place: milliseconds until nobody waits for the answer any more. 0: never. What it is too late for makes no
-    placement; its failure is DEADLINE_EXCEEDED.
+    """Of place: milliseconds until the caller stops waiting for the answer. 0: it waits without limit. A late request
+    makes no placement and fails with DEADLINE_EXCEEDED.
     """
     @property
     def place(self) -> global___PlaceRequest: ...
     @property
     def cancel(self) -> global___PlaceCancel:
-        """Nobody waits for call_id any more. It has no answer, unless that is on its way. Unknown ones are ignored."""
+        """Cancels call_id. It gets no answer, unless one is already on its way. Unknown ids are ignored."""
 
     def __init__(
         self,
@@ -279,7 +279,9 @@ global___PlaceAnswer = PlaceAnswer
 
 @typing.final
 class PlaceFailure(google.protobuf.message.Message):
-    """What Place would have failed with; also RESOURCE_EXHAUSTED, with a retry time: too many wait on the stream."""
+    """The status that Place would have failed with; or RESOURCE_EXHAUSTED, with a retry time, if too many requests wait on
+    the stream.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -305,7 +307,7 @@ global___PlaceFailure = PlaceFailure
 
 @typing.final
 class Candidate(google.protobuf.message.Message):
-    """One way to run a request, and what it would cost. Seconds of delay added."""
+    """One option to run a request, and its cost in seconds of added delay."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -377,10 +379,10 @@ class PlacementOutcome(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     placement_id: builtins.int
     num_cached_tokens: builtins.int
-    """What the worker really found, against what was predicted."""
+    """Prompt tokens that the worker found in its cache, to compare with the prediction."""
     num_output_tokens: builtins.int
     worker_failed: builtins.bool
-    """The worker could not be reached or gave the request up."""
+    """The worker was unreachable or gave the request up."""
     first_token_us: builtins.int
     """Microseconds from the placement to the first token. 0: not known."""
     @property
@@ -404,7 +406,7 @@ global___PlacementOutcome = PlacementOutcome
 
 @typing.final
 class RequestTimes(google.protobuf.message.Message):
-    """Where one request's time went, on one placement. Microseconds; of several choices, the one that ended last."""
+    """The times of one request's phases on one placement, in microseconds. Of several choices, the one that ended last."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -418,16 +420,14 @@ class RequestTimes(google.protobuf.message.Message):
     MEAN_ITL_US_FIELD_NUMBER: builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: builtins.int
     place_us: builtins.int
-    """From the first question to a router to the answer that placed it."""
+    """From the first call to a router to the response that placed it."""
     queue_us: builtins.int
     """On the decode worker: from submit to first scheduled (with a prefill worker: to the lease), and from there to
     the first token.
     """
     prefill_us: builtins.int
     transfer_us: builtins.int
-    """From the lease to the last block, beside the prefill, and how long the first token waited for that. 0: nothing
-    was sent.
-    """
+    """From the lease to the last block, and the part of it for which the first token waited. 0: no KV was sent."""
     transfer_exposed_us: builtins.int
     num_transfer_bytes: builtins.int
     decode_us: builtins.int
@@ -472,7 +472,7 @@ class ExplainRequest(google.protobuf.message.Message):
     placement_id: builtins.int
     request_id: builtins.str
     only_here: builtins.bool
-    """Asks this replica alone. Otherwise it asks the others for what it does not know."""
+    """Asks only this replica. Otherwise it asks the others about unknown placements."""
     def __init__(
         self,
         *,
@@ -511,7 +511,7 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def evidence(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Evidence]:
-        """What was known of each worker that serves the model."""
+        """The evidence for each worker that serves the model."""
 
     def __init__(
         self,
@@ -530,7 +530,7 @@ global___ExplainResponse = ExplainResponse
 
 @typing.final
 class Evidence(google.protobuf.message.Message):
-    """What one placement knew of one worker."""
+    """The facts about one worker on which a placement was decided."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -550,12 +550,12 @@ class Evidence(google.protobuf.message.Message):
     STEP_CONTEXT_SLOPE_SECONDS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     refusal: builtins.str
-    """Why it was not considered. Empty: it was."""
+    """Why the worker was not considered. Empty: it was."""
     num_cached_tokens: builtins.int
     """Prompt tokens that it holds on the device, and in host memory only."""
     num_host_cached_tokens: builtins.int
     num_requests: builtins.int
-    """Requests that run, wait or are on their way there, and those of them that find no place in the batch."""
+    """Running, waiting and in-flight requests, and those of them that do not fit in the batch."""
     num_waiting: builtins.int
     backlog_seconds: builtins.float
     """Seconds of prompts that are computed before this one."""
@@ -636,10 +636,10 @@ class WorkerEntry(google.protobuf.message.Message):
     num_indexed_blocks: builtins.int
     """Blocks the index holds for it."""
     problem: builtins.str
-    """Why it is not alive. Empty: it is."""
+    """Why the worker is not alive. Empty: it is."""
     @property
     def state(self) -> baton.v1.worker_pb2.WorkerState:
-        """The last state heard of. Unset: none yet."""
+        """The last state received. Unset: none yet."""
 
     def __init__(
         self,
@@ -683,7 +683,7 @@ class GetFleetResponse(google.protobuf.message.Message):
     PLACED_FIELD_NUMBER: builtins.int
     REPORTED_FIELD_NUMBER: builtins.int
     router_id: builtins.int
-    """Of the router that answers; new at each start. The rest but `workers` is of its own placements."""
+    """Of the router that answers; new at each start. All fields but `workers` are of its own placements."""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerEntry]:
         """As ListWorkers."""
@@ -692,7 +692,7 @@ class GetFleetResponse(google.protobuf.message.Message):
     def totals(self) -> global___PlacementTotals: ...
     @property
     def placed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlacementSummary]:
-        """The newest ones, and those that were reported on last; newest first."""
+        """The latest placements, and the latest reported ones; latest first."""
 
     @property
     def reported(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlacementSummary]: ...
@@ -712,7 +712,7 @@ global___GetFleetResponse = GetFleetResponse
 
 @typing.final
 class PlacementTotals(google.protobuf.message.Message):
-    """Placements of one router: totals since its start, but where a field says that it is of now."""
+    """Placements of one router: totals since its start, unless a field is marked as present."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -740,10 +740,10 @@ class PlacementTotals(google.protobuf.message.Message):
     num_predicted_tokens: builtins.int
     num_output_tokens: builtins.int
     num_in_flight: builtins.int
-    """Now: not reported on yet, those of other routers included."""
+    """Present: placements without an outcome, including those of other routers."""
     @property
     def ttft_seconds(self) -> baton.v1.control_pb2.Histogram:
-        """From the question to a router to the first token; between two tokens, each request's mean counted once a token."""
+        """From the call to a router to the first token; between two tokens, each request's mean counted once per token."""
 
     @property
     def itl_seconds(self) -> baton.v1.control_pb2.Histogram: ...
@@ -769,7 +769,7 @@ global___PlacementTotals = PlacementTotals
 
 @typing.final
 class PlacementSummary(google.protobuf.message.Message):
-    """One placement, in short. Explain says the rest."""
+    """A summary of one placement. Explain returns the rest."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -924,14 +924,14 @@ class ShareResponse(google.protobuf.message.Message):
     COMPLETE_FIELD_NUMBER: builtins.int
     SUSPICIONS_FIELD_NUMBER: builtins.int
     router_id: builtins.int
-    """Of the sender; new at each start. Equal to the reader's own: it called itself."""
+    """Of the sender; new at each start. If it equals the reader's own, the router called itself."""
     complete: builtins.bool
-    """Everything that the sender knew when the stream began is told."""
+    """All placements that the sender knew when the stream began have been sent."""
     @property
     def placements(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedPlacement]: ...
     @property
     def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedEnd]:
-        """Placements that were reported on. In the beginning of a stream, the last ones again."""
+        """Placements with an outcome. At the beginning of a stream, the latest ones again."""
 
     @property
     def cordons(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedCordon]:
@@ -939,7 +939,7 @@ class ShareResponse(google.protobuf.message.Message):
 
     @property
     def suspicions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SharedSuspicion]:
-        """Workers that a gateway has just lost. Others are preferred until they tell their state."""
+        """Workers that a gateway has just lost. Others are preferred until their next state arrives."""
 
     def __init__(
         self,
@@ -957,7 +957,7 @@ global___ShareResponse = ShareResponse
 
 @typing.final
 class SharedPlacement(google.protobuf.message.Message):
-    """A placement of the sender or, in the beginning of a stream, of any router."""
+    """A placement of the sender or, at the beginning of a stream, of any router."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1008,7 +1008,7 @@ global___SharedPlacement = SharedPlacement
 
 @typing.final
 class SharedShare(google.protobuf.message.Message):
-    """What a placement means for one worker."""
+    """The load of a placement on one worker."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1056,7 +1056,7 @@ class SharedSuspicion(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     epoch: builtins.int
-    """Of the life that was lost; another one is not meant."""
+    """Of the lost worker. Ignored if the worker has another epoch."""
     def __init__(
         self,
         *,
@@ -1077,7 +1077,7 @@ class SharedCordon(google.protobuf.message.Message):
     worker_id: builtins.str
     cordoned: builtins.bool
     stamp_us: builtins.int
-    """Microseconds since 1970 on the router where it was asked for."""
+    """Unix time in microseconds on the router that received the call."""
     def __init__(
         self,
         *,

@@ -47,9 +47,9 @@ class RouterPeerServiceServicer(object):
     """
 
     def Share(self, request, context):
-        """Streams what this router knows: everything once, then its own news every 20 ms where there
-        are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
-        again, and counts what it heard for another second.
+        """Streams this router's state: first everything, then its own changes every 20 ms if there are
+        any, and at least every 250 ms. After the end of the stream the reader connects again, and
+        keeps the received placements for another second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ class RouterPeerService(object):
 
 
 class RouterServiceStub(object):
-    """Decides where requests run. Relays no token.
+    """Places requests on workers. Relays no tokens.
     """
 
     def __init__(self, channel):
@@ -161,7 +161,7 @@ class RouterServiceStub(object):
 
 
 class RouterServiceServicer(object):
-    """Decides where requests run. Relays no token.
+    """Places requests on workers. Relays no tokens.
     """
 
     def Place(self, request, context):
@@ -176,7 +176,7 @@ class RouterServiceServicer(object):
 
     def PlaceStream(self, request_iterator, context):
         """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
-        When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+        When the stream ends for any reason, its queued requests are dropped and make no placement.
         INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -184,29 +184,29 @@ class RouterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Tells how placements went. Idempotent; unknown placements are ignored.
+        """Reports the outcomes of placements. Idempotent; unknown placements are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Says why a recent placement was made. NOT_FOUND: too old or unknown.
+        """Explains a recent placement. NOT_FOUND: too old or unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """Lists the workers that are known, dead ones for a minute.
+        """Lists the known workers, including those that died within the last minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFleet(self, request, context):
-        """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
-        every second.
+        """Returns the fleet's state for consoles: workers, totals, and the latest placements. Cheap enough to call every
+        second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -290,7 +290,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService(object):
-    """Decides where requests run. Relays no token.
+    """Places requests on workers. Relays no tokens.
     """
 
     @staticmethod

@@ -25,9 +25,9 @@ class RouterPeerServiceStub:
         baton.v1.router_pb2.ShareRequest,
         baton.v1.router_pb2.ShareResponse,
     ]
-    """Streams what this router knows: everything once, then its own news every 20 ms where there
-    are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
-    again, and counts what it heard for another second.
+    """Streams this router's state: first everything, then its own changes every 20 ms if there are
+    any, and at least every 250 ms. After the end of the stream the reader connects again, and
+    keeps the received placements for another second.
     """
 
 class RouterPeerServiceAsyncStub:
@@ -37,9 +37,9 @@ class RouterPeerServiceAsyncStub:
         baton.v1.router_pb2.ShareRequest,
         baton.v1.router_pb2.ShareResponse,
     ]
-    """Streams what this router knows: everything once, then its own news every 20 ms where there
-    are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
-    again, and counts what it heard for another second.
+    """Streams this router's state: first everything, then its own changes every 20 ms if there are
+    any, and at least every 250 ms. After the end of the stream the reader connects again, and
+    keeps the received placements for another second.
     """
 
 class RouterPeerServiceServicer(metaclass=abc.ABCMeta):
@@ -51,15 +51,15 @@ class RouterPeerServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.router_pb2.ShareRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.router_pb2.ShareResponse], collections.abc.AsyncIterator[baton.v1.router_pb2.ShareResponse]]:
-        """Streams what this router knows: everything once, then its own news every 20 ms where there
-        are any, and every 250 ms at least. The end of the stream means nothing; the reader dials
-        again, and counts what it heard for another second.
+        """Streams this router's state: first everything, then its own changes every 20 ms if there are
+        any, and at least every 250 ms. After the end of the stream the reader connects again, and
+        keeps the received placements for another second.
         """
 
 def add_RouterPeerServiceServicer_to_server(servicer: RouterPeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
 class RouterServiceStub:
-    """Decides where requests run. Relays no token."""
+    """Places requests on workers. Relays no tokens."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Place: grpc.UnaryUnaryMultiCallable[
@@ -77,7 +77,7 @@ class RouterServiceStub:
         baton.v1.router_pb2.PlaceStreamResponse,
     ]
     """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
-    When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+    When the stream ends for any reason, its queued requests are dropped and make no placement.
     INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
     """
 
@@ -85,26 +85,26 @@ class RouterServiceStub:
         baton.v1.router_pb2.ReportRequest,
         baton.v1.router_pb2.ReportResponse,
     ]
-    """Tells how placements went. Idempotent; unknown placements are ignored."""
+    """Reports the outcomes of placements. Idempotent; unknown placements are ignored."""
 
     Explain: grpc.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.ExplainRequest,
         baton.v1.router_pb2.ExplainResponse,
     ]
-    """Says why a recent placement was made. NOT_FOUND: too old or unknown."""
+    """Explains a recent placement. NOT_FOUND: too old or unknown."""
 
     ListWorkers: grpc.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.ListWorkersRequest,
         baton.v1.router_pb2.ListWorkersResponse,
     ]
-    """Lists the workers that are known, dead ones for a minute."""
+    """Lists the known workers, including those that died within the last minute."""
 
     GetFleet: grpc.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.GetFleetRequest,
         baton.v1.router_pb2.GetFleetResponse,
     ]
-    """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
-    every second.
+    """Returns the fleet's state for consoles: workers, totals, and the latest placements. Cheap enough to call every
+    second.
     """
 
     WatchModels: grpc.UnaryStreamMultiCallable[
@@ -126,7 +126,7 @@ class RouterServiceStub:
     """Puts it back. Idempotent. NOT_FOUND: unknown worker."""
 
 class RouterServiceAsyncStub:
-    """Decides where requests run. Relays no token."""
+    """Places requests on workers. Relays no tokens."""
 
     Place: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.PlaceRequest,
@@ -143,7 +143,7 @@ class RouterServiceAsyncStub:
         baton.v1.router_pb2.PlaceStreamResponse,
     ]
     """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
-    When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+    When the stream ends for any reason, its queued requests are dropped and make no placement.
     INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
     """
 
@@ -151,26 +151,26 @@ class RouterServiceAsyncStub:
         baton.v1.router_pb2.ReportRequest,
         baton.v1.router_pb2.ReportResponse,
     ]
-    """Tells how placements went. Idempotent; unknown placements are ignored."""
+    """Reports the outcomes of placements. Idempotent; unknown placements are ignored."""
 
     Explain: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.ExplainRequest,
         baton.v1.router_pb2.ExplainResponse,
     ]
-    """Says why a recent placement was made. NOT_FOUND: too old or unknown."""
+    """Explains a recent placement. NOT_FOUND: too old or unknown."""
 
     ListWorkers: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.ListWorkersRequest,
         baton.v1.router_pb2.ListWorkersResponse,
     ]
-    """Lists the workers that are known, dead ones for a minute."""
+    """Lists the known workers, including those that died within the last minute."""
 
     GetFleet: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.router_pb2.GetFleetRequest,
         baton.v1.router_pb2.GetFleetResponse,
     ]
-    """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
-    every second.
+    """Returns the fleet's state for consoles: workers, totals, and the latest placements. Cheap enough to call every
+    second.
     """
 
     WatchModels: grpc.aio.UnaryStreamMultiCallable[
@@ -192,7 +192,7 @@ class RouterServiceAsyncStub:
     """Puts it back. Idempotent. NOT_FOUND: unknown worker."""
 
 class RouterServiceServicer(metaclass=abc.ABCMeta):
-    """Decides where requests run. Relays no token."""
+    """Places requests on workers. Relays no tokens."""
 
     @abc.abstractmethod
     def Place(
@@ -213,7 +213,7 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.router_pb2.PlaceStreamResponse], collections.abc.AsyncIterator[baton.v1.router_pb2.PlaceStreamResponse]]:
         """Carries the placements of one gateway process: each as Place, many on one stream, answered in any order.
-        When the stream ends, for whatever reason, what still waits on it is dropped, and makes no placement.
+        When the stream ends for any reason, its queued requests are dropped and make no placement.
         INVALID_ARGUMENT ends the stream: a call_id came again while it waited.
         """
 
@@ -223,7 +223,7 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.router_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.router_pb2.ReportResponse, collections.abc.Awaitable[baton.v1.router_pb2.ReportResponse]]:
-        """Tells how placements went. Idempotent; unknown placements are ignored."""
+        """Reports the outcomes of placements. Idempotent; unknown placements are ignored."""
 
     @abc.abstractmethod
     def Explain(
@@ -231,7 +231,7 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.router_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.router_pb2.ExplainResponse, collections.abc.Awaitable[baton.v1.router_pb2.ExplainResponse]]:
-        """Says why a recent placement was made. NOT_FOUND: too old or unknown."""
+        """Explains a recent placement. NOT_FOUND: too old or unknown."""
 
     @abc.abstractmethod
     def ListWorkers(
@@ -239,7 +239,7 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.router_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.router_pb2.ListWorkersResponse, collections.abc.Awaitable[baton.v1.router_pb2.ListWorkersResponse]]:
-        """Lists the workers that are known, dead ones for a minute."""
+        """Lists the known workers, including those that died within the last minute."""
 
     @abc.abstractmethod
     def GetFleet(
@@ -247,8 +247,8 @@ class RouterServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.router_pb2.GetFleetRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.router_pb2.GetFleetResponse, collections.abc.Awaitable[baton.v1.router_pb2.GetFleetResponse]]:
-        """Says how the fleet stands, for consoles: workers, totals, and the newest placements. Cheap enough to be asked
-        every second.
+        """Returns the fleet's state for consoles: workers, totals, and the latest placements. Cheap enough to call every
+        second.
         """
 
     @abc.abstractmethod

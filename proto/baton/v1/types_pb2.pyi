@@ -31,7 +31,7 @@ class _WorkerRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     WORKER_ROLE_BOTH: _WorkerRole.ValueType  # 3
 
 class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
-    """What a worker does. A `BOTH` worker serves either role."""
+    """A worker's role. A `BOTH` worker serves either role."""
 
 WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
 WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 1
@@ -53,9 +53,9 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
     """The caller cancelled, or its stream closed."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 4
-    """As STOP, and the answer calls tools. Only gateways say so."""
+    """As STOP, and the answer calls tools. Set only by gateways."""
     FINISH_REASON_REPETITION: _FinishReason.ValueType  # 5
-    """The output's end repeats itself, as StopConditions.repetition_detection says. Only gateways say so."""
+    """The output's end repeats itself by StopConditions.repetition_detection. Set only by gateways."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a generation ended."""
@@ -68,9 +68,9 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """The caller cancelled, or its stream closed."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 4
-"""As STOP, and the answer calls tools. Only gateways say so."""
+"""As STOP, and the answer calls tools. Set only by gateways."""
 FINISH_REASON_REPETITION: FinishReason.ValueType  # 5
-"""The output's end repeats itself, as StopConditions.repetition_detection says. Only gateways say so."""
+"""The output's end repeats itself by StopConditions.repetition_detection. Set only by gateways."""
 global___FinishReason = FinishReason
 
 class _Phase:
@@ -89,7 +89,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_DECODE: _Phase.ValueType  # 6
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
-    """Where in a request's way something happened."""
+    """The phase of a request in which something happened."""
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 PHASE_REQUEST: Phase.ValueType  # 1
@@ -103,8 +103,8 @@ global___Phase = Phase
 
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
-    """How the next token is drawn. Every unset field means the model's generation
-    config, and where that is silent the neutral value that the field names.
+    """Parameters for drawing the next token. Every unset field has the value of the model's generation
+    config or, without one, the neutral value that the field names.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -135,8 +135,8 @@ class SamplingParams(google.protobuf.message.Message):
     min_p: builtins.float
     """[0, 1]. Neutral: 0."""
     seed: builtins.int
-    """Counter-based noise: the same seed, prompt and parameters give the same tokens,
-    whatever shares the batch. Unset: the gateway draws one.
+    """Counter-based noise: the same seed, prompt and parameters give the same tokens in any batch.
+    Unset: the gateway draws one.
     """
     presence_penalty: builtins.float
     """[-2, 2]. Neutral: 0."""
@@ -147,8 +147,8 @@ class SamplingParams(google.protobuf.message.Message):
     logprobs: builtins.int
     """Log-probabilities of the sampled token and this many most likely ones. Unset: none."""
     prompt_logprobs: builtins.int
-    """Log-probabilities of the prompt's own tokens, and this many most likely ones at each place. Nothing of the prompt
-    is then taken from the cache. Unset: none.
+    """Log-probabilities of the prompt's own tokens, and this many most likely ones at each position. The whole prompt is
+    then computed, without the cache. Unset: none.
     """
     @property
     def logit_bias_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -164,13 +164,13 @@ class SamplingParams(google.protobuf.message.Message):
 
     @property
     def bad_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Texts that the output does not have, with or without a space before them; none of them empty. The gateway makes
-        forbidden_sequences of them; workers ignore them.
+        """Texts that the output must not contain, with or without a space before them; none of them empty. The gateway turns
+        them into forbidden_sequences; workers ignore them.
         """
 
     @property
     def forbidden_sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenSequence]:
-        """Where the output ends with all tokens of a sequence but its last, that last one cannot be drawn. The prompt's
+        """If the output ends with all tokens of a sequence but its last, the last one cannot be drawn. The prompt's
         tokens do not count. At most 4096 sequences of at most 64 tokens each.
         """
 
@@ -182,7 +182,7 @@ class SamplingParams(google.protobuf.message.Message):
 
     @property
     def reasoning_limit(self) -> global___ReasoningLimit:
-        """Unset: the model reasons for as long as it likes."""
+        """Unset: no limit."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ global___TokenSequence = TokenSequence
 
 @typing.final
 class ReasoningLimit(google.protobuf.message.Message):
-    """Ends a reasoning that grows too long: its end is put into the output in place of what would have been drawn."""
+    """Ends reasoning that is too long by forcing the tokens that end it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -263,7 +263,7 @@ class ReasoningLimit(google.protobuf.message.Message):
     """The output may begin with this token, and only then with reasoning. Unset: it begins with reasoning."""
     @property
     def end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """What ends the reasoning; 1 to 64 tokens."""
+        """The tokens that end the reasoning; 1 to 64."""
 
     def __init__(
         self,
@@ -305,11 +305,11 @@ class StopConditions(google.protobuf.message.Message):
 
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Text that ends the generation (the gateway looks for it; workers ignore it)."""
+        """Text that ends the generation. Applied by the gateway; workers ignore it."""
 
     @property
     def repetition_detection(self) -> global___RepetitionDetection:
-        """Ends an output that repeats itself (the gateway looks for it; workers ignore it). Unset: it may."""
+        """Ends an output that repeats itself. Applied by the gateway; workers ignore it. Unset: no detection."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ global___StopConditions = StopConditions
 
 @typing.final
 class RepetitionDetection(google.protobuf.message.Message):
-    """An output repeats itself where its end is one pattern of tokens, min_count times in a row."""
+    """An output repeats itself if it ends with one pattern of tokens min_count times in a row."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -356,8 +356,8 @@ global___RepetitionDetection = RepetitionDetection
 
 @typing.final
 class Constraint(google.protobuf.message.Message):
-    """What the text of an answer must be. End-of-sequence can be drawn only where the answer may end, and the
-    generation ends where nothing may follow. Exactly one form is set.
+    """A form that the text of an answer must have. End-of-sequence can be drawn only if the answer may end, and the
+    generation ends if nothing may follow. Exactly one form is set.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -416,17 +416,17 @@ class Constraint(google.protobuf.message.Message):
     whitespace_pattern: builtins.str
     """Of JSON forms: the regex of whitespace between tokens. Empty: a blank, or a line end and up to 32 blanks."""
     no_additional_properties: builtins.bool
-    """Of JSON forms: objects that list properties and say nothing of others take no others. They take none without it
-    either; older workers need it.
+    """Of JSON forms: objects that list properties and do not mention others allow no others. This is the default; older
+    workers need the field.
     """
     lenient: builtins.bool
     """Of JSON forms: keywords that cannot be enforced are ignored instead of refused."""
     reasoning_start_token_id: builtins.int
-    """The output may begin with this token, and only then with reasoning. Unset: it begins with reasoning, where
-    reasoning_end_token_ids says how that ends.
+    """The output may begin with this token, and only then with reasoning. Unset: it begins with reasoning if
+    reasoning_end_token_ids is set.
     """
     may_end_in_reasoning: builtins.bool
-    """The output may also end before the constraint starts: where calls of tools stand among the reasoning."""
+    """The output may also end before the constraint starts, for models that call tools within the reasoning."""
     @property
     def json_object(self) -> global___Constraint.JsonObject:
         """Any JSON object."""
@@ -438,7 +438,7 @@ class Constraint(google.protobuf.message.Message):
     @property
     def reasoning_end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The constraint starts behind the first occurrence of these tokens in the output (the end of the reasoning);
-        until then everything may be drawn but end-of-sequence. Empty: it starts at once.
+        until then all tokens but end-of-sequence may be drawn. Empty: it starts at once.
         """
 
     def __init__(
@@ -505,8 +505,8 @@ global___TokenLogprobs = TokenLogprobs
 
 @typing.final
 class ErrorDetail(google.protobuf.message.Message):
-    """What went wrong, for programs: carried in the details of a gRPC status, and in the
-    in-stream failure records.
+    """Machine-readable details of an error, carried in the details of a gRPC status and in in-stream
+    failure records.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -522,9 +522,9 @@ class ErrorDetail(google.protobuf.message.Message):
     retryable: builtins.bool
     """The same request may succeed elsewhere or later."""
     retry_after_ms: builtins.int
-    """Milliseconds until a retry is worth it. Unset: at once, where retryable."""
+    """Milliseconds to wait before a retry. Unset: retry at once, if retryable."""
     field: builtins.str
-    """The request's field that is wrong, in dotted form. Empty: none."""
+    """The invalid field of the request, in dotted form. Empty: none."""
     def __init__(
         self,
         *,

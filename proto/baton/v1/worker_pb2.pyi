@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class GenerateStreamRequest(google.protobuf.message.Message):
-    """Anything of it may be empty; the lists are handled in the order of the fields."""
+    """Every field may be empty. The lists are handled in the order of the fields."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -24,8 +24,8 @@ class GenerateStreamRequest(google.protobuf.message.Message):
     SUBMITS_FIELD_NUMBER: builtins.int
     PING_FIELD_NUMBER: builtins.int
     ping: builtins.int
-    """Asks for a sign of life, in a message of its own: the answer is a frame with this number, sent at once by the
-    worker's front, whatever step its engine computes. A worker that gives none hangs. 0: not asked.
+    """A liveness probe, in a message of its own. The worker's front answers at once with a frame that carries this
+    number, during any step of its engine. A worker that does not answer hangs. 0: no probe.
     """
     @property
     def aborts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -46,7 +46,7 @@ global___GenerateStreamRequest = GenerateStreamRequest
 
 @typing.final
 class SubmitRequest(google.protobuf.message.Message):
-    """One generation. Idempotent by nothing: submit once for each slot."""
+    """One generation. Not idempotent: submit once for each slot."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -69,15 +69,15 @@ class SubmitRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """The same in every service, for logs and traces."""
     cache_namespace: builtins.bytes
-    """16 bytes: what the prompt's block hashes start from (model, adapter, salt)."""
+    """16 bytes: the initial value of the prompt's block hashes (model, adapter, salt)."""
     priority: builtins.int
     """Lower runs earlier. 0 is the default."""
     timeout_ms: builtins.int
-    """Milliseconds until nobody waits for the answer any more. 0: never."""
+    """Milliseconds until the caller stops waiting for the output. 0: it waits without limit."""
     adapter: builtins.str
     """A LoRA adapter's name. Empty: the model itself."""
     tenant: builtins.str
-    """Tenants share what a step computes of prompts. Empty: not known; all such requests are one tenant's."""
+    """Tenants share the prompt tokens of each step fairly. Empty: unknown; all such requests count as one tenant's."""
     traceparent: builtins.str
     """W3C trace context. Empty: none."""
     @property
@@ -92,7 +92,7 @@ class SubmitRequest(google.protobuf.message.Message):
 
     @property
     def prefill(self) -> baton.v1.types_pb2.Endpoint:
-        """Who prefills, unless this worker holds enough already. Unset: this worker."""
+        """The worker that prefills, unless this one holds enough of the prompt. Unset: this worker."""
 
     @property
     def resume(self) -> global___ResumeState:
@@ -100,8 +100,8 @@ class SubmitRequest(google.protobuf.message.Message):
 
     @property
     def constraint(self) -> baton.v1.types_pb2.Constraint:
-        """Of the output, what `resume` holds included. Unset: none. INVALID_ARGUMENT, naming constraint.*, where it cannot be
-        compiled, or not within bounds.
+        """Of the output, including the tokens of `resume`. Unset: none. INVALID_ARGUMENT, naming constraint.*, if it cannot
+        be compiled within bounds.
         """
 
     def __init__(
@@ -129,8 +129,8 @@ global___SubmitRequest = SubmitRequest
 
 @typing.final
 class ResumeState(google.protobuf.message.Message):
-    """What a generation had reached on another worker. Sampling noise depends on the seed and
-    the token's position only, so the tokens that follow are the ones that would have come.
+    """The progress of a generation on another worker. Sampling noise depends only on the seed and the
+    token's position, so the following tokens are the same as they would have been there.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -138,7 +138,7 @@ class ResumeState(google.protobuf.message.Message):
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     @property
     def output_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Already given to the client; counted in max_tokens and penalties."""
+        """Already sent to the client. They count in max_tokens and penalties."""
 
     def __init__(
         self,
@@ -151,9 +151,9 @@ global___ResumeState = ResumeState
 
 @typing.final
 class GenerateStreamResponse(google.protobuf.message.Message):
-    """What one engine step has for this stream; columns of equal length. A reader that lags
-    gets several steps in one: the last one's count, and slots that occur again, in order. Its first tokens of requests,
-    and the ends of those that have one token only, come before tokens of others that earlier steps made.
+    """The results of one engine step for this stream, as columns of equal length. A slow reader
+    receives several steps in one message: the last step's count, and repeated slots in order. First tokens of requests,
+    and the ends of requests with only one token, may precede tokens of earlier steps.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -173,13 +173,13 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     STARTED_SLOTS_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     step: builtins.int
-    """The engine's step count: the same on all streams. Grows, but where first tokens came ahead."""
+    """The engine's step count: the same on all streams. Grows, except after first tokens that were sent early."""
     pong: builtins.int
     """The last ping that this answers. 0: none."""
     stalled: builtins.bool
-    """The step that the worker's device computes takes far longer than such steps do: requests are better off elsewhere.
-    Said at once, at the start of a stream, and with every pong until the step ends, if it does; the tokens of the
-    requests that stayed follow then. False says nothing.
+    """The device's step takes far longer than such steps do, so requests should move to other workers. Sent at once, at
+    the start of a stream, and with every pong until the step ends. Requests that stayed then continue. False has no
+    meaning.
     """
     progress: builtins.int
     """With a pong: grows with each of the engine's steps, and with each message of a prefill worker that computes for it,
@@ -215,8 +215,8 @@ class GenerateStreamResponse(google.protobuf.message.Message):
 
     @property
     def waiting_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Slots whose requests wait: for a place in the batch, a remote prefill, or a grammar. A request that starts in the
-        first step after its submit is in neither list, so that a worker that dies without a word was computing it.
+        """Slots whose requests wait for a slot in the batch, a remote prefill, or a grammar. A request that starts in the
+        first step after its submit is in neither list. So if the worker dies, a request in no list was being computed.
         """
 
     @property
@@ -247,7 +247,7 @@ global___GenerateStreamResponse = GenerateStreamResponse
 
 @typing.final
 class SlotPeerLoss(google.protobuf.message.Message):
-    """The worker that computed the request's prompt for this one died meanwhile. The request goes on here."""
+    """The prefill worker of the request died meanwhile. The request continues on this worker."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -271,7 +271,7 @@ global___SlotPeerLoss = SlotPeerLoss
 
 @typing.final
 class SlotPromptLogprobs(google.protobuf.message.Message):
-    """Log-probabilities of a part of a prompt. After a preemption places come again, with the same values."""
+    """Log-probabilities of a part of a prompt. After a preemption, positions may be repeated with the same values."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -280,7 +280,7 @@ class SlotPromptLogprobs(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     slot: builtins.int
     first_position: builtins.int
-    """The place in the prompt of the first of `tokens`; 1 is the second token, the first one has none."""
+    """The position in the prompt of the first of `tokens`. 1 is the second token; the first one has none."""
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.types_pb2.TokenLogprobs]:
         """In the prompt's order."""
@@ -349,8 +349,8 @@ class SlotFinish(google.protobuf.message.Message):
     """Microseconds: submit to first scheduled; first scheduled to first token."""
     prefill_us: builtins.int
     transfer_us: builtins.int
-    """Of KV that a prefill worker sent. Microseconds from the lease to the last block, and how long the first token
-    waited for that. 0: nothing was sent.
+    """Of KV that a prefill worker sent: microseconds from the lease to the last block, and the part of it for which the
+    first token waited. 0: no KV was sent.
     """
     transfer_exposed_us: builtins.int
     num_transfer_bytes: builtins.int
@@ -378,7 +378,7 @@ global___SlotFinish = SlotFinish
 
 @typing.final
 class SlotFailure(google.protobuf.message.Message):
-    """A generation that could not go on. Nothing follows for the slot."""
+    """A failed generation. No more messages follow for the slot."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -509,8 +509,8 @@ global___PrefillStreamResponse = PrefillStreamResponse
 
 @typing.final
 class PrefillStalled(google.protobuf.message.Message):
-    """The step that the prefill worker's device computes takes far longer than such steps do. Whoever waits for it is better
-    off without; later prefills are welcome once the router names the worker again.
+    """The prefill worker's step takes far longer than such steps do. Decode workers should prefill without it, and use it
+    again once the router names it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -545,20 +545,20 @@ class PrefillSubmit(google.protobuf.message.Message):
     """Chosen by the decode worker; never used again on the stream."""
     request_id: builtins.str
     packed_prompt: builtins.bytes
-    """4 bytes a token, little-endian uint32: as both engines hold them, so that neither handles tokens one by one."""
+    """4 bytes a token, little-endian uint32: the engines' own form, so that neither converts tokens one by one."""
     cache_namespace: builtins.bytes
     """16 bytes."""
     num_cached_tokens: builtins.int
     """Prompt tokens that the decode worker holds; whole blocks. Their KV is not sent."""
     priority: builtins.int
     timeout_ms: builtins.int
-    """Milliseconds until nobody waits any more. 0: never."""
+    """Milliseconds until the decode worker stops waiting. 0: it waits without limit."""
     num_output_tokens: builtins.int
     """The request's output so far, the end of packed_prompt; it counts in penalties."""
     adapter: builtins.str
     traceparent: builtins.str
     tenant: builtins.str
-    """Tenants share what a step computes of prompts. Empty: not known; all such requests are one tenant's."""
+    """Tenants share the prompt tokens of each step fairly. Empty: unknown; all such requests count as one tenant's."""
     @property
     def sampling(self) -> baton.v1.types_pb2.SamplingParams:
         """Every field set."""
@@ -635,7 +635,7 @@ global___PrefillAccept = PrefillAccept
 
 @typing.final
 class PrefillCancel(google.protobuf.message.Message):
-    """The prefill is no longer wanted. A transfer that has begun is ended by TransferAbort."""
+    """Cancels the prefill. A transfer that has begun is ended by TransferAbort."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -679,7 +679,7 @@ global___PrefillFirstToken = PrefillFirstToken
 
 @typing.final
 class PrefillFailed(google.protobuf.message.Message):
-    """The prefill will not be done. The decode worker computes it itself or asks another."""
+    """The prefill failed. The decode worker computes it itself or asks another worker."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -757,7 +757,7 @@ class WorkerState(google.protobuf.message.Message):
     draining: builtins.bool
     """Takes no new requests; running ones go on. Also while it is paused or sleeps (ControlService)."""
     stalled: builtins.bool
-    """The device has not ended a step for far longer than such steps take. It takes requests, which wait for it."""
+    """The device's step takes far longer than such steps do. The worker accepts requests, which wait for the step."""
     @property
     def model(self) -> baton.v1.types_pb2.ModelInfo: ...
     @property
@@ -829,7 +829,7 @@ global___WorkerTotals = WorkerTotals
 
 @typing.final
 class KvFlow(google.protobuf.message.Message):
-    """Completed transfers from one worker to this one, since this one's start or since the sender was forgotten."""
+    """Completed transfers from one worker to this one, since this one's start or since the sender was dropped."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -895,7 +895,7 @@ class WorkerLoad(google.protobuf.message.Message):
     adapter_load_seconds: builtins.float
     """Of an adapter that is not on the device. 0: not known yet."""
     num_host_blocks: builtins.int
-    """Blocks that host memory has room for, and those that can be found there. 0: none is set apart."""
+    """Capacity of host memory in blocks, and the blocks cached there. 0: no host memory is reserved."""
     num_cached_host_blocks: builtins.int
     def __init__(
         self,

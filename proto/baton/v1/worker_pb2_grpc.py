@@ -58,14 +58,14 @@ class WorkerServiceServicer(object):
 
     def GenerateStream(self, request_iterator, context):
         """Carries all requests between one gateway process and this worker. When the stream
-        ends, for whatever reason, its requests are aborted and their blocks freed.
+        ends for any reason, its requests are aborted and their blocks freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrefillStream(self, request_iterator, context):
-        """Carries all prefills that one decode worker asks of this prefill worker. When the
+        """Carries all prefills that one decode worker requests from this prefill worker. When the
         stream ends, its prefills are aborted and its leases fenced.
         FAILED_PRECONDITION: the layouts do not match.
         """

@@ -26,14 +26,14 @@ class WorkerServiceStub:
         baton.v1.worker_pb2.GenerateStreamResponse,
     ]
     """Carries all requests between one gateway process and this worker. When the stream
-    ends, for whatever reason, its requests are aborted and their blocks freed.
+    ends for any reason, its requests are aborted and their blocks freed.
     """
 
     PrefillStream: grpc.StreamStreamMultiCallable[
         baton.v1.worker_pb2.PrefillStreamRequest,
         baton.v1.worker_pb2.PrefillStreamResponse,
     ]
-    """Carries all prefills that one decode worker asks of this prefill worker. When the
+    """Carries all prefills that one decode worker requests from this prefill worker. When the
     stream ends, its prefills are aborted and its leases fenced.
     FAILED_PRECONDITION: the layouts do not match.
     """
@@ -54,14 +54,14 @@ class WorkerServiceAsyncStub:
         baton.v1.worker_pb2.GenerateStreamResponse,
     ]
     """Carries all requests between one gateway process and this worker. When the stream
-    ends, for whatever reason, its requests are aborted and their blocks freed.
+    ends for any reason, its requests are aborted and their blocks freed.
     """
 
     PrefillStream: grpc.aio.StreamStreamMultiCallable[
         baton.v1.worker_pb2.PrefillStreamRequest,
         baton.v1.worker_pb2.PrefillStreamResponse,
     ]
-    """Carries all prefills that one decode worker asks of this prefill worker. When the
+    """Carries all prefills that one decode worker requests from this prefill worker. When the
     stream ends, its prefills are aborted and its leases fenced.
     FAILED_PRECONDITION: the layouts do not match.
     """
@@ -84,7 +84,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.worker_pb2.GenerateStreamResponse], collections.abc.AsyncIterator[baton.v1.worker_pb2.GenerateStreamResponse]]:
         """Carries all requests between one gateway process and this worker. When the stream
-        ends, for whatever reason, its requests are aborted and their blocks freed.
+        ends for any reason, its requests are aborted and their blocks freed.
         """
 
     @abc.abstractmethod
@@ -93,7 +93,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[baton.v1.worker_pb2.PrefillStreamRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[baton.v1.worker_pb2.PrefillStreamResponse], collections.abc.AsyncIterator[baton.v1.worker_pb2.PrefillStreamResponse]]:
-        """Carries all prefills that one decode worker asks of this prefill worker. When the
+        """Carries all prefills that one decode worker requests from this prefill worker. When the
         stream ends, its prefills are aborted and its leases fenced.
         FAILED_PRECONDITION: the layouts do not match.
         """
