@@ -185,7 +185,7 @@ _CLOSED = (
 _HANDSHAKE_PROBLEMS: Mapping[str, str] = {
     "Hostname Verification Check failed": "its certificate is of another service or another fleet than expected",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not accepted here, for that reason",
-    "WRONG_VERSION_NUMBER": "it speaks plain text, and TLS is wanted here",
+    "WRONG_VERSION_NUMBER": "it serves plain text, but TLS is required here",
     "Socket closed": _CLOSED,
     "Connection reset": _CLOSED,
 }

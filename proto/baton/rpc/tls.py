@@ -60,7 +60,7 @@ class LiveFiles:
             self._retry_at = self._clock() + _RETRY_SECONDS
             self.num_failed_reloads += 1
             if error.message != self._problem:
-                _log.error("new TLS files are not used, the old ones stay: %s", error.message)
+                _log.error("cannot use the new TLS files, keeping the old ones: %s", error.message)
             self._problem = error.message
             return
         self._retry_at, self._problem = float("inf"), ""

@@ -54,7 +54,7 @@ class RouterConfig:
     state_interval_ms: int = field(
         default=1000,
         metadata={
-            "help": "Milliseconds within which a worker tells its state. Unheard of for three of them, it is dead.",
+            "help": "Longest milliseconds between a worker's states. Without a state for three times that, it is dead.",
             "minimum": 50,
             "maximum": 60_000,
         },
@@ -93,7 +93,7 @@ class RouterConfig:
         },
     )
     explain_capacity: int = field(
-        default=4096, metadata={"help": "Placements that can be asked for afterwards.", "minimum": 1}
+        default=4096, metadata={"help": "Number of placements that are kept for Explain.", "minimum": 1}
     )
 
     @property

@@ -68,7 +68,7 @@ class _Counts(Collector):
 
     def collect(self) -> Iterable[Metric]:
         placements = CounterMetricFamily(
-            "baton_router_placements", "Requests placed, by who prefills.", labels=["prefill"]
+            "baton_router_placements", "Requests placed, by the worker that prefills.", labels=["prefill"]
         )
         placements.add_metric(["local"], self._local)
         placements.add_metric(["remote"], self._remote)
@@ -113,13 +113,13 @@ class RouterCollector(Collector):
             "baton_router_in_flight", "Placements not reported on yet.", len(self._placer.in_flight)
         )
         if self._peers is not None:
-            yield GaugeMetricFamily("baton_router_peers", "Other routers that are heard.", len(self._peers))
+            yield GaugeMetricFamily("baton_router_peers", "Other routers with an open stream.", len(self._peers))
         entries = sum(map(self._index.num_blocks, self._index.worker_ids))
         yield GaugeMetricFamily("baton_router_index_blocks", "Blocks in the index, by worker.", entries)
         yield GaugeMetricFamily("baton_router_index_distinct_blocks", "Distinct blocks in the index.", len(self._index))
         if self._client is not None:
             connected = float(self._client.connected)
-            yield GaugeMetricFamily("baton_router_index_connected", "1: the kvstore is heard.", connected)
+            yield GaugeMetricFamily("baton_router_index_connected", "1 if the kvstore's stream is open.", connected)
             yield CounterMetricFamily(
                 "baton_router_index_stale_blocks",
                 "Entries dropped as not true any more.",

@@ -264,4 +264,4 @@ def _refuse_unknown_variables(service: str, options: Sequence[Option], environ: 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     matches = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {matches[0]}?" if matches else "; --help lists what there is"
+    return f"; did you mean {matches[0]}?" if matches else "; see --help"

@@ -158,7 +158,7 @@ def test_clocks():
         ({"version": "5.0.9", "role": "master"}, Level.FAILED, "too old"),
         ({"version": "7.4.1", "role": "slave"}, Level.FAILED, "replica"),
         ({"version": "7.4.1", "role": "master", "policy": "allkeys-lru"}, Level.WARNING, "allkeys-lru"),
-        ({"version": "7.4.1", "role": "master", "persists": False}, Level.WARNING, "nothing on disk"),
+        ({"version": "7.4.1", "role": "master", "persists": False}, Level.WARNING, "no persistence"),
         ({"version": "7.4.1", "role": "master", "last_save_failed": True}, Level.WARNING, "save"),
         ({"problem": "invalid username-password pair"}, Level.FAILED, "password"),
     ],

@@ -248,7 +248,7 @@ async def test_a_server_out_of_its_time_is_not_talked_to(certificates, tmp_path,
 async def test_a_server_of_plain_text_is_not_talked_to(certificates):
     dial = dial_as(certificates, ROUTER, KVSTORE)
     async with RpcServer("127.0.0.1:0", []) as server, dial(f"127.0.0.1:{server.port}") as channel:
-        assert "it speaks plain text, and TLS is wanted here" in await why_not(channel)
+        assert "it serves plain text, but TLS is required here" in await why_not(channel)
 
 
 @pytest.mark.parametrize("wrong", ["expired", "another service's"])

@@ -92,7 +92,7 @@ def test_what_clients_named_steers_no_terminal():
 def test_bad_states_are_said():
     assert top_text.problems(snapshot_of()) == []
     assert "No worker is alive" in top_text.problems(snapshot_of(alive=False))[0]
-    assert "know no worker yet" in top_text.problems(snapshot_of(0))[0]
+    assert "have no workers yet" in top_text.problems(snapshot_of(0))[0]
     assert "No router has answered yet (router:1: refused)" in top_text.problems(snapshot_of(problem="refused"))[0]
 
 

@@ -107,7 +107,7 @@ class Fleet:
 
     def remove(self, address: str) -> None:
         """Drops an address that discovery no longer names: it counts no more."""
-        self.lose(address, "no longer among the known addresses", logging.INFO)
+        self.lose(address, "no longer among the discovered addresses", logging.INFO)
         del self._workers[address]
 
     def set_terminating(self, address: str, terminating: bool) -> None:

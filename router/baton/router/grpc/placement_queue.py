@@ -122,7 +122,7 @@ class PlacementQueue:
 
     def _answer(self, call_id: int, waiting: _Waiting) -> router_pb2.PlaceAnswer:
         if self._clock() >= waiting.deadline:
-            error = DeadlineExceeded("nobody waits for this placement any more")
+            error = DeadlineExceeded("the caller no longer waits for this placement")
             self._on_refusal(error)
             return _failure(call_id, error)
         try:

@@ -71,7 +71,7 @@ class IndexClient:
                     backoff = _MIN_BACKOFF_SECONDS
                     problems = dict.fromkeys(self._addresses, "")
                 if problem != problems[address]:
-                    _log.warning("kvstore %s: %s; placing with what is known", address, problem)
+                    _log.warning("kvstore %s: %s; placing with the known entries", address, problem)
                     problems[address] = problem
                 turn += 1
                 # Another replica is asked at once; a wait comes after each round.

@@ -91,7 +91,7 @@ class Peers:
                 return response
             finally:
                 call.cancel()
-        raise next((one for one in problems if isinstance(one, NotFound)), NotFound("no other router knows it either"))
+        raise next((one for one in problems if isinstance(one, NotFound)), NotFound("unknown to the other routers too"))
 
     async def _keep_following(self, address: str) -> None:
         backoff, last_problem = _MIN_BACKOFF_SECONDS, ""
@@ -103,7 +103,7 @@ class Peers:
             if self._clock() - began > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             if problem != last_problem:
-                _log.info("router %s is not heard: %s", address, problem)
+                _log.info("router %s is unreachable: %s", address, problem)
                 last_problem = problem
             await asyncio.sleep(backoff * random.uniform(0.8, 1.2))
             backoff = min(_MAX_BACKOFF_SECONDS, backoff * 2)

@@ -48,7 +48,7 @@ class RouterPeerServicer(router_pb2_grpc.RouterPeerServiceServicer):
                     await asyncio.sleep(_GATHER_SECONDS)
                 woken.clear()
                 if reader.lags:
-                    raise Unavailable("the reader lags; it must begin anew")
+                    raise Unavailable("the reader is too slow; it must open a new stream")
                 yield self._news.take(reader)
         finally:
             self._news.leave(reader)

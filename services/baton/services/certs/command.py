@@ -42,7 +42,7 @@ class CertsConfig:
         },
     )
     name: str = field(
-        default="default", metadata={"help": "The last part of the identities; decides nothing.", "metavar": "NAME"}
+        default="default", metadata={"help": "The last part of the identities; has no effect.", "metavar": "NAME"}
     )
     hosts: tuple[str, ...] = field(
         default=("localhost", "127.0.0.1"),

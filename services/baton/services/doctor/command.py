@@ -39,7 +39,7 @@ class DoctorConfig:
     """The settings of `baton doctor` itself."""
 
     json: bool = field(default=False, metadata={"help": "A JSON document instead of lines."})
-    quiet: bool = field(default=False, metadata={"help": "Only what is not well."})
+    quiet: bool = field(default=False, metadata={"help": "Show only problems."})
     look_timeout: float = field(
         default=5.0, metadata={"help": "Seconds that one look may take.", "minimum": 0.1, "maximum": 300.0}
     )

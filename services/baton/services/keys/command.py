@@ -60,7 +60,7 @@ class CreateConfig:
     scopes: tuple[str, ...] = field(
         default=("inference",),
         metadata={
-            "help": "What it is for: inference, metrics, admin (which includes the others).",
+            "help": "Scopes: inference, metrics, admin (which includes the others).",
             "metavar": "A,B,..",
         },
     )
@@ -72,7 +72,7 @@ class CreateConfig:
             "metavar": "WHEN",
         },
     )
-    note: str = field(default="", metadata={"help": "What it is for, for people."})
+    note: str = field(default="", metadata={"help": "A description for people."})
 
 
 class KeyKeeper(Protocol):

@@ -63,12 +63,13 @@ class SimulateConfig:
     )
     kv_bytes_per_token: int = field(default=131_072, metadata={"help": "Of all layers.", "minimum": 32})
     jobs: int = field(default=0, metadata={"help": "Processes. 0: one a core.", "minimum": 0})
-    json: str = field(default="", metadata={"help": "Where all figures go.", "metavar": "FILE"})
-    plot: str = field(default="", metadata={"help": "Where the curves go, as PNG.", "metavar": "FILE"})
+    json: str = field(default="", metadata={"help": "File for all figures.", "metavar": "FILE"})
+    plot: str = field(default="", metadata={"help": "File for the curves, as PNG.", "metavar": "FILE"})
     chaos: int | None = field(
-        default=None, metadata={"help": "Instead: faults of this seed, and what they break.", "metavar": "SEED"}
+        default=None,
+        metadata={"help": "Run faults of this seed instead, and report them.", "metavar": "SEED"},
     )
-    chaos_seeds: int = field(default=1, metadata={"help": "With --chaos: so many seeds from it on.", "minimum": 1})
+    chaos_seeds: int = field(default=1, metadata={"help": "With --chaos: number of seeds from it on.", "minimum": 1})
     chaos_seconds: float = field(
         default=5.0, metadata={"help": "With --chaos: simulated seconds of a seed's traffic.", "minimum": 3.0}
     )

@@ -41,7 +41,7 @@ class CollectConfig:
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Prints a JSON document. Returns the exit code."""
-    about = "Prints what a bug report needs of this machine, secrets left out."
+    about = "Prints this machine's facts for a bug report, without secrets."
     try:
         (config,) = settings.load("collect_env", (CollectConfig,), argv, environ, about)
     except settings.SettingsError as error:

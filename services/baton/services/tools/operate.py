@@ -97,7 +97,7 @@ def _ms(config: OperateConfig) -> int:
 VERBS: Mapping[str, Verb] = {
     "drain": Verb(
         "Drain",
-        "A worker takes no new requests; what runs ends or moves.",
+        "Stops a worker from accepting requests; running ones end or move.",
         lambda c: pb.DrainRequest(timeout_ms=_ms(c)),
     ),
     "pause": Verb(
@@ -106,7 +106,7 @@ VERBS: Mapping[str, Verb] = {
         lambda c, h: pb.PauseRequest(running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
         (HaltConfig,),
     ),
-    "resume": Verb("Resume", "A worker goes on after a pause or drain.", lambda c: pb.ResumeRequest()),
+    "resume": Verb("Resume", "Resumes a worker after a pause or drain.", lambda c: pb.ResumeRequest()),
     "sleep": Verb(
         "Sleep",
         "A worker frees its memory.",

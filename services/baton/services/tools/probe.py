@@ -28,7 +28,7 @@ EXIT_MISCONFIGURED = 2
 class ProbeConfig:
     """The settings of `baton probe`."""
 
-    address: str = field(metadata={"help": "Whom to ask.", "metavar": "HOST:PORT"})
+    address: str = field(metadata={"help": "Address to probe.", "metavar": "HOST:PORT"})
     service: str = field(
         default="",
         metadata={

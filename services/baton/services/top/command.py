@@ -39,7 +39,8 @@ class TopConfig:
     once: bool = field(default=False, metadata={"help": "One snapshot as text, also in a terminal."})
     json: bool = field(default=False, metadata={"help": "One snapshot as JSON."})
     request: str = field(
-        default="", metadata={"help": "Tells of this request where its time went, and why.", "metavar": "ID"}
+        default="",
+        metadata={"help": "Show this request's times and why it was placed so.", "metavar": "ID"},
     )
 
     @property

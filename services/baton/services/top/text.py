@@ -89,7 +89,7 @@ def problems(snapshot: Snapshot) -> list[str]:
         return [f"! No router answers ({'; '.join(silent)}); this is {words.duration(snapshot.heard_age)} old"]
     lines = [f"! A router does not answer: {one}" for one in silent]
     if not snapshot.workers:
-        lines.append("! The routers know no worker yet")
+        lines.append("! The routers have no workers yet")
     elif not snapshot.fleet.num_alive:
         lines.append("! No worker is alive: requests are refused")
     return lines
@@ -121,7 +121,7 @@ def explained(told: Explanation, width: int) -> list[str]:
     ]
     result = told.result
     if result is None:
-        lines.append("It still runs; its times are told when it has ended.")
+        lines.append("It is still running; its times are known when it ends.")
     else:
         end = "its worker failed" if result.worker_failed else f"{words.count(result.cached_tokens)} found in caches"
         lines.append(f"Output {words.count(result.output_tokens)} tokens; {end}")

@@ -36,13 +36,13 @@ class TracesConfig:
 
     listen: str = field(
         default="127.0.0.1:4317",
-        metadata={"help": "Where services send spans: OTLP over gRPC, plain.", "metavar": "HOST:PORT"},
+        metadata={"help": "Address to which services send spans: OTLP over gRPC, plain text.", "metavar": "HOST:PORT"},
     )
     least_ms: float = field(
         default=0.0, metadata={"help": "Requests that took less are not shown.", "minimum": 0.0, "metavar": "MS"}
     )
     file: str = field(
-        default="", metadata={"help": "Where every span is appended, one JSON line each. Empty: nowhere."}
+        default="", metadata={"help": "File to which every span is appended as a JSON line. Empty: none."}
     )
 
     def validate(self) -> None:

@@ -26,12 +26,12 @@ class ClockFacts:
 def check_clock(facts: ClockFacts) -> Iterator[Finding]:
     """Whether it agrees with the others'."""
     if facts.synchronized is None:
-        yield unknown(_TOPIC, "the kernel does not say whether the clock is kept")
+        yield unknown(_TOPIC, "the kernel does not report whether the clock is synchronized")
     elif facts.synchronized:
         yield ok(_TOPIC, "it is kept in step (NTP)")
     else:
         fix = "timedatectl set-ntp true   (in a container: on its node)"
-        yield warning(_TOPIC, "nothing keeps it in step; it may drift from the other machines'", fix)
+        yield warning(_TOPIC, "it is not synchronized and may drift from the other machines'", fix)
     if facts.redis_offset is not None and abs(facts.redis_offset) > _MOST_SECONDS:
         what = f"Redis' clock is {abs(facts.redis_offset):.1f} s {'ahead' if facts.redis_offset > 0 else 'behind'}"
         yield warning(_TOPIC, what, "timedatectl status, here and on Redis' machine")

@@ -27,7 +27,7 @@ def check_keys(facts: KeyFacts | None, targets: Targets) -> Iterator[Finding]:
     """Warns of a gateway without keys, which serves anyone that can connect."""
     if facts is None:
         if targets.service == "gateway" and not targets.api_keys:
-            yield ok(_TOPIC, "--api-keys is empty: whoever reaches the gateway may use it")
+            yield ok(_TOPIC, "--api-keys is empty: anyone that can reach the gateway may use it")
     elif facts.problem:
         yield failed(_TOPIC, facts.problem, _FIX)
     elif not facts.num_keys:

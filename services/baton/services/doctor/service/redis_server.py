@@ -35,7 +35,7 @@ def check_redis(facts: RedisFacts | None, targets: Targets) -> Iterator[Finding]
     """Reports the Redis server. A failure costs only what it would store, because requests are served without it."""
     if facts is None:
         if targets.service in ("gateway", "kvstore"):
-            yield ok(_TOPIC, "--redis-url is empty: nothing outlives this process or its data folder")
+            yield ok(_TOPIC, "--redis-url is empty: no data outlives this process or its data folder")
         return
     if facts.problem:
         yield _unreachable(facts)
@@ -53,7 +53,7 @@ def check_redis(facts: RedisFacts | None, targets: Targets) -> Iterator[Finding]
     if facts.last_save_failed:
         yield warning(_TOPIC, "its last save to disk failed", "redis-cli info persistence; the volume may be full")
     elif facts.persists is False:
-        what = "it keeps nothing on disk: API keys and responses end with it"
+        what = "it has no persistence: API keys and responses are lost when it ends"
         yield warning(_TOPIC, what, "redis-cli config set appendonly yes")
 
 
