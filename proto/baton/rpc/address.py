@@ -8,7 +8,7 @@ from baton.rpc.errors import InvalidRequest
 
 
 def split_address(address: str, field: str) -> tuple[str, int]:
-    """Host and port of `host:port`; IPv6 hosts stand in brackets. InvalidRequest names `field`."""
+    """Splits `host:port`; IPv6 hosts are in brackets. Raises InvalidRequest naming `field`."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise InvalidRequest(f"{field}={address!r} is not host:port with a port of 0 to 65535", field=field)
@@ -16,7 +16,7 @@ def split_address(address: str, field: str) -> tuple[str, int]:
 
 
 def split_addresses(addresses: str, field: str) -> tuple[str, ...]:
-    """The parts of `host:port,host:port`. InvalidRequest names `field`."""
+    """Splits `host:port,host:port`. Raises InvalidRequest naming `field`."""
     parts = tuple(address.strip() for address in addresses.split(",") if address.strip())
     for address in parts:
         split_address(address, field)

@@ -14,7 +14,7 @@ _NAMESPACE_KEY = b"baton.namespace.1"
 
 
 def cache_namespace(model_digest: bytes, block_size: int, adapter: str = "", salt: str = "") -> bytes:
-    """What a prompt's chain starts from: all but the tokens that changes the KV, or that must not be shared.
+    """Returns the initial value of a prompt's hashes: what changes the KV or must not be shared, but the tokens.
 
     BLAKE2b-128 with key "baton.namespace.1" over model_digest, block_size (uint32), adapter and salt (UTF-8),
     each preceded by its length as a uint32; integers are little-endian.
@@ -27,10 +27,10 @@ def cache_namespace(model_digest: bytes, block_size: int, adapter: str = "", sal
 
 
 def hash_blocks(parent: bytes, token_ids: Sequence[int], block_size: int) -> bytes:
-    """The hashes of all full blocks of `token_ids`, 16 bytes each, in order.
+    """Returns the hashes of all full blocks of `token_ids`, 16 bytes each, in order.
 
-    hash_0 = BLAKE2b-128(key=parent, tokens_0), hash_i = BLAKE2b-128(key=hash_{i-1}, tokens_i); tokens are
-    little-endian uint32. `parent` is the cache namespace, or the hash of the block before the first.
+    hash_0 = BLAKE2b-128(key=parent, tokens_0), hash_i = BLAKE2b-128(key=hash_{i-1}, tokens_i); tokens are little-endian
+    uint32. `parent` is the cache namespace, or the hash of the block before the first.
     """
     return hash_packed_blocks(parent, pack_tokens(token_ids), block_size)
 
@@ -44,7 +44,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def hash_packed_blocks(parent: bytes, token_ids: bytes, block_size: int) -> bytes:
-    """hash_blocks of tokens that are little-endian uint32 already."""
+    """Returns hash_blocks of tokens that are little-endian uint32 already."""
     stride = block_size * TOKEN_BYTES
     if len(token_ids) == stride:  # what grows grows block by block
         return blake2b(token_ids, digest_size=HASH_BYTES, key=parent).digest()

@@ -1,4 +1,4 @@
-"""How services call each other: one way to open a channel, with keepalive and bounded reconnect delays."""
+"""Opens channels between services, with keepalive and bounded reconnect delays."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Dial:
     service: str = ""  # of baton.rpc.identity; unused in plain text
 
     def __call__(self, address: str, window_bytes: int = 0) -> grpc.aio.Channel:
-        """A channel to `host:port`, with the TLS files as they are now: it keeps them when it connects again."""
+        """Opens a channel to `host:port` with the present TLS files, which it keeps when it reconnects."""
         return open_channel(address, window_bytes, self.tls, self.service)
 
     @property
     def version(self) -> int:
-        """Grows when the TLS files have changed: a channel that was opened before that shows the old ones."""
+        """Grows when the TLS files change: channels opened before use the old ones."""
         if self.tls is None:
             return 0
         _ = self.tls.live.material
@@ -60,10 +60,10 @@ class Dial:
 
 
 def open_channel(address: str, window_bytes: int = 0, tls: Tls | None = None, service: str = "") -> grpc.aio.Channel:
-    """A channel to `host:port`. It connects when first used, and again whenever it must.
+    """Opens a channel to `host:port`. It connects at the first call, and reconnects when needed.
 
-    Peers send about `window_bytes` ahead of what is read of a stream, and larger messages whole. 0: gRPC's own window,
-    which grows to megabytes. With `tls` the peer's certificate must be that of a `service` of the same fleet.
+    Peers may send about `window_bytes` of a stream before they are read, and larger messages whole. 0: gRPC's own
+    window, which grows to megabytes. With `tls` the peer's certificate must be that of a `service` of the same fleet.
     """
     window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)) if window_bytes else ()
     if tls is None:

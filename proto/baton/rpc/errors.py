@@ -47,7 +47,7 @@ _CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code i
 
 
 class ServiceError(Exception):
-    """Anything that a caller is told. Subclasses set the code; instances carry the numbers."""
+    """An error that is reported to a caller. Subclasses set the code; instances carry the numbers."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     retryable: ClassVar[bool] = False
@@ -70,19 +70,19 @@ class ServiceError(Exception):
 
     @property
     def log_text(self) -> str:
-        """For logs: of errors that quote what a client sent only the field, of others the message."""
+        """Returns the text for logs: only the field for errors that quote a client's input, otherwise the message."""
         if self.code in _QUOTING:
             return f"{self.code.name} in {self.field or 'the request'}"
         return self.message
 
     @property
     def http_status(self) -> int:
-        """The HTTP status that says the same."""
+        """The equivalent HTTP status."""
         return HTTP_STATUS[self.code]
 
     @property
     def detail(self) -> types_pb2.ErrorDetail:
-        """The part for programs."""
+        """The machine-readable details."""
         return types_pb2.ErrorDetail(
             phase=self.phase,
             worker_id=self.worker_id,
@@ -143,13 +143,13 @@ class Unsupported(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """State contradicts itself."""
+    """The state is inconsistent."""
 
     code = grpc.StatusCode.DATA_LOSS
 
 
 class PermissionDenied(ServiceError):
-    """Who asks is known, and may not."""
+    """The caller is known, and lacks the permission."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
@@ -192,7 +192,7 @@ _HANDSHAKE_PROBLEMS: Mapping[str, str] = {
 
 
 def error_from_detail(code: int, message: str, detail: types_pb2.ErrorDetail) -> ServiceError:
-    """The error that an in-stream failure record stands for. `code` is a google.rpc.Code number."""
+    """Returns the error of an in-stream failure record. `code` is a google.rpc.Code number."""
     status = _CODE_BY_NUMBER.get(code, grpc.StatusCode.INTERNAL)
     return _BY_CODE.get(status, InternalError)(
         message,
@@ -204,7 +204,7 @@ def error_from_detail(code: int, message: str, detail: types_pb2.ErrorDetail) ->
 
 
 def error_from_rpc(rpc_error: grpc.aio.AioRpcError, what: str) -> ServiceError:
-    """Translates a failed call. `what` names the peer and its address, for the message."""
+    """Translates a failed call. `what` names the peer and its address in the message."""
     code = rpc_error.code()
     detail = types_pb2.ErrorDetail()
     status = rpc_status.from_call(cast(grpc.Call, rpc_error))
@@ -216,7 +216,7 @@ def error_from_rpc(rpc_error: grpc.aio.AioRpcError, what: str) -> ServiceError:
 
 
 def problem_of(rpc_error: grpc.aio.AioRpcError) -> str:
-    """Why a call failed, in words: the code, gRPC's own details, and what a failed TLS handshake means."""
+    """Describes why a call failed: the code, gRPC's own details, and the cause of a failed TLS handshake."""
     details = rpc_error.details() or ""
     if details.startswith(_NOT_CONNECTED):
         details += next((f" ({meaning})" for sign, meaning in _HANDSHAKE_PROBLEMS.items() if sign in details), "")
@@ -224,7 +224,7 @@ def problem_of(rpc_error: grpc.aio.AioRpcError) -> str:
 
 
 def status_of(error: ServiceError) -> status_pb2.Status:
-    """The google.rpc.Status of an error, details included."""
+    """Returns the google.rpc.Status of an error, with details."""
     details: list[any_pb2.Any] = [_packed(error.detail)]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)

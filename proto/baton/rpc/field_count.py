@@ -1,6 +1,6 @@
-"""How many fields a serialized message has, counted before it is parsed.
+"""Counts the fields of a serialized message before it is parsed.
 
-Parsing holds the interpreter's lock: 16 MB of empty messages take 0.3 s and 460 MB. Counting does so for moments only.
+Parsing holds the interpreter's lock: 16 MB of empty messages take 0.3 s and 460 MB. Counting holds it only for moments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TooManyFields(Exception):
 
 
 def check_fields(data: bytes, message: Descriptor, most: int = MAX_FIELDS) -> None:
-    """Raises TooManyFields for a message of more than `most` fields; says nothing of data that cannot be parsed."""
+    """Raises TooManyFields for a message of more than `most` fields. Ignores data that cannot be parsed."""
     waiting = [(0, len(data), message)]
     count = 0
     while waiting:

@@ -1,7 +1,7 @@
-"""The host names that a server answers to. Keeps pages of other names from reaching it by DNS rebinding.
+"""The host names that a server answers to. Prevents pages of other names from reaching it by DNS rebinding.
 
-A page can make its own name resolve to this machine, and then reads whatever a server answers without authentication.
-It cannot do so with an IP address, or with a name that always means this machine.
+A page can make its own name resolve to this machine, and then read what a server answers without authentication. It
+cannot do so with an IP address, or with a name that always means this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who a process of a fleet is, as its certificate says it: spiffe://baton/FLEET/SERVICE/NAME. Checks no certificate."""
+"""The identity of a fleet's process in its certificate: spiffe://baton/FLEET/SERVICE/NAME. Checks no certificate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Identity:
 
     fleet: str  # a DNS label
     service: str  # one of SERVICES
-    name: str  # among its service's; decides nothing
+    name: str  # among its service's; has no effect
 
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.fleet):
@@ -39,22 +39,22 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """The URI among the subject's alternative names: what a server goes by."""
+        """The URI among the subject's alternative names, by which servers know a peer."""
         return f"{_PREFIX}{self.fleet}/{self.service}/{self.name}"
 
     @property
     def host_name(self) -> str:
-        """The DNS name among them, equal for all of a service: what a client goes by, wherever it finds the server."""
+        """The DNS name among them, equal for all of a service, by which clients know a server at any address."""
         return service_host_name(self.fleet, self.service)
 
 
 def service_host_name(fleet: str, service: str) -> str:
-    """The DNS name in the certificates of a fleet's service."""
+    """Returns the DNS name in the certificates of a fleet's service."""
     return f"{service}.{fleet}.baton.internal"
 
 
 def identity_of(uris: Iterable[str]) -> Identity | None:
-    """The identity among a certificate's URIs. None: there is none, or more than one."""
+    """Returns the identity among a certificate's URIs, or None if there is none or more than one."""
     found = [uri for uri in uris if uri.startswith(_PREFIX)]
     if len(found) != 1:
         return None

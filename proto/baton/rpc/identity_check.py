@@ -26,7 +26,7 @@ class IdentityCheck:
         self._refusals = refusals
 
     def of(self, method: str) -> Check | None:
-        """What to ask before a call of `method` is served: raises PermissionDenied. None: whoever calls is served."""
+        """Returns a check for calls of `method` that raises PermissionDenied, or None if every caller is served."""
         accepted = accepted_by(method)
         if accepted is ANYBODY:
             return None
@@ -42,7 +42,7 @@ class IdentityCheck:
 
 
 def refusal(auth_context: Mapping[str, Iterable[bytes]], fleet: str, accepted: frozenset[str]) -> str:
-    """Why a peer is refused, naming who it is and who is accepted. Empty: it is not."""
+    """Returns why a peer is refused, with its identity and the accepted ones. Empty: it is accepted."""
     uris = [value.decode(errors="replace") for value in auth_context.get("peer_uri", ())]
     identity = identity_of(uris)
     if identity is not None and identity.fleet == fleet and identity.service in accepted:

@@ -1,6 +1,6 @@
-"""Who may call what between services: every method of every .proto, and the services that it accepts. The one table.
+"""Which service may call which method: every method of every .proto, and the services that it accepts. The only table.
 
-It holds wherever clients show certificates (--tls-ca). What is not in it is refused.
+It applies wherever clients present certificates (--tls-ca). Methods that are not in it are refused.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from baton.rpc.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
 
-# Clients of the fleet, who have no certificates: their keys and tenants decide, not this table.
+# Clients of the fleet, without certificates: their keys and tenants are checked instead of this table.
 ANYBODY = frozenset({"anybody"})
 ANY_SERVICE = frozenset(SERVICES)
 
-# What is no method: who may send KV to a worker's transfer port, and read an inner service's /metrics.
+# Not methods: sending KV to a worker's transfer port, and reading an inner service's /metrics.
 KV_SENDERS = frozenset({WORKER})
 METRICS_READERS = frozenset({OPERATOR})
 
@@ -40,7 +40,7 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.RouterService/PlaceStream": frozenset({GATEWAY}),
     "baton.v1.RouterService/Report": frozenset({GATEWAY}),
     "baton.v1.RouterService/WatchModels": frozenset({GATEWAY}),
-    # Routers ask each other for what the asked one does not know.
+    # Routers ask each other about placements that they do not know.
     "baton.v1.RouterService/Explain": frozenset({OPERATOR, ROUTER}),
     # Gateways carry out what holders of admin keys ask for.
     "baton.v1.RouterService/ListWorkers": frozenset({GATEWAY, OPERATOR}),
@@ -74,5 +74,5 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
 
 
 def accepted_by(method: str) -> frozenset[str]:
-    """The services that `method`, as gRPC names it (/package.Service/Method), accepts. Empty: nobody."""
+    """Returns the services that `method`, as gRPC names it (/package.Service/Method), accepts. Empty: none."""
     return ACCEPTED.get(method.removeprefix("/"), frozenset())

@@ -1,4 +1,4 @@
-"""How services offer their Prometheus metrics: one HTTP endpoint for the lifetime of an `async with`."""
+"""Serves a process's Prometheus metrics: one HTTP endpoint for the lifetime of an `async with`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def metrics_endpoint(
 
 
 def _for_own_hosts(app: Any, rule: HostRule) -> Any:
-    """The application, for requests whose Host header is an IP address or localhost: no page reads it by rebinding."""
+    """Serves requests whose Host header is an IP address or localhost, so that no page can read it by DNS rebinding."""
 
     def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if not rule.accepts(environ.get("HTTP_HOST", "localhost").encode("latin-1", errors="replace")):
@@ -74,7 +74,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _CLIENT_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing of what is asked every few seconds."""
+        """Logs nothing, because metrics are requested every few seconds."""
 
     def address_string(self) -> str:
         """Asks no name server."""
@@ -82,7 +82,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each client, so that one that stalls its handshake holds up nobody."""
+    """Uses a thread for each client, so that a stalled handshake does not delay others."""
 
     daemon_threads = True
     block_on_close = False
@@ -94,7 +94,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's name."""
+        """Skips the look-up of this host's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -102,11 +102,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """False, which closes it, where too many are here."""
+        """Returns False, which closes the connection, if there are too many."""
         return self._places.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Greets one client, answers it, and closes."""
+        """Completes one client's handshake, answers it, and closes."""
         try:
             request.settimeout(_CLIENT_SECONDS)
             if self._tls is not None and (request := self._greeted(request, client_address, self._tls)) is None:
@@ -116,11 +116,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that breaks off is no news."""
+        """Ignores clients that break off."""
         _log.debug("a reader of metrics broke off", exc_info=True)
 
     def _greeted(self, request: Any, client_address: Any, tls: Tls) -> Any:
-        """The connection behind its handshake. None: it is closed."""
+        """Returns the connection after its handshake, or None if it was closed."""
         try:
             connection = tls.ssl_context(server_side=True).wrap_socket(request, server_side=True)
         except OSError as error:

@@ -8,7 +8,7 @@ from baton.rpc.errors import InvalidRequest
 
 
 def check_names(names: Sequence[str], field: str = "served_model_name") -> None:
-    """Raises InvalidRequest for a name that is there twice."""
+    """Raises InvalidRequest for a duplicate name."""
     for index, name in enumerate(names):
         if name in names[:index]:
             raise InvalidRequest(f"{field}: {name!r} is there twice; give each name once", field=field)

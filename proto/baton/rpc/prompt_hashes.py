@@ -1,4 +1,4 @@
-"""The block hashes of prompts; what prompts begin with alike is hashed once. Knows no router and no engine."""
+"""The block hashes of prompts. Hashes common beginnings once. Knows no router and no engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class PromptHashes:
         return len(self._runs)
 
     def hash_blocks(self, namespace: bytes, token_ids: Sequence[int], block_size: int) -> bytes:
-        """Returns the hashes of all full blocks of `token_ids`, in order. Namespaces tell block sizes apart."""
+        """Returns the hashes of all full blocks of `token_ids`, in order.
+
+        Different block sizes have different namespaces.
+        """
         return b"".join(self.hash_runs(namespace, pack_tokens(token_ids), block_size))
 
     def hash_runs(self, namespace: bytes, packed: bytes, block_size: int) -> Iterator[bytes]:

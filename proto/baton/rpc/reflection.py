@@ -25,7 +25,7 @@ _PACKAGE, _ALPHA_PACKAGE = "grpc.reflection.v1", "grpc.reflection.v1alpha"
 
 
 def add_reflection(server: grpc.aio.Server, services: Collection[str]) -> None:
-    """Answers reflection calls about these services, by their full names, and about reflection itself."""
+    """Adds reflection for these services, by their full names, and for reflection itself."""
     servicer = reflection.aio.ReflectionServicer([*services, V1, V1ALPHA], pool=_Pools())
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -1,4 +1,4 @@
-"""How services answer: one gRPC server with health, reflection, and errors turned into statuses."""
+"""A gRPC server with health, reflection, and errors turned into statuses."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Service(NamedTuple):
 
 
 class RpcServer:
-    """A server for the lifetime of an `async with`; `port` is known inside it.
+    """A server for the lifetime of an `async with`; `port` is set inside it.
 
-    Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address
-    and `field`, the setting that it comes from. With Tls, clients show certificates, and the table of identities says
-    who may call what; with EdgeTls they show none. What `interceptors` raise becomes a status too.
-    `options`: gRPC's own, over those of every server.
+    Health is NOT_SERVING until `set_ready(True)`. A port in use raises Unavailable, naming the address and `field`, its
+    setting. With Tls, clients present certificates, and the table of identities decides which calls they may make; with
+    EdgeTls they present none. Errors that `interceptors` raise become statuses too. `options`: gRPC's own, in addition
+    to those of every server.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class RpcServer:
         await self._server.stop(self._grace_seconds)
 
     async def set_ready(self, ready: bool) -> None:
-        """Tells grpc.health.v1 whether this process takes new work."""
+        """Sets whether grpc.health.v1 reports SERVING."""
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *(service.name for service in self._services)):
             await self._health.set(name, status)
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Asks who calls, where a check is given; turns a ServiceError that a handler raises into its status.
+    """Checks the caller, if a check is given, and turns a ServiceError of a handler into its status.
 
-    Anything else that is raised becomes INTERNAL, and is logged.
+    Other exceptions become INTERNAL and are logged.
     """
 
     def __init__(self, check: IdentityCheck | None) -> None:

@@ -44,7 +44,7 @@ class LiveFiles:
 
     @property
     def material(self) -> TlsMaterial:
-        """What to use for a new connection: three calls of stat where nothing has changed."""
+        """Returns the material for a new connection. Costs three calls of stat if no file changed."""
         with self._lock:
             signature = signature_of(self.files)
             if signature != self._signature or self._clock() >= self._retry_at:
@@ -76,7 +76,7 @@ class LiveFiles:
 
 
 class Tls:
-    """What one service shows the others, and accepts of them. Raises InvalidRequest for files that cannot be used."""
+    """The certificate of one service and the peers that it accepts. Raises InvalidRequest for unusable files."""
 
     def __init__(self, files: TlsFiles, service: str) -> None:
         self.live = LiveFiles(files, service)
@@ -86,17 +86,17 @@ class Tls:
 
     @property
     def identity(self) -> Identity:
-        """Whose certificate it is."""
+        """The service of the certificate."""
         identity = self.live.material.identity
         assert identity is not None, "the files were checked for it"
         return identity
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server whose clients must show a certificate of the CA."""
+        """Returns credentials for a server whose clients must present a certificate of the CA."""
         return _server_credentials(self.live, mutual=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """As of now: a channel keeps them through its reconnections, so a channel that lost its peer is opened anew."""
+        """Returns the present credentials. Channels keep theirs when they reconnect, so a lost peer needs a new one."""
         material = self.live.material
         made = self._made
         if made is None or made[0] is not material:
@@ -105,11 +105,14 @@ class Tls:
         return made[1]
 
     def host_name_of(self, service: str) -> str:
-        """The DNS name that the certificate of a peer of this fleet must have."""
+        """Returns the DNS name that the certificate of a peer of this fleet must have."""
         return service_host_name(self.identity.fleet, service)
 
     def ssl_context(self, server_side: bool) -> ssl.SSLContext:
-        """As of now, for a socket whose peer must show a certificate of the CA. Whose it is, the caller looks at."""
+        """Returns the present context for a socket whose peer must present a certificate of the CA.
+
+        The caller checks its identity.
+        """
         material = self.live.material
         made = self._contexts.get(server_side)
         if made is None or made[0] is not material:
@@ -123,29 +126,29 @@ class Tls:
         return made[1]
 
     def refusal(self, certificate: Mapping[str, Any] | None, accepted: frozenset[str]) -> str:
-        """Why the peer that showed this certificate (`getpeercert`) is refused. Empty: it is of a service accepted."""
+        """Returns why the peer with this certificate (`getpeercert`) is refused. Empty: its service is accepted."""
         names = (certificate or {}).get("subjectAltName", ())
         uris = [value.encode() for kind, value in names if kind == "URI"]
         return refusal({"peer_uri": uris}, self.identity.fleet, accepted)
 
 
 class EdgeTls:
-    """What an edge shows clients, who show no certificate. Raises InvalidRequest for files that cannot be used."""
+    """The certificate of an edge, whose clients present none. Raises InvalidRequest for unusable files."""
 
     def __init__(self, files: TlsFiles) -> None:
         self.live = LiveFiles(files)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server."""
+        """Returns credentials for a gRPC server."""
         return _server_credentials(self.live, mutual=False)
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For a server of asyncio's."""
+        """Returns a context for an asyncio server."""
         given = self.live.material
         context = _edge_context(self.live.files)
 
         def renew(connection: ssl.SSLObject, name: str | None, used: ssl.SSLContext) -> None:
-            """Called at every handshake, whether or not the client names a host."""
+            """Called at every handshake, with or without a host name of the client."""
             nonlocal given, context
             material = self.live.material
             if material is not given:
@@ -158,14 +161,14 @@ class EdgeTls:
 
 
 def mutual_context(files: TlsFiles, server_side: bool) -> ssl.SSLContext:
-    """For one end of connections of which both show certificates of the CA. Raises SSLError, OSError."""
+    """Returns a context for one end of a connection with certificates on both ends. Raises SSLError, OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.ca)
     context.load_cert_chain(files.certificate, files.key)
     if server_side:
-        context.num_tickets = 0  # nothing is resumed: each connection is asked for its certificate
+        context.num_tickets = 0  # no session resumption, so that every connection presents its certificate
     return context
 
 
@@ -185,7 +188,7 @@ def _server_credentials(live: LiveFiles, mutual: bool) -> grpc.ServerCredentials
         return grpc.ssl_server_certificate_configuration(pairs, material.ca or None)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        """Asked by gRPC at every handshake."""
+        """Called by gRPC at every handshake."""
         nonlocal given
         material = live.material
         if material is given:

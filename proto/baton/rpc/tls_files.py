@@ -1,4 +1,4 @@
-"""Certificate, key and CA as files: read as one, and checked before anything uses them. Knows no gRPC."""
+"""Certificate, key and CA files: read as one set, and checked before use. Knows no gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_HANDSHAKE_TURNS = 8
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. Of a set that one service shows another, or (without `ca`) of an edge that asks for no certificate."""
+    """PEM files: a set for connections between services or, without `ca`, an edge's."""
 
     certificate: str  # and what leads from it to the CA, in that order
     key: str
@@ -28,14 +28,14 @@ class TlsFiles:
 
     @property
     def named(self) -> tuple[tuple[str, str], ...]:
-        """Setting and path of each."""
+        """The setting and path of each file."""
         rows = (("certificate", self.certificate), ("key", self.key), ("ca", self.ca))
         return tuple((f"{self.prefix}_{name}", path) for name, path in rows if path)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What the files held when they were read."""
+    """The content of the files when they were read."""
 
     certificate: bytes
     key: bytes
@@ -45,12 +45,12 @@ class TlsMaterial:
 
 
 def tls_files(certificate: str, key: str, ca: str) -> TlsFiles | None:
-    """The set that services show each other. None: plain text. InvalidRequest names what is missing of half a set."""
+    """Returns the set for use between services, or None for plain text. Raises InvalidRequest for half a set."""
     return _complete({"tls_certificate": certificate, "tls_key": key, "tls_ca": ca}, TlsFiles(certificate, key, ca))
 
 
 def edge_files(certificate: str, key: str, prefix: str) -> TlsFiles | None:
-    """What an edge shows clients. None: plain text. InvalidRequest names what is missing of half a set."""
+    """Returns an edge's set, or None for plain text. Raises InvalidRequest for half a set."""
     settings = {f"{prefix}_certificate": certificate, f"{prefix}_key": key}
     return _complete(settings, TlsFiles(certificate, key, prefix=prefix))
 
@@ -69,7 +69,7 @@ def _complete(settings: dict[str, str], files: TlsFiles) -> TlsFiles | None:
 
 
 def signature_of(files: TlsFiles) -> Signature:
-    """Differs when a file was replaced or written to."""
+    """Returns a value that changes when a file is replaced or written."""
     rows = []
     for _, path in files.named:
         try:
@@ -82,9 +82,9 @@ def signature_of(files: TlsFiles) -> Signature:
 
 
 def read_material(files: TlsFiles, service: str = "") -> TlsMaterial:
-    """The files' content, which fits together, is valid now and, where `service` is given, is that service's.
+    """Returns the files' content, which fits together, is valid now and is of `service`, if that is given.
 
-    Raises InvalidRequest that names the setting, the file, and what is wrong.
+    Raises InvalidRequest naming the setting, the file and the problem.
     """
     contents = [_read(name, path) for name, path in files.named]
     shown = _own_certificate(files)
@@ -120,7 +120,7 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _own_certificate(files: TlsFiles) -> dict[str, Any]:
-    """The certificate as a peer would see it, by a handshake of the files with themselves."""
+    """Returns the certificate as a peer would see it, by a handshake of the files with themselves."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     _load_chain(server, files)

@@ -1,4 +1,4 @@
-"""What TLS tells Prometheus: how long certificates are good for, reloads of their files, peers that were refused."""
+"""The Prometheus metrics of TLS: when certificates expire, reloads of their files, and refused peers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class TlsCollector(Collector):
         self._refusals: Sequence[Mapping[str, int]] = [tls.refusals for tls in present if isinstance(tls, Tls)]
 
     def collect(self) -> Iterable[Metric]:
-        """As of now."""
         expires = GaugeMetricFamily(
             "baton_tls_certificate_expires_seconds", "Unix time at which the certificate ends.", labels=("set",)
         )

@@ -1,4 +1,4 @@
-"""How the settings of TLS are named and told in every service's config."""
+"""The settings of TLS in every service's config: names and help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a span is, and how one service names it to the next: W3C trace context."""
+"""The identity of a span, and how services pass it on: W3C trace context."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class SpanContext:
 
     @property
     def traceparent(self) -> str:
-        """As a header's value."""
+        """Returns the header's value."""
         return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
 
     def child(self) -> SpanContext:
-        """Another span of the same trace."""
+        """Returns another span of the same trace."""
         return SpanContext(self.trace_id, _random_bytes(8))
 
 
 def new_trace() -> SpanContext:
-    """The root of a trace of its own."""
+    """Returns the root of a new trace."""
     return SpanContext(_random_bytes(16), _random_bytes(8))
 
 
 def sampled_context(traceparent: str) -> SpanContext | None:
-    """The span that a header names; None: there is none, or it does not ask for spans."""
+    """Parses a header. Returns None if it is invalid or not sampled."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or found[1] == "ff" or not int(found[4], 16) & 1 or (found[1] == "00" and found[5]):
         return None
@@ -41,7 +41,7 @@ def sampled_context(traceparent: str) -> SpanContext | None:
 
 
 def is_context(traceparent: str) -> bool:
-    """Whether a header names a span, sampled or not: whoever sent it has decided."""
+    """Whether a header names a span, sampled or not: its sender has decided on sampling."""
     return _TRACEPARENT.fullmatch(traceparent) is not None
 
 

@@ -1,7 +1,7 @@
-"""Spans that ended, on their way to an OpenTelemetry collector: OTLP over gRPC, in batches, in the background.
+"""Exports ended spans to an OpenTelemetry collector: OTLP over gRPC, in batches, in the background.
 
-A span of ten attributes costs about 20 us, serialized when it ends; OpenTelemetry's own SDK took 65 us. Where the
-collector does not keep up, spans are dropped and counted, and no request waits.
+A span of ten attributes costs about 20 us, serialized when it ends; OpenTelemetry's own SDK took 65 us. If the
+collector is too slow, spans are dropped and counted, and no request waits.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a collector is."""
+    """The address of a collector."""
 
     address: str  # host:port
     encrypted: bool
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """`http://host:port`, `https://host:port` or `host:port`, which is plain. Raises InvalidRequest."""
+        """Parses `http://host:port`, `https://host:port` or `host:port`, which is plain text. Raises InvalidRequest."""
         scheme, separator, rest = url.partition("://")
         address = (rest if separator else url).rstrip("/")
         host, _, port = address.rpartition(":")
@@ -67,7 +67,10 @@ class Tracer:
     """Sends one service's spans for the lifetime of an `async with`. `record` is for the event loop's thread."""
 
     def __init__(self, endpoint: Endpoint, attributes: Mapping[str, str], sampling: float = 0.0) -> None:
-        """`attributes` say who this is; `sampling` is the part of the requests without trace context that has one."""
+        """Starts without spans.
+
+        `attributes` describe this service; `sampling` is the traced part of requests without a context.
+        """
         self._endpoint = endpoint
         self._resource = pb.Resource(attributes=_key_values(attributes))
         self._sampling = sampling
@@ -103,7 +106,7 @@ class Tracer:
         await self._channel.close(None)
 
     def sampled(self, traceparent: str) -> tuple[SpanContext, bytes] | None:
-        """A request's span and its parent's id, where the request is traced; an empty id: it is the root."""
+        """Returns a request's span and its parent's id, if the request is traced; an empty id: it is the root."""
         parent = sampled_context(traceparent)
         if parent is not None:
             return parent.child(), parent.span_id
@@ -165,7 +168,7 @@ class Tracer:
             self._tell("")
 
     def _tell(self, problem: str) -> None:
-        """Says once that the collector takes nothing, and once that it does again."""
+        """Logs once that the collector fails, and once that it accepts spans again."""
         if problem and not self._failing:
             _log.warning("the collector at %s takes no spans: %s", self._endpoint.address, problem)
         elif self._failing and not problem:
@@ -176,13 +179,12 @@ class Tracer:
 
 
 class TracingCollector(Collector):
-    """What tracing tells Prometheus. None: this service exports no spans."""
+    """The Prometheus metrics of tracing. None: this service exports no spans."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
 
     def collect(self) -> Iterable[Metric]:
-        """As of now."""
         spans = CounterMetricFamily("baton_tracing_spans", "Spans exported, or dropped.", labels=("result",))
         if self._tracer is not None:
             spans.add_metric(("exported",), self._tracer.num_exported)
@@ -192,7 +194,7 @@ class TracingCollector(Collector):
 
 @contextlib.asynccontextmanager
 async def tracing(url: str, service: str, instance: str, sampling: float = 0.0) -> AsyncIterator[Tracer | None]:
-    """The tracer of a service while it runs; None: `url` is empty."""
+    """Runs the tracer of a service; yields None if `url` is empty."""
     if not url:
         yield None
         return
