@@ -173,7 +173,7 @@ def test_half_of_a_replacement_is_passed_over_until_the_other_half_is_there(fold
     assert live.material is before
     assert live.material is before
     assert (live.num_reloads, live.num_failed_reloads) == (0, 1)
-    assert caplog.text.count("new TLS files are not used, the old ones stay") == 1
+    assert caplog.text.count("cannot use the new TLS files, keeping the old ones") == 1
     (folder / "worker.key").write_bytes((new / "worker.key").read_bytes())
     assert live.material.certificate == (new / "worker.crt").read_bytes()
     assert (live.num_reloads, live.num_failed_reloads) == (1, 1)
