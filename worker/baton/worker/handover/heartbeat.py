@@ -11,13 +11,13 @@ Beat = Callable[[], None]
 
 
 class LeaseRenewal(Protocol):
-    """Renews leases by calling each peer's beat every so often."""
+    """Renews leases by calling every peer's beat at an interval."""
 
     def alive(self, now: float) -> None:
-        """Notes that the engine thread runs."""
+        """Records progress of the engine thread."""
 
     def set(self, beats: Mapping[object, Beat], interval: float) -> None:
-        """Calls these from now on, that often."""
+        """Sets the beats that are called from now on, and the interval."""
 
     def close(self) -> None:
         """Ends the calls. Idempotent."""

@@ -275,8 +275,6 @@ class DecodeSide:
             prefill.num_retries = MAX_RETRIES
             self._give_up(prefill, "the prefill worker's device is stuck")
 
-    # Leases.
-
     def _reserve_all(self) -> None:
         """Leases blocks for started prompts, in order of their start."""
         while prefill := self._prefills.next_reserving():

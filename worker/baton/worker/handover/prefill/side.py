@@ -23,6 +23,7 @@ from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.messages import failed_message, first_token_message, public_id
 from baton.worker.handover.prefill.computing_rows import ComputingRows
 from baton.worker.handover.prefill.job import DecodePeer, PrefillJob, record_of
+from baton.worker.handover.prefill.messages import Message, PushMessages
 from baton.worker.handover.prefill.push_progress import PushProgress, SourceGroup
 from baton.worker.handover.prefill.push_targets import PushTargets
 from baton.worker.handover.settings import HandoverSettings
@@ -35,8 +36,6 @@ from baton.worker.transfer.layout import spec_of
 from baton.worker.transfer.lease import Action, Actions, SenderLease, State
 
 _log = logging.getLogger(__name__)
-
-Message = worker_pb2.PrefillStreamResponse
 
 
 class PrefillSide:
@@ -64,6 +63,7 @@ class PrefillSide:
         self._settings = settings
         self._counters = counters
         self._send = send
+        self._messages = PushMessages(send)
         self._flush = flush
         self._close_peer = close_peer
         self._listener = listener
@@ -83,9 +83,9 @@ class PrefillSide:
             "complete": self._on_complete,
         }
         self._effects: dict[Action, Callable[[PrefillJob], None]] = {
-            Action.SEND_SENT: self._send_sent,
-            Action.SEND_ABORT: self._send_abort,
-            Action.SEND_ABORTED: self._send_aborted,
+            Action.SEND_SENT: self._messages.sent,
+            Action.SEND_ABORT: self._messages.abort,
+            Action.SEND_ABORTED: lambda job: self._messages.aborted(job.peer, job.transfer_id),
             Action.FENCE: lambda job: transport.fence_outbound(job.push_id),
             Action.FORCE_FENCE: lambda job: transport.cut_outbound(job.push_id),
             Action.FREE: self._free,
@@ -197,12 +197,12 @@ class PrefillSide:
         job = peer.jobs.get(message.accept.prefill_id)
         if job is None or job.lease is not None:
             # The prefill ended before the accept was received: nothing will be written.
-            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
+            self._messages.aborted(peer, transfer.transfer_id)
             return
         try:
             target = self._targets.open(job, transfer)
         except ServiceError as error:
-            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=transfer.transfer_id)))
+            self._messages.aborted(peer, transfer.transfer_id)
             self._fail(job, error)
             return
         lease_seconds = transfer.lease_ms / 1000
@@ -225,7 +225,7 @@ class PrefillSide:
     def _on_abort(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
         job = peer.transfers.get(message.abort.transfer_id)
         if job is None or job.lease is None:
-            self._send_to(peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=message.abort.transfer_id)))
+            self._messages.aborted(peer, message.abort.transfer_id)
         else:
             self._apply(job, job.lease.peer_aborts(self._clock(), message.abort.reason))
 
@@ -251,7 +251,7 @@ class PrefillSide:
         )
         self._computing.begin(started.row, started.step, job.progress)
         message = worker_pb2.PrefillStarted(prefill_id=job.prefill_id, num_cached_tokens=started.num_cached_tokens)
-        self._send_to(job.peer, Message(started=message))
+        self._messages.send(job.peer, Message(started=message))
         self._flush()
 
     def on_step(self, outputs: StepOutputs) -> None:
@@ -282,7 +282,7 @@ class PrefillSide:
         job.hold_until = now + self._settings.accept_seconds
         self._computing.end(job.progress)
         message = first_token_message(job.prefill_id, first.token_id, first.logprobs)
-        self._send_to(job.peer, Message(first_token=message))
+        self._messages.send(job.peer, Message(first_token=message))
         if job.lease is not None:
             self._report_if_sent(job, job.lease)
 
@@ -342,7 +342,7 @@ class PrefillSide:
 
     def _refuse(self, peer: DecodePeer, prefill_id: int, error: ServiceError) -> None:
         self._counters.num_failed_prefills += 1
-        self._send_to(peer, Message(failed=failed_message(prefill_id, error)))
+        self._messages.send(peer, Message(failed=failed_message(prefill_id, error)))
 
     def _fail(self, job: PrefillJob, error: ServiceError) -> None:
         _log.info("prefill failed: %s", error.log_text, extra={"request_id": public_id(job.request)})
@@ -356,22 +356,6 @@ class PrefillSide:
     def _apply(self, job: PrefillJob, actions: Actions) -> None:
         for action in actions:
             self._effects[action](job)
-
-    def _send_sent(self, job: PrefillJob) -> None:
-        sent = kv_pb2.TransferSent(transfer_id=job.transfer_id, num_pieces=job.num_pieces, num_bytes=job.num_bytes)
-        self._send_to(job.peer, Message(sent=sent))
-
-    def _send_abort(self, job: PrefillJob) -> None:
-        assert job.lease is not None
-        abort = kv_pb2.TransferAbort(transfer_id=job.transfer_id, reason=job.lease.reason)
-        self._send_to(job.peer, Message(abort=abort))
-
-    def _send_aborted(self, job: PrefillJob) -> None:
-        self._send_to(job.peer, Message(aborted=kv_pb2.TransferAborted(transfer_id=job.transfer_id)))
-
-    def _send_to(self, peer: DecodePeer, message: Message) -> None:
-        if peer.open:
-            self._send(peer.channel, message)
 
     def _free(self, job: PrefillJob) -> None:
         lease = job.lease
