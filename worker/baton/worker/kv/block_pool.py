@@ -1,9 +1,9 @@
-"""The worker's KV blocks: who holds them, which are reusable, which go first. Knows nothing of tensors.
+"""The worker's KV blocks: which are held, which are reusable, which are evicted first. Knows nothing of tensors.
 
 state    references  findable   leaves by
 empty    0           no         allocate, lease
 cached   0           yes        touch (to held), allocate or lease (evicted, least recently freed first)
-held     1 or more   maybe      free by its last holder: to cached where findable, else to empty
+held     1 or more   maybe      free by its last holder: to cached if findable, else to empty
 leased   0           no         settle (to held), free_lease (to empty); never reused before
 """
 
@@ -21,25 +21,25 @@ from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
 from baton.worker.kv.group_keys import is_key
 from baton.worker.kv.host_tier.offloads import Offloads
 
-_POOL_PARTS = 512  # of which at least one is evicted at once
+_POOL_PARTS = 512  # an eviction takes at least one of so many parts of the pool
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAudit:
-    """Every block is in exactly one of these states."""
+    """The number of blocks in each state. Every block is in exactly one."""
 
     num_blocks: int
     num_held_blocks: int  # by requests, cached or not
     num_leased_blocks: int  # a remote peer may write them
-    num_cached_blocks: int  # held by nobody, reusable
+    num_cached_blocks: int  # not held, reusable
     num_empty_blocks: int
 
 
 class BlockPool:
-    """Hands out blocks and remembers what is in them. Every verb is O(1) a block.
+    """Allocates blocks and tracks their contents. Every method is O(1) a block.
 
-    All groups of the cache take their blocks from here; the hashes here are the keys of group_keys.
-    `offloads` hears of every cached block that comes or goes.
+    All groups of the cache use these blocks; hashes here are keys of group_keys. `offloads` receives every cached block
+    that is added or removed.
     """
 
     def __init__(self, num_blocks: int, offloads: Offloads | None = None, num_groups: int = 1) -> None:
@@ -53,12 +53,12 @@ class BlockPool:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._events = events_of(Tier.DEVICE, num_groups)
         self._offloads = offloads
-        # Whoever must evict evicts so many, and the index is told once. Copies in host memory are made block by block.
+        # An eviction takes so many blocks, which are one event for the index. Host copies are evicted block by block.
         self._evicted_together = max(1, num_blocks // _POOL_PARTS) if offloads is None else 1
 
     @property
     def num_free(self) -> int:
-        """Blocks that allocate could hand out now, cached ones included."""
+        """Blocks that allocate could return now, including cached ones."""
         return len(self._empty) + len(self._cached)
 
     @property
@@ -68,13 +68,13 @@ class BlockPool:
 
     @property
     def num_empty(self) -> int:
-        """Blocks that allocate would hand out first."""
+        """Blocks that allocate would return first."""
         return len(self._empty)
 
     def allocate(self, count: int, in_order: bool = True) -> list[BlockId] | None:
-        """Holds `count` blocks for the caller, evicting cached ones where it must. None: there are not that many.
+        """Holds `count` blocks for the caller, and evicts cached ones if needed. None: there are too few.
 
-        `in_order`: only steps write them, and only those that are launched from now on.
+        `in_order`: only steps that are launched from now on write them.
         """
         if count > self.num_free:
             return None
@@ -85,7 +85,7 @@ class BlockPool:
         return block_ids
 
     def lookup(self, block_hashes: Sequence[BlockHash]) -> list[BlockId]:
-        """The blocks of the longest known prefix. Touch them before anything else is allocated."""
+        """Returns the blocks of the longest cached prefix. Touch them before the next allocation."""
         block_ids: list[BlockId] = []
         find = self._block_of.get
         for block_hash in block_hashes:
@@ -106,17 +106,17 @@ class BlockPool:
             references[block_id] += 1
 
     def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
-        """How many of these blocks touching would take from the free ones."""
+        """Returns how many of these blocks are not held: touching them reduces num_free by as many."""
         references = self._num_references
         return [references[block_id] for block_id in block_ids].count(0)
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
-        """Ends one holder's hold. The last block is the first to be evicted: a prefix outlives its continuations."""
+        """Ends one hold. The last block is evicted first, so a prefix is kept longer than its continuations."""
         references, hash_of, offloads = self._num_references, self._hash_of, self._offloads
         put_empty, cached = self._empty.append, self._cached
         for block_id in reversed(block_ids):
             count = references[block_id] - 1
-            assert count >= 0, f"block {block_id} is freed but nobody holds it"
+            assert count >= 0, f"block {block_id} is freed but not held"
             references[block_id] = count
             if count:
                 continue
@@ -129,9 +129,9 @@ class BlockPool:
                 offloads.cached(block_id, block_hash)
 
     def store(self, block_ids: Sequence[BlockId], block_hashes: Sequence[BlockHash]) -> None:
-        """Makes held, full blocks findable. Where another block has the same content already, that one stays it."""
+        """Makes held, full blocks findable. If a hash is already cached, the existing block is kept."""
         assert len(block_ids) == len(block_hashes), f"{len(block_ids)} blocks and {len(block_hashes)} hashes"
-        assert all(map(self._num_references.__getitem__, block_ids)), "a block is stored but nobody holds it"
+        assert all(map(self._num_references.__getitem__, block_ids)), "a block is stored but not held"
         hash_of, block_of = self._hash_of, self._block_of
         if any(map(hash_of.__getitem__, block_ids)) or not block_of.keys().isdisjoint(block_hashes):
             pairs = zip(block_ids, block_hashes, strict=True)
@@ -143,7 +143,7 @@ class BlockPool:
         self._events.stored(*block_hashes)
 
     def lease(self, count: int) -> list[BlockId] | None:
-        """Takes blocks that a remote peer may write until settle or free_lease. None: there are not that many."""
+        """Takes blocks that a remote peer may write until settle or free_lease. None: there are too few."""
         if count > self.num_free:
             return None
         block_ids = self._take(count, in_order=False)
@@ -151,25 +151,25 @@ class BlockPool:
         return block_ids
 
     def settle(self, block_ids: Sequence[BlockId]) -> None:
-        """The peer is done and what it wrote is good: leased blocks become held."""
+        """Turns leased blocks into held ones: the peer has finished, and their contents are valid."""
         self._end_lease(block_ids)
         references = self._num_references
         for block_id in block_ids:
             references[block_id] = 1
 
     def evict_ahead(self, wanted: int, at_most: int) -> None:
-        """Evicts some cached blocks, until so many are empty, for a lease that is to come."""
+        """Evicts at most `at_most` cached blocks until `wanted` are empty, for a lease that is expected."""
         count = min(wanted - len(self._empty), at_most, len(self._cached))
         if count > 0:
             self._empty[:0] = reversed(self._evict(count, in_order=False))
 
     def free_lease(self, block_ids: Sequence[BlockId]) -> None:
-        """The peer can write no more: leased blocks become empty."""
+        """Turns leased blocks into empty ones: the peer can no longer write them."""
         self._end_lease(block_ids)
         self._empty.extend(block_ids)
 
     def reset(self) -> None:
-        """Forgets what every block holds, and the events that told of it. Holds and leases stay."""
+        """Forgets all contents, and pending events. Holds and leases stay."""
         self._empty.extend(self._cached)
         self._cached.clear()
         self._block_of.clear()
@@ -179,25 +179,25 @@ class BlockPool:
             self._offloads.reset()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
-        """What became findable or stopped being so since the last call, in order."""
+        """Returns the changes of what is findable since the last call, in order."""
         return self._events.take()
 
     def cached_hashes(self) -> bytes:
-        """Everything findable in some group, 16 bytes a block."""
+        """Returns the hashes of everything findable in some group, 16 bytes a block."""
         return b"".join(self.cached_by_groups().values())
 
     def cached_by_groups(self) -> Mapping[tuple[int, ...], bytes]:
-        """Everything findable, 16 bytes a block, by the groups that hold it; (): all groups."""
+        """Returns the hashes of everything findable, 16 bytes a block, by the groups that hold it; (): all groups."""
         return self._events.by_groups(self._block_of.keys())
 
     def count(self) -> PoolAudit:
-        """The blocks in each state, as the free lists have it. O(1)."""
+        """Counts the blocks in each state by the free lists. O(1)."""
         num_leased, num_cached, num_empty = len(self._leased), len(self._cached), len(self._empty)
         num_held = self.num_blocks - num_leased - num_cached - num_empty
         return PoolAudit(self.num_blocks, num_held, num_leased, num_cached, num_empty)
 
     def audit(self) -> PoolAudit:
-        """Counts the blocks in each state. Raises DataLoss where the pool contradicts itself."""
+        """Counts the blocks in each state. Raises DataLoss if the pool is inconsistent."""
         self._check_free_lists()
         self._check_hashes()
         if self._offloads is not None:
@@ -205,7 +205,7 @@ class BlockPool:
         num_held = sum(1 for count in self._num_references if count > 0)
         counted = num_held + len(self._leased) + len(self._cached) + len(self._empty)
         if counted != self.num_blocks:
-            raise DataLoss(f"{counted} blocks are accounted for, the pool has {self.num_blocks}")
+            raise DataLoss(f"{counted} blocks are accounted for, expected {self.num_blocks}")
         return PoolAudit(self.num_blocks, num_held, len(self._leased), len(self._cached), len(self._empty))
 
     def check_references(self, holds: Sequence[Sequence[BlockId]], leases: Sequence[Sequence[BlockId]]) -> None:
@@ -226,7 +226,7 @@ class BlockPool:
         self._leased.difference_update(block_ids)
 
     def _take(self, count: int, in_order: bool) -> list[BlockId]:
-        """Empty blocks first, the last put back before the others; then what is evicted."""
+        """Takes empty blocks first, the last freed one before others; then evicts."""
         num_empty = min(count, len(self._empty))
         first = len(self._empty) - num_empty
         block_ids = self._empty[first:][::-1]

@@ -1,4 +1,4 @@
-"""What became findable in a cache and what stopped being so, in order, for the index. Knows no blocks."""
+"""Changes of what a cache holds, in order, for the index. Knows no blocks."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from baton.worker.kv.group_keys import split_key
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """These blocks can be found from now on."""
+    """Blocks that became findable."""
 
     block_hashes: bytes  # 16 bytes a block
     tier: Tier = Tier.DEVICE
-    groups: tuple[int, ...] = ()  # that hold them now, others do not; empty: all
+    groups: tuple[int, ...] = ()  # that hold them now, and no others do; empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedEvent:
-    """These blocks are gone from this tier."""
+    """Blocks that were removed from this tier."""
 
     block_hashes: bytes  # 16 bytes a block
     tier: Tier = Tier.DEVICE
 
 
 class CacheEvents:
-    """One tier's changes since they were last taken, of a cache of one group. Neighbours of one kind share an event."""
+    """The changes of one tier since they were last taken, for a cache of one group. Equal neighbours share an event."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
         self._changes: list[tuple[bool, tuple[int, ...], bytearray]] = []  # (stored, groups, hashes)
-        self.removes = False  # some of them are removals
+        self.removes = False  # some of the changes are removals
 
     def stored(self, *keys: BlockHash) -> None:
-        """The blocks can be found."""
+        """Records that blocks became findable."""
         self._record(True, (), keys)
 
     def removed(self, *keys: BlockHash) -> None:
-        """The blocks cannot be found any more."""
+        """Records that blocks are no longer findable."""
         self._record(False, (), keys)
         self.removes |= bool(keys)
 
     def take(self) -> list[StoredEvent | RemovedEvent]:
-        """What happened since the last call, in order."""
+        """Returns the changes since the last call, in order."""
         if not self._changes:
             return []
         changes, self._changes = self._changes, []
@@ -55,7 +55,7 @@ class CacheEvents:
         ]
 
     def clear(self) -> None:
-        """Forgets what happened."""
+        """Drops the changes."""
         self._changes.clear()
         self.removes = False
 
@@ -72,7 +72,7 @@ class CacheEvents:
 
 
 class GroupEvents(CacheEvents):
-    """The changes of a cache of several groups: an event says which groups hold a hash now."""
+    """The changes of a cache of several groups: an event has the groups that hold a hash now."""
 
     def __init__(self, tier: Tier, num_groups: int) -> None:
         super().__init__(tier)
@@ -80,20 +80,20 @@ class GroupEvents(CacheEvents):
         self._groups_of: dict[BlockHash, frozenset[int]] = {}
 
     def stored(self, *keys: BlockHash) -> None:
-        """The blocks can be found in their groups."""
+        """Records that blocks became findable in their groups."""
         for key in keys:
             block_hash, group = split_key(key)
             self._hold(block_hash, self._groups_of.get(block_hash, frozenset()) | {group})
 
     def removed(self, *keys: BlockHash) -> None:
-        """The blocks cannot be found in their groups any more."""
+        """Records that blocks are no longer findable in their groups."""
         for key in keys:
             block_hash, group = split_key(key)
             self._hold(block_hash, self._groups_of[block_hash] - {group})
         self.removes |= bool(keys)
 
     def clear(self) -> None:
-        """Forgets what happened, and what can be found."""
+        """Drops the changes, and what is findable."""
         super().clear()
         self._groups_of.clear()
 

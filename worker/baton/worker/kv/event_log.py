@@ -1,4 +1,4 @@
-"""The engine's cache changes, numbered for the index: hello, batches, snapshots. Owns the sequence; knows no gRPC."""
+"""Numbers the engine's cache changes for the index: hello, batches, snapshots. Owns the sequence; knows no gRPC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.worker.core import Tier
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.link.frames import Kind
 
-# Changes of this long share a batch.
+# Changes within this time share a batch.
 _BATCH_SECONDS = 0.02
 _BLOCKS_PER_SNAPSHOT_PART = 4096
 _TIERS = {Tier.DEVICE: kv_pb2.KV_TIER_DEVICE, Tier.HOST: kv_pb2.KV_TIER_HOST}
@@ -21,19 +21,19 @@ Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
 
 class Cache(Protocol):
-    """What the publisher needs of an engine."""
+    """The operations of an engine that the log uses."""
 
     epoch: int
 
     def take_events(self) -> Sequence[StoredEvent | RemovedEvent]:
-        """What changed since the last call, in order."""
+        """Returns the changes since the last call, in order."""
 
     def cached_by_groups(self, tier: Tier) -> Mapping[tuple[int, ...], bytes]:
-        """Everything that can be found in one tier now, by the groups that hold it; (): all groups."""
+        """Returns everything that is findable in a tier now, by the groups that hold it; (): all groups."""
 
 
 class EventLog:
-    """One numbering over all changes, and one listener at most. Used by the engine thread only."""
+    """One sequence of all changes, for at most one stream. Only the engine thread uses it."""
 
     def __init__(self, cache: Cache, worker_id: str, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
@@ -48,11 +48,11 @@ class EventLog:
 
     @property
     def deadline(self) -> float | None:
-        """When `collect` must be called at the latest. None: nothing waits."""
+        """When `collect` must be called at the latest. None: no change is pending."""
         return self._due
 
     def open(self, channel: int) -> None:
-        """A stream to the index is there: it begins with a hello."""
+        """Opens a stream to the index, with a hello."""
         self.collect()
         self._close_batch()
         self._listener = channel
@@ -60,19 +60,21 @@ class EventLog:
         self._publish(index_pb2.PublishRequest(hello=hello))
 
     def close(self, channel: int) -> None:
-        """The stream is gone. What happens from here on is in the next one's sequence or snapshot."""
+        """Closes the stream. Later changes are in the next stream's sequence or snapshot."""
         if self._listener == channel:
             self._close_batch()
             self._listener = None
 
     def collect(self) -> None:
-        """Takes what changed, and sends it when it is due: at once where blocks are gone, for somebody may be sent
-        where they were."""
+        """Collects changes and sends them when they are due.
+
+        Removals are sent at once: routers may place requests where those blocks were.
+        """
         if self._cache.epoch != self._epoch:
             self._begin_epoch()
         events = self._cache.take_events()
         if self._listener is None:
-            # Nobody hears it: the next hello only has to differ from what the index knows.
+            # Without a stream it is enough that the next hello differs from what the index has.
             self._sequence += bool(events)
             return
         self._pending.extend(map(_message_of, events))
@@ -85,7 +87,7 @@ class EventLog:
             self._close_batch()
 
     def snapshot(self) -> None:
-        """Sends everything, in parts; the next batch follows its barrier."""
+        """Sends everything in parts. The next batch follows its barrier."""
         self.collect()
         self._close_batch()
         self._send_snapshot()
@@ -106,7 +108,7 @@ class EventLog:
             self._publish(index_pb2.PublishRequest(snapshot=part))
 
     def _snapshot_parts(self) -> list[tuple[Tier, tuple[int, ...], bytes]]:
-        """One part at least."""
+        """Returns at least one part."""
         stride = _BLOCKS_PER_SNAPSHOT_PART * HASH_BYTES
         parts = [
             (tier, groups, hashes[start : start + stride])
@@ -121,8 +123,8 @@ class EventLog:
         self._sequence = 0
         self._pending.clear()
         self._due = None
-        # Unasked: the index must not offer the old epoch's blocks while it finds out. Events that the snapshot
-        # includes already may follow it; replayed, they end in the same state.
+        # Sent without a request: the index must not offer blocks of the old epoch meanwhile. Events that the snapshot
+        # includes may follow it; applying them again ends in the same state.
         self._send_snapshot()
 
     def _close_batch(self) -> None:

@@ -1,6 +1,7 @@
-"""What names a block in the pool: its hash, with the group behind it from the second group on.
+"""The keys of blocks in the pool: the hash, followed by the group from the second group on.
 
-So the pool, its events and the host tier are the same for one group and for several, and one group costs nothing more.
+With these keys the pool, its events and the host tier are the same for one group and for several, and one group costs
+nothing more.
 """
 
 from __future__ import annotations
@@ -25,5 +26,5 @@ def split_key(key: BlockHash) -> tuple[BlockHash, int]:
 
 
 def is_key(key: BlockHash) -> bool:
-    """Whether these bytes name a block."""
+    """Whether these bytes are a key."""
     return HASH_BYTES <= len(key) <= HASH_BYTES + 1

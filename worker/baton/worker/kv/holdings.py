@@ -1,6 +1,6 @@
-"""Which request holds which blocks, from its first to the last step that may write them; and which are findable.
+"""The blocks that each request holds, until the last step that may write them, and which of them are findable.
 
-What becomes findable may wake requests that wait for it: such calls return them, by no particular order.
+Blocks that become findable may wake waiting requests: such calls return them, in no particular order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.requests.state import Phase, RequestState, num_blocks_for
 
-# What a long prompt's blocks cost at once would hold a step up.
+# Storing all blocks of a long prompt at once would delay the step.
 _STORED_A_STEP = 512
 _EVICTED_A_STEP = 256
 
 
 class Holdings:
-    """The pool, and all that is known of who holds what in it."""
+    """The pool, and the holder of each block in it."""
 
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int, num_host_slots: int, num_ahead: int
@@ -33,36 +33,36 @@ class Holdings:
         self.pins = PinnedBlocks(num_blocks, block_size, max_model_len)
         self.collected_step = 0
         self._block_size = block_size
-        self._fence_step = 0  # blocks freed early may still be written until this step is collected
+        self._fence_step = 0  # until this step is collected, blocks that were freed early may still be written
         self._retired: deque[tuple[int, list[BlockId]]] = deque()  # (step, blocks): free once the step is collected
-        self._unstored: dict[RequestState, int] = {}  # tokens that came from elsewhere and are not all findable yet
+        self._unstored: dict[RequestState, int] = {}  # received tokens that are not all findable yet
 
     @property
     def fenced(self) -> bool:
-        """Whether steps in flight may still write blocks that are free."""
+        """Whether steps in flight may still write free blocks."""
         return self.collected_step < self._fence_step
 
     @property
     def storing(self) -> bool:
-        """Whether there is more for store_some."""
+        """Whether store_some has more to store."""
         return bool(self._unstored)
 
     def check_integrity(self, states: Iterable[RequestState], restoring: list[list[BlockId]]) -> None:
-        """Raises DataLoss unless the pool's holds and leases are exactly those of these requests and restores."""
+        """Raises DataLoss unless exactly these requests and restores hold and lease the pool's blocks."""
         known = list(states)
         holds = [state.block_ids for state in known] + [block_ids for _, block_ids in self._retired]
         self.pool.check_references(holds + restoring, [state.leased for state in known])
 
-    # Holding.
+    # Holds.
 
     def allocate(self, count: int, in_order: bool = True) -> list[BlockId]:
-        """Holds blocks of which it is known that they are free."""
+        """Holds blocks that are known to be free."""
         block_ids = self.pool.allocate(count, in_order)
-        assert block_ids is not None, f"{count} blocks were said to be free, {self.pool.num_free} are"
+        assert block_ids is not None, f"{count} blocks should be free, {self.pool.num_free} are"
         return block_ids
 
     def free(self, state: RequestState, step: int) -> list[RequestState]:
-        """Frees what the request holds, once no step up to `step`, the last one launched, writes it any more."""
+        """Frees the request's blocks once no step up to `step`, the last launched one, writes them."""
         woken = self._store_rest(state)
         block_ids = self._take_from(state)
         if state.last_step > self.collected_step:
@@ -72,7 +72,7 @@ class Holdings:
         return woken
 
     def free_early(self, state: RequestState) -> list[RequestState]:
-        """Frees it at once: local steps run in order. A remote peer must wait for the fence."""
+        """Frees them at once: local steps run in order. A remote peer must wait for the fence."""
         woken = self._store_rest(state)
         if state.last_step > self.collected_step:
             self._fence_step = max(self._fence_step, state.last_step)
@@ -80,13 +80,13 @@ class Holdings:
         return woken
 
     def collected(self, step: int) -> None:
-        """The device writes nothing of this step or earlier ones any more."""
+        """Records that the device no longer writes blocks of this step or earlier ones."""
         self.collected_step = step
         while self._retired and self._retired[0][0] <= step:
             self.pool.free(self._retired.popleft()[1])
 
     def pin(self, state: RequestState) -> None:
-        """Brings the request's pins in line with its phase."""
+        """Updates the request's pins for its phase."""
         pinned = state.phase in (Phase.REMOTE, Phase.READY, Phase.HOLDING) or (
             state.phase is Phase.RUNNING and state.request.prefill_only
         )
@@ -97,7 +97,7 @@ class Holdings:
             self.pins.remove(state)
 
     def evict_ahead(self, remote: Iterable[RequestState]) -> None:
-        """Makes some room for the next lease that is to come, where that loses no copy in host memory."""
+        """Evicts blocks for the next expected lease, if that loses no copy in host memory."""
         if self.offloads.tier.num_slots:
             return
         for state in remote:
@@ -106,21 +106,21 @@ class Holdings:
                 self.pool.evict_ahead(wanted, _EVICTED_A_STEP)
                 return
 
-    # Finding.
+    # Findable blocks.
 
     def store(self, state: RequestState, num_computed: int) -> list[RequestState]:
-        """Makes the request's full blocks findable up to num_computed tokens."""
+        """Makes the request's full blocks findable, up to `num_computed` tokens."""
         if state in self._unstored:
             self._unstored[state] = num_computed
             return []
         return self._store(state, num_computed)
 
     def store_soon(self, state: RequestState, num_computed: int) -> None:
-        """The same, in parts: store_some does it."""
+        """Does the same in parts, in store_some."""
         self._unstored[state] = num_computed
 
     def store_some(self) -> list[RequestState]:
-        """A step's part of it."""
+        """Stores one step's part of it."""
         for state, num_computed in self._unstored.items():
             stop = (state.num_stored_blocks + _STORED_A_STEP) * self._block_size
             if stop >= num_computed or not state.caching:
@@ -129,7 +129,7 @@ class Holdings:
         return []
 
     def store_ended(self, state: RequestState, block_ids: list[BlockId]) -> None:
-        """Makes the last blocks of an ended request's prompt findable; it was their only holder, and frees them."""
+        """Makes the last blocks of an ended request's prompt findable, and frees them."""
         start = num_blocks_for(state.num_remote_tokens, self._block_size) - len(block_ids)
         self._store_blocks(state, block_ids, start, state.num_remote_tokens)
         self.pool.free(block_ids)
@@ -156,7 +156,7 @@ class Holdings:
     def _store_blocks(
         self, state: RequestState, block_ids: list[BlockId], start: int, num_computed: int
     ) -> list[RequestState]:
-        """Stores blocks of which the first is the request's block number `start`."""
+        """Stores blocks, of which the first is number `start` of the request."""
         if not state.caching:
             return []
         state.hash_up_to(num_computed, self._block_size)

@@ -1,8 +1,8 @@
-"""Blocks that preemption cannot bring back, kept few enough that every request that runs can run to its end.
+"""Blocks that a preemption cannot take back, limited so that every running request can finish.
 
 A request's blocks are pinned while a remote peer may write them, while they wait for a peer to read them, and while
-they are the prefix or the result of a remote prefill. If those were all blocks, running requests could preempt each
-other for ever. So nothing is pinned unless each running request, alone beside the pins, still fits.
+they are the prefix or the result of a remote prefill. If all blocks were pinned, running requests could preempt each
+other for ever. So blocks are pinned only if every running request, alone beside the pins, still fits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PinnedBlocks:
         self._blocks_of: dict[RequestState, NDArray[np.int64]] = {}
 
     def set(self, state: RequestState, block_ids: Sequence[BlockId]) -> None:
-        """Pins exactly these blocks, all different, for the request."""
+        """Pins exactly these blocks, which are all different, for the request."""
         self.remove(state)
         pinned = self._blocks_of[state] = np.array(block_ids, np.int64)
         counts = self._counts[pinned]
@@ -36,7 +36,7 @@ class PinnedBlocks:
         self.num_pinned += int(np.count_nonzero(counts == 0))
 
     def remove(self, state: RequestState) -> None:
-        """Pins nothing for the request any more. Idempotent."""
+        """Removes the request's pins. Idempotent."""
         pinned = self._blocks_of.pop(state, None)
         if pinned is not None:
             counts = self._counts[pinned]
@@ -44,12 +44,12 @@ class PinnedBlocks:
             self.num_pinned -= int(np.count_nonzero(counts == 1))
 
     def leave_room_for(self, state: RequestState) -> bool:
-        """Whether the request could run to its end beside what others have pinned."""
+        """Whether the request could finish beside the pins of others."""
         own = len(self._blocks_of.get(state, ()))
         return state.lifetime_blocks(self._block_size) + self.num_pinned - own <= self._num_blocks
 
     def would_leave_room(self, pinning: RequestState, extra: int, others: Iterable[RequestState]) -> bool:
-        """Whether, with `extra` more blocks pinned for one request, each of the others could still run to its end."""
+        """Whether every other request could still finish with `extra` more blocks pinned for one."""
         pinned = self.num_pinned + extra
         if pinned + self._longest <= self._num_blocks:
             return True

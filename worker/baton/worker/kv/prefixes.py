@@ -1,7 +1,7 @@
-"""Prompt blocks that are being computed right now, and who waits for them. Holds no blocks, decides nothing.
+"""Prompt blocks that running requests compute, and the requests that wait for them. Holds no blocks, decides nothing.
 
-A request computes the blocks of its own chain in order. Hashes are chained: where two requests have the same hash for
-a block, all blocks before are the same too. So it is enough to know of each request which block comes next.
+A request computes the blocks of its own chain in order. Hashes are chained: if two requests have the same hash for a
+block, all earlier blocks are the same too. So the next block of each request is all that must be stored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.worker.requests.state import Phase, RequestState
 
 
 class Common(NamedTuple):
-    """The blocks of a request that another computes, up to block number `last`."""
+    """The blocks of a request that another request computes, up to block number `last`."""
 
     holder: RequestState
     last: int
@@ -22,12 +22,12 @@ class Common(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """Blocks [next, stop) of the holder's chain are to be computed."""
+    """Blocks [next, stop) of the holder's chain, which it will compute."""
 
     holder: RequestState
     next: int
     stop: int
-    waiters: dict[RequestState, int] = field(default_factory=dict)  # the block that each waits for
+    waiters: dict[RequestState, int] = field(default_factory=dict)  # with the block that each waits for
 
     @property
     def next_hash(self) -> BlockHash:
@@ -35,11 +35,11 @@ class _Work:
 
 
 class PrefixesInProgress:
-    """Which request computes which blocks. Every wait ends: by the block, or by the end of its holder's work."""
+    """The blocks that each request computes. Every wait ends with the block, or with its holder's work."""
 
     def __init__(self) -> None:
         self._work_of: dict[RequestState, _Work] = {}
-        self._work_at: dict[BlockHash, list[_Work]] = {}  # by the block that is next
+        self._work_at: dict[BlockHash, list[_Work]] = {}  # by the next block
         self._parked: dict[RequestState, _Work] = {}
 
     @property
@@ -48,20 +48,20 @@ class PrefixesInProgress:
 
     @property
     def parked(self) -> list[RequestState]:
-        """Who waits."""
+        """The waiting requests."""
         return list(self._parked)
 
     def begin(self, holder: RequestState, start: int, stop: int) -> None:
-        """The holder will compute blocks [start, stop) of its chain."""
+        """Records that the holder will compute blocks [start, stop) of its chain."""
         assert holder not in self._work_of, f"{holder.request.request_id} computes blocks already"
         if start < stop:
             work = self._work_of[holder] = _Work(holder, start, stop)
             self._work_at.setdefault(work.next_hash, []).append(work)
 
     def last_common(self, state: RequestState, start: int, stop: int) -> Common | None:
-        """The last of the request's blocks [start, stop) that another computes, from `start` on. None: not even that.
+        """Returns the last of the request's blocks [start, stop) that another request computes. None: there is none.
 
-        Only a request that wants a remote prefill itself waits for a remote one: others compute at once.
+        Only a request that needs a remote prefill itself waits for a remote one: others compute at once.
         """
         stop = min(stop, len(state.block_hashes))
         if start >= stop:
@@ -76,19 +76,19 @@ class PrefixesInProgress:
         return found
 
     def park(self, state: RequestState, common: Common) -> None:
-        """The request waits until these blocks are computed."""
+        """Makes the request wait until these blocks are computed."""
         work = self._work_of[common.holder]
         work.waiters[state] = common.last
         self._parked[state] = work
 
     def unpark(self, state: RequestState) -> None:
-        """The request waits no more, for reasons of its own."""
+        """Ends the request's wait, for a reason of its own."""
         work = self._parked.pop(state, None)
         if work is not None:
             del work.waiters[state]
 
     def computed(self, holder: RequestState, num_blocks: int) -> list[RequestState]:
-        """The first num_blocks of the holder's chain can be found now. Returns who waited for them."""
+        """Records that the first `num_blocks` of the holder's chain are findable. Returns the requests that waited."""
         work = self._work_of.get(holder)
         if work is None or num_blocks <= work.next:
             return []
@@ -100,7 +100,7 @@ class PrefixesInProgress:
         return self._wake(work, [state for state, index in work.waiters.items() if index < num_blocks])
 
     def end(self, holder: RequestState) -> list[RequestState]:
-        """The holder computes nothing more. Returns who waited for it."""
+        """Ends the holder's work. Returns the requests that waited for it."""
         work = self._work_of.pop(holder, None)
         if work is None:
             return []
@@ -120,7 +120,7 @@ class PrefixesInProgress:
 
 
 def _last_equal(ours: list[BlockHash], theirs: list[BlockHash], low: int, high: int) -> int:
-    """The last index of [low, high] at which two chains are equal, as they are at `low`."""
+    """Returns the last index in [low, high] at which two chains are equal. They are equal at `low`."""
     if ours[high] == theirs[high]:
         return high
     while high - low > 1:

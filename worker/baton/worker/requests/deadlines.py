@@ -1,4 +1,4 @@
-"""When requests must have ended. Knows no clock and ends nothing."""
+"""The deadlines of requests. Knows no clock and ends nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MAX_STALE = 64
 
 
 class Deadlines:
-    """A heap of deadlines, of which only those of requests that still compute or wait count."""
+    """A heap of deadlines. Only those of requests that compute or wait count."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, RequestState]] = []
         self._compact_at = _MAX_STALE
 
     def add(self, state: RequestState) -> None:
-        """Watches a request, if it has a deadline."""
+        """Adds a request, if it has a deadline."""
         deadline = state.request.deadline
         if deadline is None:
             return
@@ -28,13 +28,13 @@ class Deadlines:
             self._compact_at = 2 * len(self._heap) + _MAX_STALE
 
     def next(self) -> float | None:
-        """The first deadline to come."""
+        """Returns the next deadline."""
         while self._heap and not _counts(self._heap[0][2]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_expired(self, now: float) -> RequestState | None:
-        """A request whose deadline has passed."""
+        """Returns a request whose deadline has passed."""
         deadline = self.next()
         if deadline is None or deadline > now:
             return None
@@ -42,5 +42,5 @@ class Deadlines:
 
 
 def _counts(state: RequestState) -> bool:
-    """A computed prefill waits for its peer, whose lease has a time limit of its own."""
+    """Whether a deadline counts. A computed prefill waits for its peer, whose lease has a limit of its own."""
     return state.phase not in (Phase.DONE, Phase.HOLDING)

@@ -1,4 +1,4 @@
-"""How often which values occurred, in buckets of fixed bounds."""
+"""Counts values in buckets of fixed bounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from baton.v1 import control_pb2
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-# Those of vLLM's histograms of the same values.
+# The bounds of vLLM's histograms of the same values.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BYTES = tuple(2.0**power for power in range(10, 40, 2))  # 1 KiB to 256 GiB
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by bucket; the last one takes what is above every bound."""
+    """Counts by bucket; the last one is for values above every bound."""
 
     bounds: tuple[float, ...] = SECONDS  # inclusive, growing
     counts: list[int] = field(default_factory=list)  # one more than bounds
@@ -26,7 +26,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Of all values."""
+        """The number of all values."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""What an engine tells its surroundings: a step's tokens and endings, its load, its totals. Knows no wire."""
+"""The outputs of an engine: a step's tokens and endings, its load, its totals. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A generation that could not go on. Nothing follows."""
+    """A generation that cannot continue. Nothing follows."""
 
     request: Request
     error: ServiceError
@@ -43,7 +43,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWanted:
-    """A request waits for another worker's prefill: the first num_cached_tokens (whole blocks) are held here."""
+    """A request that waits for another worker's prefill. The first num_cached_tokens (whole blocks) are held here."""
 
     request: Request
     num_cached_tokens: int
@@ -56,8 +56,8 @@ class PrefillStarted:
     request: Request
     num_cached_tokens: int
     block_ids: list[BlockId]
-    row: Row  # under which the executor's layer hook sees it
-    step: int  # the first step that computes it; the row was another's before
+    row: Row  # its index in the executor's layer hook
+    step: int  # the first step that computes it; before it, the row was another request's
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FirstToken:
 
 
 class EngineListener:
-    """Acts on a step before it ends. Methods run on the engine's thread, and do nothing unless overridden."""
+    """Reacts to a step before it ends. Methods run on the engine's thread, and do nothing unless overridden."""
 
     def on_prefill_started(self, started: PrefillStarted) -> None:
         """A prefill_only request is scheduled for the first time; its step is not launched yet."""
@@ -87,13 +87,13 @@ class EngineListener:
 
 @dataclass(slots=True)
 class StepOutputs:
-    """What happened since the last outputs.
+    """Everything that happened since the last outputs.
 
-    Tokens are columns: token_ids[i] belongs to requests[i], with logprobs[i] where asked for. A request that
-    has several tokens occurs several times, in order. A request that ends has its last token here or earlier.
+    Tokens are columns: token_ids[i] belongs to requests[i], with logprobs[i] if requested. A request that has several
+    tokens occurs several times, in order. A request that ends has its last token here or earlier.
     """
 
-    step: int = 0  # the step collected last; grows
+    step: int = 0  # the last collected step; grows
     requests: list[Request] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
@@ -104,13 +104,13 @@ class StepOutputs:
     prefill_started: list[PrefillStarted] = field(default_factory=list)
     prefill_progress: list[tuple[Request, int]] = field(default_factory=list)  # prefill_only: tokens computed so far
     first_tokens: list[FirstToken] = field(default_factory=list)
-    # Of the step collected, for histograms; all 0 where none was.
+    # Of the collected step, for histograms; all 0 without one.
     seconds: float = 0.0  # device time
     num_prefill_tokens: int = 0
     num_decodes: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything that someone must be told."""
+        """Whether there is anything to report."""
         return bool(
             self.token_ids
             or self.prompt_logprobs
@@ -123,13 +123,13 @@ class StepOutputs:
         )
 
     def tokens(self) -> Iterator[tuple[Request, int, TokenLogprobs | None]]:
-        """The token columns, row by row."""
+        """Yields the token columns, row by row."""
         for index, (request, token_id) in enumerate(zip(self.requests, self.token_ids, strict=True)):
             yield request, token_id, self.logprobs.get(index)
 
 
 class LoadSnapshot(NamedTuple):
-    """How busy and how fast the engine is; the units are those of baton.v1.WorkerLoad."""
+    """The load and the speed of the engine, in the units of baton.v1.WorkerLoad."""
 
     num_running: int
     queue_depth: int  # waiting for a place in the batch, for a remote prefill, or for another request's prefix
@@ -138,16 +138,16 @@ class LoadSnapshot(NamedTuple):
     num_blocks: int
     num_free_blocks: int  # neither held nor leased
     max_num_requests: int
-    prefill_tokens_per_second: float  # 0: not known yet
-    decode_step_seconds: float  # 0: not known yet
+    prefill_tokens_per_second: float  # 0: unknown
+    decode_step_seconds: float  # 0: unknown
     num_host_blocks: int = 0  # of host memory
     num_cached_host_blocks: int = 0
-    restore_bytes_per_second: float = 0.0  # 0: not known yet
+    restore_bytes_per_second: float = 0.0  # 0: unknown
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Totals since the engine's start; the transfers' own are counted by the hand-over."""
+    """Totals since the engine's start. The hand-over counts transfers."""
 
     num_steps: int = 0
     num_failed_steps: int = 0
@@ -159,10 +159,10 @@ class EngineCounters:
     num_aborted: int = 0
     num_failed: int = 0
     num_local_fallbacks: int = 0
-    num_discarded_tokens: int = 0  # computed for requests that had ended: the price of asynchronous steps
+    num_discarded_tokens: int = 0  # computed for requests that had ended; the cost of asynchronous steps
     num_evicted_blocks: int = 0
     step_seconds: float = 0.0
-    num_host_hit_tokens: int = 0  # of num_cached_tokens, those that came from host memory
+    num_host_hit_tokens: int = 0  # num_cached_tokens that were restored from host memory
     num_offloaded_blocks: int = 0  # copied to host memory
     num_restored_blocks: int = 0  # copied back
     num_dropped_blocks: int = 0  # evicted without a copy in host memory

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: where it stands, which blocks it has, how far it is. Decides nothing."""
+"""The scheduling state of one request: its phase, its blocks, its progress. Decides nothing."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from baton.worker.sampling.grammar.matching.match import GrammarMatch
 
 NO_ROW = -1
-# (priority, arrival, order of submission): the smallest runs first, the largest yields
+# (priority, arrival, order of submission): the smallest runs first, the largest is preempted
 Rank: TypeAlias = tuple[int, float, int]
 _HASHES = np.dtype(f"V{HASH_BYTES}")
 
 
 class Line(NamedTuple):
-    """Requests that wait for each other: of one priority and one tenant."""
+    """A queue of requests of one priority and one tenant."""
 
     priority: int
     tenant: str
 
 
 class Phase(enum.Enum):
-    """Where a request stands."""
+    """The phase of a request."""
 
     COMPILING = "waiting for its grammar"  # its constraint is being compiled; holds no blocks
     WAITING = "waiting"  # in the queue; holds no blocks
     PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
-    RESTORING = "restoring"  # waits until its prefix has come from host memory; holds no blocks
+    RESTORING = "restoring"  # waits until its prefix is restored from host memory; holds no blocks
     REMOTE = "remote"  # another worker prefills it; holds its cached prefix, and leases the rest once reserved
     READY = "ready"  # waits for a row after a remote prefill; holds all its blocks
     RUNNING = "running"  # has a row
@@ -49,29 +49,29 @@ class RequestState:
     request: Request
     rank: Rank
     limit: int  # tokens, prompt and output, at which it ends
-    stop_token_ids: frozenset[int]  # end-of-sequence ones too
+    stop_token_ids: frozenset[int]  # including those of end-of-sequence
     submitted: float
     phase: Phase = Phase.WAITING
-    wants_remote: bool = False  # not yet decided against a remote prefill
-    restored: bool = False  # its prefix was looked for in host memory and taken from there
+    wants_remote: bool = False  # a remote prefill is still possible
+    restored: bool = False  # its prefix was restored from host memory
     caching: bool = True  # its blocks may be stored and found
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)
-    leased: list[BlockId] = field(default_factory=list)  # follow block_ids until settled
+    leased: list[BlockId] = field(default_factory=list)  # these follow block_ids once they are settled
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
-    num_stored_blocks: int = 0  # blocks, from the front, that need no store any more
+    num_stored_blocks: int = 0  # blocks, from the front, that are stored
     row: int = NO_ROW
-    last_step: int = 0  # the last step that computed it; kept in the batch while it has a row
-    num_remote_tokens: int = 0  # tokens that the remote prefill covers
-    min_free: int = 0  # free blocks below which another try to admit it is in vain
+    last_step: int = 0  # the last step that computed it; set by the batch while it has a row
+    num_remote_tokens: int = 0  # tokens of the remote prefill
+    min_free: int = 0  # admission is not tried again with fewer free blocks
     started: float | None = None
     first_token: float | None = None
-    grammar: GrammarMatch | None = None  # of a request with a constraint; only to be read while it is ready
+    grammar: GrammarMatch | None = None  # of a request with a constraint; read only while it is ready
     num_cached_tokens: int = 0
     num_transferred_tokens: int = 0
     num_preemptions: int = 0
     line: Line = field(init=False)
-    max_generated: int = field(init=False)  # tokens, beyond those that it came with, at which it ends
+    max_generated: int = field(init=False)  # tokens beyond its initial ones at which it ends
 
     def __post_init__(self) -> None:
         self.line = Line(self.rank[0], self.request.tenant)
@@ -79,12 +79,12 @@ class RequestState:
 
     @property
     def mask_pending(self) -> bool:
-        """Whether it is not known yet which tokens may follow."""
+        """Whether the tokens that may follow are not known yet."""
         return self.grammar is not None and not self.grammar.ready
 
     @property
     def token_ids(self) -> TokenIds:
-        """The prompt, and the output known so far."""
+        """The prompt, and the output so far."""
         return self.request.token_ids
 
     @property
@@ -92,16 +92,16 @@ class RequestState:
         return len(self.request.token_ids) - self.request.num_prompt_tokens
 
     def lifetime_blocks(self, block_size: int) -> int:
-        """The most blocks it can ever need. The last token's KV is never computed."""
+        """Returns the most blocks that it can ever need. The last token's KV is never computed."""
         return num_blocks_for(max(self.limit - 1, len(self.request.token_ids)), block_size)
 
     def take_hashes(self, packed: bytes, block_size: int) -> None:
-        """Begins block_hashes with what was hashed before, 16 bytes a block."""
+        """Sets the first block_hashes, which were computed before: 16 bytes a block."""
         most = min(len(self.token_ids), self.num_cacheable_tokens) // block_size
         self.block_hashes = split_hashes(packed[: most * HASH_BYTES])
 
     def hash_up_to(self, num_tokens: int, block_size: int) -> None:
-        """Extends block_hashes over the full blocks of the first num_tokens tokens."""
+        """Extends block_hashes over the full blocks of the first `num_tokens` tokens."""
         start, stop = len(self.block_hashes), min(num_tokens, self.num_cacheable_tokens) // block_size
         if stop <= start:
             return
@@ -112,7 +112,7 @@ class RequestState:
 
 
 def split_hashes(packed: bytes) -> list[BlockHash]:
-    """16 bytes a block, one by one."""
+    """Splits hashes of 16 bytes each."""
     if len(packed) == HASH_BYTES:
         return [BlockHash(packed)]
     hashes: list[BlockHash] = np.frombuffer(packed, _HASHES).tolist()
@@ -120,5 +120,5 @@ def split_hashes(packed: bytes) -> list[BlockHash]:
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold num_tokens tokens."""
+    """Returns the blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)

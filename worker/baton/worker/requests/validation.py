@@ -1,4 +1,4 @@
-"""Which requests an engine can ever serve. Pure decisions, made at submit."""
+"""Checks at submit whether an engine can ever serve a request. Pure."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, num_blo
 
 
 def check_token_ids(token_ids: Int32, vocab_size: int, field: str) -> None:
-    """Raises InvalidRequest where a token is not the model's."""
-    unsigned = token_ids.view(np.uint32)  # as the contract has them
+    """Raises InvalidRequest if a token is not in the vocabulary."""
+    unsigned = token_ids.view(np.uint32)  # as in the contract
     if len(unsigned) and unsigned.max() >= vocab_size:
         index = int((unsigned >= vocab_size).argmax())
         raise InvalidRequest(

@@ -1,9 +1,9 @@
-"""Which cached blocks are copied to host memory, and when. Sees every cached block come and go; copies nothing.
+"""Decides which cached blocks are copied to host memory, and when. Is notified of every change; copies nothing.
 
-Blocks are copied ahead of their eviction, so that evicting costs nothing: the coldest first, until so many blocks can
-be had that lose nothing (`target`). A block that goes before its copy began is copied at the last moment, ahead of the
-step that overwrites it. Copies out are ordered with steps, and with nothing else: where a block goes to somebody who
-writes it out of that order (a peer, a restore), a copy under way is void, and none begins.
+Blocks are copied before their eviction, so that an eviction costs nothing: the coldest first, until `target` blocks can
+be evicted without loss. A block that is evicted before its copy began is copied at the last moment, before the step
+that overwrites it. Copies to the host are ordered only with steps: if a block goes to a holder that writes it outside
+that order (a peer, a restore), a copy in progress is void, and none begins.
 """
 
 from __future__ import annotations
@@ -14,39 +14,42 @@ from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, BlockId, HostSlot
 from baton.worker.kv.host_tier.slots import HostTier
 
-# What is copied ahead of time takes this part of the room in one step: most of it is for what must be copied now, and
-# reading many blocks at once would show between two tokens.
+# Early copies use this part of the room in a step: most of it is for copies that cannot wait, and reading many blocks
+# at once would delay the next token.
 _STEPS_TO_FILL = 8
 
 
 class Offloads:
-    """Cached blocks that nobody holds: `clean` with a copy in host memory or on its way, or `dirty`."""
+    """Cached blocks that are not held:
+
+    `clean` ones have a copy in host memory, or one in progress; others are `dirty`.
+    """
 
     def __init__(self, tier: HostTier, target: int) -> None:
         self.tier = tier
-        self.room = 0  # blocks that the executor can copy out now without waiting; kept by who asks it
-        self.num_dropped = 0  # blocks that went without a copy
+        self.room = 0  # blocks that the executor can copy now without waiting; set by the caller of `take`
+        self.num_dropped = 0  # blocks evicted without a copy
         self._target = target
         self._dirty: OrderedDict[BlockId, BlockHash] = OrderedDict()  # the next to evict first
         self._clean: dict[BlockHash, BlockId] = {}
         self._begun: list[tuple[BlockId, HostSlot]] = []
         self._block_of: dict[HostSlot, BlockId] = {}  # of copies that have not landed
-        self._slot_of: dict[BlockId, HostSlot] = {}  # the last one, where a block has several
+        self._slot_of: dict[BlockId, HostSlot] = {}  # the last one, if a block has several
 
     def cached(self, block_id: BlockId, block_hash: BlockHash) -> None:
-        """Nobody holds the block any more; it can be found."""
+        """Records that a findable block is no longer held."""
         if block_hash in self.tier:
             self._clean[block_hash] = block_id
         else:
             self._dirty[block_id] = block_hash
 
     def held(self, block_id: BlockId, block_hash: BlockHash) -> None:
-        """Somebody holds the block again."""
+        """Records that a block is held again."""
         if self._clean.pop(block_hash, None) is None:
             del self._dirty[block_id]
 
     def evicted(self, block_id: BlockId, block_hash: BlockHash, in_order: bool) -> None:
-        """The block goes to a new holder, who writes it in the order of steps, or not."""
+        """Records that a block has a new holder. `in_order`: only steps will write it."""
         if self._clean.pop(block_hash, None) is not None:
             self.tier.touch(block_hash)
             return
@@ -55,7 +58,7 @@ class Offloads:
             self.num_dropped += 1
 
     def overwritten(self, block_id: BlockId) -> None:
-        """The block's new holder does not write it in the order of steps: a copy under way may come to nothing."""
+        """Records that the new holder writes the block out of step order: a copy in progress may be void."""
         slot = self._slot_of.get(block_id)
         block_hash = None if slot is None else self.tier.void(slot)
         if block_hash is not None:
@@ -63,7 +66,7 @@ class Offloads:
             self._lose(block_hash)
 
     def take(self, num_empty: int) -> list[tuple[BlockId, HostSlot]]:
-        """The copies to start now, ahead of the next step."""
+        """Returns the copies to start now, before the next step."""
         for _ in range(-(-self.room // _STEPS_TO_FILL)):
             if not self._dirty or num_empty + len(self._clean) >= self._target:
                 break
@@ -76,23 +79,23 @@ class Offloads:
         return begun
 
     def landed(self, slot: HostSlot) -> bool:
-        """The copy into the slot is complete. False: it was for nothing."""
+        """Records that the copy into the slot is complete. False: it was void."""
         self._end_copy(slot)
         return self.tier.landed(slot)
 
     def failed(self, slot: HostSlot) -> None:
-        """The copy into the slot will never be complete."""
+        """Records that the copy into the slot has failed."""
         self._end_copy(slot)
         self._lose(self.tier.fail(slot))
 
     def reset(self) -> None:
-        """Nothing is cached any more, here and in host memory. Copies that were begun go on."""
+        """Forgets all cached blocks, here and in host memory. Copies in progress continue."""
         self._dirty.clear()
         self._clean.clear()
         self.tier.reset()
 
     def audit(self, cached: dict[BlockId, BlockHash]) -> None:
-        """Raises DataLoss unless exactly these blocks are clean or dirty, and each rightly so."""
+        """Raises DataLoss unless exactly these blocks are clean or dirty, each correctly."""
         known = {**self._dirty, **{block_id: block_hash for block_hash, block_id in self._clean.items()}}
         if known != cached or len(known) != len(self._dirty) + len(self._clean):
             raise DataLoss(f"{len(cached)} blocks are cached, {len(self._dirty)} dirty, {len(self._clean)} clean")
@@ -118,8 +121,8 @@ class Offloads:
             del self._slot_of[block_id]
 
     def _lose(self, block_hash: BlockHash | None) -> None:
-        """The block is not in host memory any more."""
+        """Records that the block is no longer in host memory."""
         block_id = None if block_hash is None else self._clean.pop(block_hash, None)
         if block_id is not None and block_hash is not None:
             self._dirty[block_id] = block_hash
-            self._dirty.move_to_end(block_id, last=False)  # what was copied was among the coldest
+            self._dirty.move_to_end(block_id, last=False)  # a copied block was among the coldest

@@ -1,4 +1,4 @@
-"""Host memory as the second home of cached blocks: which are there, in which slot, which go first. Copies nothing.
+"""Slots of host memory for copies of cached blocks: what is in each, and which is evicted first. Copies nothing.
 
 state    findable  leaves by
 empty    no        begin (to filling)
@@ -6,7 +6,7 @@ filling  no        landed (to kept), fail (to empty), void (to void)
 kept     yes       begin of another (evicted, least recently used first; never while pinned), reset (to empty or void)
 void     no        the end of its copy: landed, fail or the last unpin (to empty)
 
-A slot is void while a copy may still write or read it, and nobody wants what is in it.
+A slot is void while a copy may still write or read it, though its contents are not needed.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
 
 
 class Begun(NamedTuple):
-    """A slot for a copy, and the block that had to leave it."""
+    """A slot for a copy, and the block that was evicted from it."""
 
     slot: HostSlot
     evicted: BlockHash | None
 
 
 class HostTier:
-    """The slots' books. Every verb but audit is O(1) a slot."""
+    """Tracks the slots. Every method except audit is O(1) a slot."""
 
     def __init__(self, num_slots: int, num_groups: int = 1) -> None:
         self.num_slots = num_slots
         self._kept: OrderedDict[BlockHash, HostSlot] = OrderedDict()  # the next to evict first
         self._filling: dict[BlockHash, HostSlot] = {}
-        self._hash_of: dict[HostSlot, BlockHash] = {}  # of those that fill
+        self._hash_of: dict[HostSlot, BlockHash] = {}  # of the slots that are being filled
         self._void: set[HostSlot] = set()
-        self._pins: dict[HostSlot, int] = {}  # restores that read the slot
-        self._num_used = 0  # slots from here on were never used
-        self._empty: list[HostSlot] = []  # those before that are
+        self._pins: dict[HostSlot, int] = {}  # number of restores that read the slot
+        self._num_used = 0  # slots from this one on were never used
+        self._empty: list[HostSlot] = []  # slots before it that are empty
         self._events = events_of(Tier.HOST, num_groups)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        """Whether the block is here, or on its way."""
+        """Whether the block is here, or being copied."""
         return block_hash in self._kept or block_hash in self._filling
 
     @property
     def num_kept(self) -> int:
-        """Blocks that can be found."""
+        """Blocks that are findable."""
         return len(self._kept)
 
     def begin(self, block_hash: BlockHash) -> Begun | None:
-        """A slot for a block that is to be copied here. None: copies are under way in all of them."""
+        """Returns a slot for a copy of a block. None: copies are in progress in all slots."""
         assert block_hash not in self, f"block {block_hash.hex()} is in host memory already"
         evicted: BlockHash | None = None
         if self._empty:
@@ -70,7 +70,7 @@ class HostTier:
         return Begun(slot, evicted)
 
     def landed(self, slot: HostSlot) -> bool:
-        """The copy into the slot is complete. False: nobody wants it any more."""
+        """Records that the copy into the slot is complete. False: it is void."""
         block_hash = self._end_filling(slot)
         if block_hash is None:
             return False
@@ -79,20 +79,20 @@ class HostTier:
         return True
 
     def fail(self, slot: HostSlot) -> BlockHash | None:
-        """The copy into the slot will never be complete. Returns which block is not here after all."""
+        """Records that the copy into the slot has failed. Returns the block that is therefore not here."""
         block_hash = self._end_filling(slot)
         if block_hash is not None:
             self._empty.append(slot)
         return block_hash
 
     def void(self, slot: HostSlot) -> BlockHash | None:
-        """What is copied into the slot may change under the copy. Returns which block is not here after all."""
+        """Records that a block may change while it is copied. Returns the block that is therefore not here."""
         block_hash = self._end_filling(slot) if slot not in self._void else None
         self._void.add(slot)
         return block_hash
 
     def lookup(self, block_hashes: Sequence[BlockHash]) -> list[HostSlot]:
-        """The slots of the first of these blocks, up to one that is not here."""
+        """Returns the slots of the first of these blocks, up to one that is not here."""
         slots: list[HostSlot] = []
         for block_hash in block_hashes:
             slot = self._kept.get(block_hash)
@@ -102,17 +102,17 @@ class HostTier:
         return slots
 
     def touch(self, block_hash: BlockHash) -> None:
-        """The block was used: it is the last to be evicted. Nothing where it is not here."""
+        """Records that the block was used: it is evicted last. Ignores blocks that are not here."""
         if block_hash in self._kept:
             self._kept.move_to_end(block_hash)
 
     def pin(self, slots: Sequence[HostSlot]) -> None:
-        """A restore reads slots that lookup found."""
+        """Records that a restore reads slots that lookup found."""
         for slot in slots:
             self._pins[slot] = self._pins.get(slot, 0) + 1
 
     def unpin(self, slots: Sequence[HostSlot]) -> None:
-        """The restore is over."""
+        """Records that the restore has ended."""
         for slot in slots:
             self._pins[slot] -= 1
             if self._pins[slot] == 0:
@@ -122,7 +122,7 @@ class HostTier:
                     self._empty.append(slot)
 
     def reset(self) -> None:
-        """Forgets what every slot holds, and the events that told of it. Copies under way go on, for nobody."""
+        """Forgets the contents of every slot, and pending events. Copies in progress continue, and are void."""
         self._void.update(self._filling.values())
         self._filling.clear()
         self._hash_of.clear()
@@ -135,28 +135,28 @@ class HostTier:
         self._events.clear()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
-        """What became findable or stopped being so since the last call, in order."""
+        """Returns the changes of what is findable since the last call, in order."""
         return self._events.take()
 
     def cached_hashes(self) -> bytes:
-        """Everything findable in some group, 16 bytes a block."""
+        """Returns the hashes of everything findable in some group, 16 bytes a block."""
         return b"".join(self.cached_by_groups().values())
 
     def cached_by_groups(self) -> Mapping[tuple[int, ...], bytes]:
-        """Everything findable, 16 bytes a block, by the groups that hold it; (): all groups."""
+        """Returns the hashes of everything findable, 16 bytes a block, by the groups that hold it; (): all groups."""
         return self._events.by_groups(self._kept.keys())
 
     def audit(self, reading: Sequence[Sequence[HostSlot]]) -> None:
-        """Raises DataLoss where the books contradict themselves, or the restores that read these slots."""
+        """Raises DataLoss if the slots are inconsistent, or differ from those that restores read."""
         slots = [*self._empty, *self._kept.values(), *self._filling.values(), *self._void]
         if len(set(slots)) != len(slots) or sorted(slots) != list(range(self._num_used)):
             raise DataLoss(
                 f"{len(set(slots))} of {self._num_used} used host slots are accounted for {len(slots)} times"
             )
         if {slot: block_hash for block_hash, slot in self._filling.items()} != self._hash_of:
-            raise DataLoss("host slots that fill and their blocks differ")
+            raise DataLoss("the host slots that are being filled and their blocks differ")
         if self._kept.keys() & self._filling.keys():
-            raise DataLoss("a block is in host memory and on its way there")
+            raise DataLoss("a block is in host memory and also being copied there")
         counts: dict[HostSlot, int] = {}
         for restore in reading:
             for slot in restore:
