@@ -28,7 +28,7 @@ class Received(Protocol):
 
     @property
     def pieces(self) -> Sequence[bytes | bytearray]:
-        """The body in pieces, because joining a large one takes milliseconds."""
+        """Returns the body in pieces, because joining a large body takes milliseconds."""
 
     headers: Mapping[bytes, bytes]  # by lower-case name
 
@@ -57,7 +57,7 @@ class BodyDecoder(Generic[T]):
     def read(self, received: Received) -> T:
         """Returns the request and records its unknown keys. Raises InvalidRequest."""
         _check_headers(received.headers)
-        pieces = received.pieces  # a request that ends meanwhile drops them
+        pieces = received.pieces  # kept here, because a request drops them when it ends
         reading = None if self._reader is None else self._reader.read(self._kind, self._strict, pieces)
         if reading is None:
             request, unknown = self.parse(b"".join(pieces))

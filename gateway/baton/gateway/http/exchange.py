@@ -118,23 +118,23 @@ class Exchange:
 
     @property
     def body(self) -> bytes:
-        """The body as one piece. Joining a large one takes milliseconds."""
+        """Returns the body as one piece. Joining a large body takes milliseconds."""
         if len(self._pieces) != 1 or not isinstance(self._pieces[0], bytes):
             self._pieces = (b"".join(self._pieces),)
         return bytes(self._pieces[0])
 
     @property
     def pieces(self) -> Sequence[bytes | bytearray]:
-        """The body as it came."""
+        """Returns the body in the pieces that were received."""
         return self._pieces
 
     @property
     def num_body_bytes(self) -> int:
-        """The body's size."""
+        """Returns the size of the body in bytes."""
         return sum(map(len, self._pieces))
 
     def receive(self, pieces: Sequence[bytes | bytearray]) -> None:
-        """Takes the body."""
+        """Sets the body."""
         self._pieces = pieces
 
     @property

@@ -1,4 +1,4 @@
-"""Parses the text of one choice, first for reasoning, then for calls, and drops what the request does not want."""
+"""Parses the text of one choice, first for reasoning, then for calls, and drops the parts that the request excludes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReasoningParser(TextParser, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The parts of an output that the client wants."""
+    """The parts of an output to send to the client."""
 
     reasoning: bool = True
     parallel_calls: bool = True  # False: only the first call

@@ -95,7 +95,7 @@ def input_items(given: str | Sequence[Item], field: str = "input") -> list[Item]
         return [{"type": "message", "id": new_item_id("message"), "role": "user", "content": content}]
     if not given:
         raise InvalidRequest(f"{field} is empty; give at least one item", field=field)
-    ids = secrets.token_hex(_ID_BYTES * len(given))  # at once: the system is asked for randomness 16,000 times else
+    ids = secrets.token_hex(_ID_BYTES * len(given))  # one system call, not one per item
     items = [
         _checked(item, f"{field}.{index}", ids[2 * _ID_BYTES * index : 2 * _ID_BYTES * (index + 1)])
         for index, item in enumerate(given)

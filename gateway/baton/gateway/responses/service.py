@@ -220,7 +220,7 @@ class ResponseService:
             found = await self._truncated(model, request, turn, items, 0)
             if found is not None:
                 return found
-            # The last unit alone is too long, and says so: rendering all of them would cost much.
+            # Encode only the last unit, for its error: it is too long alone, and rendering all items is expensive.
             truncates, turn = False, await self._last_unit(model, request, turn, items)
         try:
             return _Fitting(turn, await self._encode(model, turn))

@@ -3,7 +3,7 @@
 import { byId, element } from "./dom.js";
 import { bytes, count, duration, percent, plural, rate, bandwidth } from "./format.js";
 
-const MOST_WAYS = 12;
+const MAX_CANDIDATES = 12;
 const COSTS = ["queue", "prefill", "transfer", "restore", "adapter", "decode", "memory", "later"];
 
 /** The dialog. */
@@ -16,29 +16,29 @@ export class Detail {
     });
   }
 
-  show(told) {
-    byId("detail-title").textContent = `Request ${told.request_id || told.placement_id}`;
-    const parts = [factsOf(told), timelineOf(told.result), waysOf(told), evidenceOf(told)];
+  show(entry) {
+    byId("detail-title").textContent = `Request ${entry.request_id || entry.placement_id}`;
+    const parts = [factsOf(entry), timelineOf(entry.result), candidatesOf(entry), evidenceOf(entry)];
     byId("detail-body").replaceChildren(...parts.flat());
     byId("detail-body").scrollTop = 0;
     if (!this.dialog.open) this.dialog.showModal();
   }
 }
 
-function factsOf(told) {
-  const { result } = told;
+function factsOf(entry) {
+  const { result } = entry;
   const pairs = [
-    ["Decodes on", told.decode],
-    ["Prefilled by", told.prefill || "the same worker"],
-    ["Prompt", `${plural(told.prompt_tokens, "token")}, ${count(Math.max(told.decode_cached_tokens, told.prefill_cached_tokens))} expected in caches`
+    ["Decodes on", entry.decode],
+    ["Prefilled by", entry.prefill || "the same worker"],
+    ["Prompt", `${plural(entry.prompt_tokens, "token")}, ${count(Math.max(entry.decode_cached_tokens, entry.prefill_cached_tokens))} expected in caches`
       + (result && !result.worker_failed ? `, ${count(result.cached_tokens)} found` : "")],
-    ["Output", result ? plural(result.output_tokens, "token") : `about ${plural(Math.round(told.expected_output_tokens), "token")} expected`],
+    ["Output", result ? plural(result.output_tokens, "token") : `about ${plural(Math.round(entry.expected_output_tokens), "token")} expected`],
     ["Outcome", !result ? "still running" : result.worker_failed ? "its worker failed; it went on elsewhere, or ended" : "finished"],
-    ["Model", told.adapter ? `${told.model}, adapter ${told.adapter}` : told.model],
-    ["Tenant", told.tenant || "the default"],
+    ["Model", entry.adapter ? `${entry.model}, adapter ${entry.adapter}` : entry.model],
+    ["Tenant", entry.tenant || "the default"],
   ];
-  if (told.priority) pairs.push(["Priority", String(told.priority)]);
-  if (told.excluded.length) pairs.push(["Not on", told.excluded.join(", ")]);
+  if (entry.priority) pairs.push(["Priority", String(entry.priority)]);
+  if (entry.excluded.length) pairs.push(["Not on", entry.excluded.join(", ")]);
   const nodes = pairs.map(([name, value]) =>
     element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value })));
   return [element("dl", { className: "facts" }, ...nodes)];
@@ -83,11 +83,11 @@ function transferNote(times) {
   return `${bytes(times.transfer_bytes)}${speed}${waited}`;
 }
 
-function waysOf(told) {
+function candidatesOf(entry) {
   const title = element("h3", { textContent: "Candidates" });
   const note = element("p", { className: "note", textContent:
     "The candidate placements with the seconds of delay that each would add, by cause. The first was chosen." });
-  const shown = told.ways.slice(0, MOST_WAYS);
+  const shown = entry.ways.slice(0, MAX_CANDIDATES);
   const top = Math.max(...shown.map((way) => way.total), 1e-9);
   const used = COSTS.filter((kind) => shown.some((way) => way.costs[kind]));
   const legend = element("p", { className: "legend" },
@@ -105,19 +105,19 @@ function waysOf(told) {
     return element("li", { className: at ? "" : "taken" }, element("span", { className: "way", textContent: where }), bar,
       element("strong", { textContent: duration(way.total), title: spoken }), element("span", { className: "unseen", textContent: spoken }));
   });
-  const more = told.ways.length - shown.length;
+  const more = entry.ways.length - shown.length;
   const rest = more > 0 ? [element("p", { className: "note", textContent: `And ${plural(more, "slower candidate")}.` })] : [];
   return [title, note, legend, element("ol", { className: "ways" }, ...items), ...rest];
 }
 
-function evidenceOf(told) {
+function evidenceOf(entry) {
   const head = ["Worker", "Cached", "Requests", "Waiting", "Backlog", "State's age", "Prefill", "Transfer", "Refused because"];
   const numbers = new Set([1, 2, 3, 4, 5, 6, 7]);
-  const rows = told.evidence.map((one) => {
+  const rows = entry.evidence.map((one) => {
     const refused = Boolean(one.refusal);
     const figure = (text) => (refused ? "" : text);
     const cached = one.host_cached_tokens ? `${count(one.cached_tokens)} + ${count(one.host_cached_tokens)} in host memory` : count(one.cached_tokens);
-    const cells = [one.worker_id, figure(`${cached}${told.prompt_tokens ? ` (${percent(one.cached_tokens / told.prompt_tokens)})` : ""}`),
+    const cells = [one.worker_id, figure(`${cached}${entry.prompt_tokens ? ` (${percent(one.cached_tokens / entry.prompt_tokens)})` : ""}`),
       figure(count(one.num_requests)), figure(count(one.num_waiting)), figure(duration(one.backlog)), figure(duration(one.state_age)),
       figure(`${rate(one.prefill_tokens_per_second)}${one.is_measured ? "" : " (a guess)"}`),
       figure(one.transfer_bytes_per_second ? bandwidth(one.transfer_bytes_per_second) : "–"), one.refusal];
