@@ -1,7 +1,7 @@
-"""The engine: requests go in, steps run, tokens come out. Knows no wire and no tensors.
+"""The engine: accepts requests, runs steps, returns tokens. Knows no wire format and no tensors.
 
-Single-threaded: every method is called from the engine thread. A step's plan may be launched while earlier steps are
-in flight (executor.depth); a stop that is found then costs what they compute, which is discarded.
+Single-threaded: the engine thread calls every method. A step may be launched while earlier steps are in flight
+(executor.depth). If one of those turns out to end a request, the later steps' work for it is discarded.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _LOG = logging.getLogger(__name__)
 
 _MIN_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 10.0
-_BEGUN_AHEAD_SECONDS = 3600.0  # by so much a request that comes from another worker is older than it says
+_BEGUN_AHEAD_SECONDS = 3600.0  # resumed requests are ranked this much earlier than their arrival
 
 
 class Engine:
-    """Scheduler, block pool and executor, tied together."""
+    """Connects scheduler, block pool and executor."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Engine:
         step_status: StepStatus | None = None,  # receives each step's time limit; None: no watchdog
     ) -> None:
         settings.validate()
-        self.epoch = epoch  # of the cache; new at every reset_prefix_cache
+        self.epoch = epoch  # of the cache; new after every reset_prefix_cache
         self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.kv_spec.block_size)
-        self.frozen = False  # nothing is scheduled; what is in flight lands
-        self.waits = False  # the device has all it can take, and is not done
+        self.frozen = False  # no step is scheduled; steps in flight end
+        self.waits = False  # the device has as many steps as it may, and none has ended
         self._listeners: list[EngineListener] = []
         self._executor = executor
         self._settings = settings
@@ -99,11 +99,11 @@ class Engine:
         )
 
     def listen(self, listener: EngineListener) -> None:
-        """Calls `listener` from now on, after those that listen already."""
+        """Adds a listener. Listeners are called in the order in which they were added."""
         self._listeners.append(listener)
 
     def submit(self, request: Request) -> None:
-        """Takes a request. Raises InvalidRequest where it can never run, NoCapacity where the queue is full."""
+        """Accepts a request. Raises InvalidRequest if it can never run, NoCapacity if the queue is full."""
         block_size = self._executor.kv_spec.block_size
         check_request(
             request,
@@ -115,7 +115,7 @@ class Engine:
         if request.request_id in self._states:
             raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
         if request.constraint is not None and self._grammars is None:
-            raise Unsupported("this worker takes no constraints", field="constraint")
+            raise Unsupported("this worker supports no constraints", field="constraint")
         self._check_queue(request.tenant)
         state = self._new_state(request)
         if not self._requests.add(state):
@@ -131,15 +131,16 @@ class Engine:
             self._scheduler.place(state)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request: its Finish is in the next outputs, leased blocks stay until free_lease. Idempotent."""
+        """Ends a request: its Finish is in the next outputs; leased blocks stay until free_lease. Idempotent."""
         state = self._requests.live(request_id)
         if state is not None:
             self._requests.finish(state, FinishReason.ABORT)
 
     def step(self, wait: bool = True) -> StepOutputs:
-        """Schedules, launches, collects and updates once. Returns at once, empty, when nothing can run.
+        """Schedules, launches, collects and updates once. Returns at once, empty, if nothing can run.
 
-        Without `wait` a step that has not ended is not collected: `waits` says so, and executor.watch when it has.
+        Without `wait`, a step that has not ended is not collected: `waits` is then True, and executor.watch reports its
+        end.
         """
         self._requests.expire()
         self._copier.land()
@@ -167,7 +168,7 @@ class Engine:
         return self._requests.take_outputs()
 
     def take_outputs(self) -> StepOutputs:
-        """What happened since the last outputs, without a step."""
+        """Returns the outputs since the last call, without a step."""
         return self._requests.take_outputs()
 
     def is_running(self, request_id: str) -> bool:
@@ -176,7 +177,7 @@ class Engine:
         return state is not None and state.phase is Phase.RUNNING
 
     def has_work(self) -> bool:
-        """Whether step() would do anything now. A wait for a remote prefill does not count."""
+        """Whether step() would do anything now. Requests that only wait for a remote prefill do not count."""
         scheduler = self._scheduler
         working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
         pending = self._grammars is not None and self._grammars.pending
@@ -184,37 +185,37 @@ class Engine:
 
     @property
     def wants_prefills(self) -> bool:
-        """Whether the next step's outputs list remote prefills: they need not wait for its end."""
+        """Whether the next step's outputs list remote prefills, which need not wait for its end."""
         return bool(self._scheduler.prefill_wanted)
 
     @property
     def settled(self) -> bool:
-        """Whether the device has nothing to do: no step in flight, no block on its way from host memory."""
+        """Whether the device is idle: no step is in flight, and no block is being restored from host memory."""
         return not self._in_flight and not self._copier.busy
 
     def recompute_all(self) -> None:
-        """Takes every request's blocks; they are computed again once the engine is not frozen. While settled, only."""
+        """Takes every request's blocks, to be computed again once the engine is not frozen. Only while settled."""
         self._scheduler.recompute_all()
 
     def next_deadline(self) -> float | None:
-        """When step() must be called at the latest, on the engine's clock, for a request's deadline."""
+        """Returns when step() must be called for a request's deadline, on the engine's clock."""
         return self._requests.next_deadline()
 
     def unwatch_steps(self) -> None:
-        """What is in flight may take any time: the engine is about to do something else beside it."""
+        """Lifts the time limit of steps in flight: the engine is about to do other work meanwhile."""
         self._in_flight.unwatch()
 
     def load(self) -> LoadSnapshot:
-        """How busy and how fast the engine is now."""
+        """Returns the current load and speed."""
         left = self._in_flight.num_prefill_tokens_left
         return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
 
     def grammar_stats(self) -> GrammarStats:
-        """What its constraints cost."""
+        """Returns the cost of constraints."""
         return GrammarStats() if self._grammars is None else self._grammars.stats()
 
     def counters(self) -> EngineCounters:
-        """A copy of the totals."""
+        """Returns a copy of the totals."""
         return dataclasses.replace(
             self._counters,
             step_tokens=self._counters.step_tokens.copy(),
@@ -223,47 +224,44 @@ class Engine:
         )
 
     def audit(self) -> PoolAudit:
-        """Walks the whole pool and host memory. Raises DataLoss where they contradict themselves or the requests."""
+        """Checks the pool and host memory. Raises DataLoss if they contradict themselves or the requests."""
         self._scheduler.check_integrity(list(self._states.values()))
         return self._scheduler.pool.audit()
 
     def count_blocks(self) -> PoolAudit:
-        """What the pool believes of its blocks, unchecked. O(1)."""
+        """Returns the pool's own counts, unchecked. O(1)."""
         return self._scheduler.pool.count()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
-        """What changed in the cache since the last call, in order within each tier."""
+        """Returns the cache's changes since the last call, in order within each tier."""
         return [*self._scheduler.pool.take_events(), *self._scheduler.offloads.tier.take_events()]
 
     def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
-        """Everything that can be found there now, 16 bytes a block; take_events first for a consistent snapshot."""
+        """Returns everything findable, 16 bytes a block. Call take_events first for a consistent snapshot."""
         return b"".join(self.cached_by_groups(tier).values())
 
     def cached_by_groups(self, tier: Tier) -> Mapping[tuple[int, ...], bytes]:
-        """The same by the groups of the cache that hold it; (): all groups."""
+        """Returns the same by the groups of the cache that hold it; (): all groups."""
         books = self._scheduler.pool if tier is Tier.DEVICE else self._scheduler.offloads.tier
         return books.cached_by_groups()
 
     def reset_prefix_cache(self) -> int:
-        """Forgets every cached block and pending event; returns the new epoch. Running requests keep their blocks."""
+        """Forgets every cached block and pending event. Returns the new epoch. Running requests keep their blocks."""
         self._scheduler.reset_prefix_cache(list(self._states.values()))
         self.epoch += 1
         return self.epoch
 
-    # The decode side of a hand-over. The request was listed in StepOutputs.prefill_wanted.
+    # For the decode side of a hand-over. The request was listed in StepOutputs.prefill_wanted.
 
     def reserve_blocks(self, request_id: str) -> list[BlockId] | None:
-        """Leases the rest of the prompt's blocks. None: no room now; try again after a step, or prefill locally."""
+        """Leases the rest of the prompt's blocks. None: too few are free; try again after a step."""
         state = self._states.get(request_id)
         if state is None or state.phase is not Phase.REMOTE:
             return None
         return self._scheduler.reserve(state)
 
     def accept_first_token(self, request_id: str, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes the prefill worker's token: it goes out with the next outputs, and may finish the request.
-
-        Ignored for a request that has ended or has gone on without it.
-        """
+        """Accepts the prefill worker's token, unless the request has ended or continued without it."""
         state = self._requests.live(request_id)
         if state is None or state.phase not in (Phase.REMOTE, Phase.READY):
             return
@@ -273,10 +271,10 @@ class Engine:
         self._requests.append_token(state, token_id, logprobs)
 
     def finish_transfer(self, request_id: str) -> None:
-        """Ends the lease: the blocks are valid and cached, the request runs.
+        """Ends the lease: the blocks are valid and cached, and the request runs.
 
-        Without a first token yet, it computes the prompt's last token itself. The blocks of a request that has
-        ended stay in the cache.
+        Without a first token, the engine computes the prompt's last token itself. The blocks of an ended request stay
+        cached.
         """
         state = self._states.get(request_id)
         if state is None or not state.leased:
@@ -285,7 +283,7 @@ class Engine:
         self._requests.forget_if_done(state)
 
     def prefill_locally(self, request_id: str) -> None:
-        """Gives up on the remote prefill, after the fence: leased blocks are freed, the request queues here."""
+        """Abandons the remote prefill after the fence: frees leased blocks, and queues the request here."""
         state = self._states.get(request_id)
         if state is None:
             return
@@ -296,13 +294,13 @@ class Engine:
             self.free_lease(request_id)
 
     def free_lease(self, request_id: str) -> None:
-        """After a finish, failure or abort with an open lease: the fence is done, the blocks are free. Idempotent."""
+        """Frees the leased blocks of a request that has ended, after the fence. Idempotent."""
         state = self._states.get(request_id)
         if state is not None and state.phase is Phase.DONE:
             self._scheduler.free_lease(state)
             self._requests.forget_if_done(state)
 
-    # The prefill side of a hand-over.
+    # For the prefill side of a hand-over.
 
     def free_prefill(self, request_id: str) -> None:
         """Frees a computed prefill_only request's blocks. Idempotent."""
@@ -312,7 +310,7 @@ class Engine:
             self._requests.retire(state)
 
     def block_ids(self, request_id: str) -> list[BlockId]:
-        """A copy of the request's block table, leased blocks included. Empty for an unknown request."""
+        """Returns a copy of the request's block table, with leased blocks. Empty for an unknown request."""
         state = self._states.get(request_id)
         return [] if state is None else [*state.block_ids, *state.leased]
 
@@ -327,7 +325,7 @@ class Engine:
             )
 
     def _retry_seconds(self) -> float:
-        """About how long until the queue has shrunk by a part of it."""
+        """Returns roughly how long until the queue is a part shorter."""
         load = self.load()
         if load.prefill_tokens_per_second == 0:
             return 1.0
@@ -339,7 +337,7 @@ class Engine:
         stop = request.stop
         longest = request.num_prompt_tokens + stop.max_tokens
         limit = len(request.token_ids) + 1 if request.prefill_only else min(longest, self.max_model_len)
-        # Who has given tokens already waits before those that have not begun, and takes nobody's place.
+        # Requests that have produced tokens are ranked before those that have not begun.
         begun = not request.prefill_only and len(request.token_ids) > request.num_prompt_tokens
         arrival = request.arrival - _BEGUN_AHEAD_SECONDS if begun else request.arrival
         return RequestState(
@@ -356,7 +354,7 @@ class Engine:
     # Constraints.
 
     def _settle_grammars(self, grammars: Grammars) -> None:
-        """Lets requests go on whose grammar is compiled, or has taken their last token."""
+        """Continues requests whose grammar is compiled, or has accepted their last token."""
         wait = MaskWait(
             self._rates.decode_step_seconds,
             in_flight=bool(self._in_flight),
@@ -384,7 +382,7 @@ class Engine:
                 self._scheduler.release(state)
 
     def _awaits_compilation(self) -> bool:
-        """Whether nothing can be done until a compilation ends, which will wake who sleeps."""
+        """Whether nothing can be done until a compilation ends, which wakes the loop."""
         grammars = self._grammars
         if grammars is None or not grammars.num_compiling or grammars.num_advancing or grammars.wake is None:
             return False

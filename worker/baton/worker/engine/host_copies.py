@@ -1,4 +1,4 @@
-"""Between the scheduler, which decides what is copied to and from host memory, and the executor, which copies it."""
+"""Runs the copies to and from host memory that the scheduler decided, on the executor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from baton.worker.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-_WAIT_SECONDS = 0.5e-3  # with nothing else to do; what arrives meanwhile waits as long
+_WAIT_SECONDS = 0.5e-3  # with nothing else to do; frames wait as long
 
 
 class HostCopier:
-    """Starts copies, and tells the scheduler how they end. A copy that fails costs a computation, nothing else."""
+    """Starts copies, and reports their end to the scheduler. A failed copy costs a computation, nothing else."""
 
     def __init__(
         self, host: HostCopies | None, scheduler: Scheduler, counters: EngineCounters, bytes_per_block: int
@@ -31,12 +31,15 @@ class HostCopier:
 
     @property
     def restore_bytes_per_second(self) -> float:
-        """As measured. 0: not known yet."""
+        """Measured bandwidth. 0: unknown."""
         seconds = self._scheduler.restores.cost.seconds_per_block
         return self._bytes_per_block / seconds if seconds else 0.0
 
     def land(self) -> None:
-        """Takes what has landed, and how much can be started. Ahead of each schedule. Raises DeviceLost."""
+        """Reports copies that have landed, and how many can be started.
+
+        Call before each schedule. Raises DeviceLost.
+        """
         if self._host is None:
             return
         if not len(self._scheduler.batch):
@@ -60,7 +63,7 @@ class HostCopier:
         offloads.room = self._host.room()
 
     def start(self) -> None:
-        """Starts what was decided. Between schedule and launch. Raises DeviceLost."""
+        """Starts the decided copies. Call between schedule and launch. Raises DeviceLost."""
         if self._host is None:
             return
         if offloads := self._scheduler.offloads.take(self._scheduler.pool.num_empty):
@@ -68,7 +71,7 @@ class HostCopier:
                 self._host.offload(offloads)
             except DeviceLost:
                 raise
-            except Exception as error:  # whatever a device can raise: the blocks are lost to the cache, not to requests
+            except Exception as error:  # any error of a device: the cache loses the blocks, requests do not
                 _log.error("%d blocks could not be copied to host memory", len(offloads), exc_info=error)
                 for _, slot in offloads:
                     self._scheduler.offloads.failed(slot)
@@ -76,7 +79,7 @@ class HostCopier:
             self._start_restore(self._host, restore)
 
     def wait(self) -> None:
-        """Lets the copies go on for a moment, or until one has landed."""
+        """Waits a moment for copies, or until one has landed."""
         if self._host is not None:
             self._host.wait(_WAIT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""An engine's requests, from submit to the Finish or Failure that is told of each. Schedules nothing."""
+"""An engine's requests, from their submit until their Finish or Failure is in the outputs. Schedules nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class LiveRequests:
-    """Those that run or wait, and those that ended with an open lease; and the next outputs."""
+    """Requests that run or wait, ended ones with an open lease, and the next outputs."""
 
     def __init__(
         self, scheduler: Scheduler, counters: EngineCounters, clock: Callable[[], float], grammars: Grammars | None
@@ -34,7 +34,7 @@ class LiveRequests:
         self._deadlines = Deadlines()
 
     def add(self, state: RequestState) -> bool:
-        """Takes a new request. False: it came with all its tokens, and only its Finish had been lost."""
+        """Adds a request. False: it was submitted with all its tokens, and only its Finish had been lost."""
         self.states[state.request.request_id] = state
         self._deadlines.add(state)
         if state.num_output_tokens and not state.request.prefill_only:
@@ -42,16 +42,16 @@ class LiveRequests:
         return True
 
     def live(self, request_id: str) -> RequestState | None:
-        """The request, unless it ended."""
+        """Returns the request, unless it has ended."""
         state = self.states.get(request_id)
         return None if state is None or state.phase is Phase.DONE else state
 
     def next_deadline(self) -> float | None:
-        """The earliest of all requests."""
+        """Returns the earliest deadline of all requests."""
         return self._deadlines.next()
 
     def expire(self) -> None:
-        """Fails the requests that are overdue."""
+        """Fails the requests whose deadline has passed."""
         if self._deadlines.next() is None:
             return
         now = self._clock()
@@ -61,7 +61,7 @@ class LiveRequests:
             self.fail(state, DeadlineExceeded(f"not finished {waited:.3f} s after its submission; it was {phase}"))
 
     def append_token(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """One more token of the output: it is told, and may be the last."""
+        """Appends a token to the output. It may be the last."""
         outputs = self.outputs
         if logprobs is not None:
             outputs.logprobs[len(outputs.token_ids)] = logprobs
@@ -83,7 +83,7 @@ class LiveRequests:
             self._counters.num_finished += 1
         started = state.started if state.started is not None else state.submitted
         first_token = state.first_token if state.first_token is not None else started
-        # A remote prefill may fail after its first token: the local one that replaces it starts later.
+        # A remote prefill may fail after its first token; the local one in its place starts later.
         started = min(started, first_token)
         finish = Finish(
             request=state.request,
@@ -99,26 +99,26 @@ class LiveRequests:
         self.outputs.finishes.append(finish)
 
     def fail(self, state: RequestState, error: ServiceError) -> None:
-        """Ends a request that cannot go on."""
+        """Ends a request that cannot continue."""
         self._counters.num_failed += 1
         self.retire(state)
         self.outputs.failures.append(Failure(state.request, error))
         _LOG.warning("request failed: %s", error.log_text, extra={"request_id": state.request.request_id})
 
     def retire(self, state: RequestState) -> None:
-        """Takes a request out of the engine, but for an open lease."""
+        """Removes a request from the engine, except an open lease."""
         if state.grammar is not None and self._grammars is not None:
             self._grammars.end(state.grammar)
         self._scheduler.retire(state)
         self.forget_if_done(state)
 
     def forget_if_done(self, state: RequestState) -> None:
-        """Forgets a request that ended and has no lease."""
+        """Drops a request that has ended and has no lease."""
         if state.phase is Phase.DONE and not state.leased:
             self.states.pop(state.request.request_id, None)
 
     def take_outputs(self) -> StepOutputs:
-        """What happened since the last call."""
+        """Returns the outputs since the last call."""
         outputs, self.outputs = self.outputs, StepOutputs(step=self.outputs.step)
         outputs.prefill_wanted, self._scheduler.prefill_wanted = self._scheduler.prefill_wanted, []
         return outputs

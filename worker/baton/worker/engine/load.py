@@ -1,4 +1,4 @@
-"""How busy an engine is, from the books of its scheduler."""
+"""Computes the load of an engine from its scheduler's state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load_snapshot(
     restore_bytes_per_second: float,
     num_prefill_tokens_in_flight: int,
 ) -> LoadSnapshot:
-    """As of now."""
+    """Returns the current load."""
     batch = scheduler.batch
     queue_depth = scheduler.num_queued
     waiting = scheduler.queued() if queue_depth else ()

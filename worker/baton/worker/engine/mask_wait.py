@@ -1,10 +1,10 @@
-"""How long a step may wait for the masks of constrained requests. A pure decision."""
+"""Decides how long a step waits for the masks of constrained requests. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Shares of a decode step, and seconds where nobody else could run.
+# Parts of a decode step; seconds if no other request could run.
 _FREE_SHARE = 0.25
 _OTHERS_SHARE = 0.03
 _IDLE_SECONDS = 0.005
@@ -13,17 +13,17 @@ _MAX_STEP_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MaskWait:
-    """What waits, and who else is there."""
+    """The requests that wait for masks, and the others."""
 
-    step_seconds: float  # of a decode step; 0: not known yet
-    in_flight: bool  # the device computes a step: time is free
-    others_can_run: bool  # their time it is
-    advancing: bool  # masks are being made; False: only grammars compile
-    woken: bool  # whoever sleeps is woken when a grammar is compiled
+    step_seconds: float  # of a decode step; 0: unknown
+    in_flight: bool  # the device computes a step, so waiting costs nothing
+    others_can_run: bool  # other requests would wait, too
+    advancing: bool  # masks are being computed; False: only grammars compile
+    woken: bool  # the end of a compilation wakes the loop
 
 
 def max_wait_seconds(wait: MaskWait) -> float:
-    """Seconds that the next step may be late."""
+    """Returns how many seconds the next step may be delayed."""
     if wait.in_flight or wait.others_can_run:
         share = _FREE_SHARE if wait.in_flight else _OTHERS_SHARE
         return min(wait.step_seconds, _MAX_STEP_SECONDS) * share if wait.advancing else 0.0

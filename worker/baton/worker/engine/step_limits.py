@@ -1,12 +1,11 @@
-"""How long a step may take at most, learnt from steps of its shape: what is far beyond has a stuck device. No clock.
+"""Time limits of steps, learnt from steps of the same shape. A step far above its limit has a stuck device. No clock.
 
-The rule. A step may take FACTOR times what the slowest of its shape took lately, and never less than the least. Its
-shape is the number of decodes, of prompt tokens and of context tokens, each to a power of four, and whether there are
-masks. NOVEL_SECONDS have the first LEARNT of a shape, which may compile, capture a graph or warm a cache, and the
-NOVEL_STEPS after a request whose sampling uses what none used before. No limit have steps before START_STEPS, and
-whatever runs while the limits are paused: under a profile, while an operator's call is served, while the engine sleeps
-or changes its weights. A step that ended late teaches no more than OUTLIER times what was known, so that one stall does
-not hide the next.
+A step may take FACTOR times the slowest recent step of its shape, and never less than the minimum. A shape is the
+number of decodes, prompt tokens and context tokens, each rounded to a power of four, and whether there are masks.
+NOVEL_SECONDS is the limit of the first LEARNT steps of a shape, which may compile, capture a graph or warm a cache, and
+of NOVEL_STEPS after a request with new sampling features. Steps before START_STEPS have no limit, and neither have
+steps while limits are paused: during a profile, an operator's call, a sleep or a change of weights. A late step raises
+the known time to at most OUTLIER times its value, so that one stall does not hide the next.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ LEARNT = 4
 NOVEL_STEPS = 64
 NOVEL_SECONDS = 10.0
 OUTLIER = 4.0
-_FORGETS = 0.02  # of the difference to a quicker step, with each of them
-# What a kernel may be made for.
+_FORGETS = 0.02  # weight of each faster step
+# Sampling features that need kernels of their own.
 _features_of = attrgetter(
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "logprobs",
     "logprob_token_ids", "prompt_logprobs", "suppressed_token_ids", "forbidden_sequences", "reasoning_limit",
@@ -34,7 +33,7 @@ _NEUTRAL = _features_of(SamplingParams())
 
 
 class Shape(NamedTuple):
-    """What steps of about the same time have in common."""
+    """The properties that determine a step's time."""
 
     decodes: int
     prompt: int
@@ -45,23 +44,23 @@ class Shape(NamedTuple):
 @dataclass(slots=True)
 class _Known:
     num_steps: int = 0
-    seconds: float = 0.0  # of the slowest lately
+    seconds: float = 0.0  # of the slowest recent step
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    """The shape of a step."""
+    """Returns the shape of a step."""
     context = int(plan.num_computed_tokens.sum())
     masked = plan.masks is not None or plan.masks_follow
     return Shape(_size(plan.num_decodes), _size(plan.num_prefill_tokens), _size(context), masked)
 
 
 def _size(number: int) -> int:
-    """0, 1 to 3, 4 to 15.."""
+    """Returns the size class: 0, 1 to 3, 4 to 15, and so on."""
     return (number.bit_length() + 1) // 2
 
 
 class StepLimits:
-    """One engine's. `least_seconds` 0: no step has a limit."""
+    """The limits of one engine. `least_seconds` 0: no step has a limit."""
 
     def __init__(self, least_seconds: float) -> None:
         self.paused = False
@@ -69,10 +68,10 @@ class StepLimits:
         self._known: dict[Shape, _Known] = {}
         self._features: set[tuple[bool, ...]] = set()
         self._num_steps = 0
-        self._watched_from = 0  # closely
+        self._watched_from = 0  # earlier steps have the limit of new shapes
 
     def limit(self, plan: StepPlan, shape: Shape) -> float:
-        """Seconds that the step may take. 0: as long as it likes."""
+        """Returns the seconds that the step may take. 0: no limit."""
         if plan.admitted:
             self._note_features(plan.admitted)
         known = self._known.get(shape)
@@ -83,7 +82,7 @@ class StepLimits:
         return max(self._least_seconds, FACTOR * known.seconds)
 
     def observe(self, shape: Shape, seconds: float) -> None:
-        """A step ended, so long after its device began with it."""
+        """Records the device time of a step."""
         self._num_steps += 1
         known = self._known.setdefault(shape, _Known())
         if known.num_steps:

@@ -1,4 +1,4 @@
-"""Steps in flight: launched ahead, collected in order, and what each brings to its requests."""
+"""Steps in flight: launched before earlier ones end, collected in order, and applied to their requests."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Launched:
-    """A step that was launched, or that could not be."""
+    """A step that was launched, or failed to launch."""
 
     scheduled: ScheduledStep
     launched: float
     shape: Shape
-    limit: float  # seconds that it may take; 0: any time
-    undrawn: bool  # its masks follow
+    limit: float  # seconds that it may take; 0: no limit
+    undrawn: bool  # its masks are set later
     error: Exception | None = None
 
 
 class StepsInFlight:
-    """Between the scheduler's steps and the executor's. A step that cannot be launched fails when its turn comes."""
+    """Runs the scheduler's steps on the executor. A step that fails to launch fails when it is collected."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StepsInFlight:
 
     @property
     def num_prefill_tokens_left(self) -> int:
-        """Prompt tokens of these steps that are not computed by now, as far as the measured speed tells."""
+        """Prompt tokens of these steps that are not computed yet, estimated from the measured speed."""
         num_tokens = sum(one.scheduled.num_prefill_tokens for one in self._launched)
         if not num_tokens:
             return 0
@@ -83,7 +83,7 @@ class StepsInFlight:
 
     @property
     def full(self) -> bool:
-        """Whether one must be collected before the next is launched."""
+        """Whether a step must be collected before the next is launched."""
         return len(self._launched) >= self._executor.depth or (bool(self._launched) and self._launched[-1].undrawn)
 
     @property
@@ -92,7 +92,10 @@ class StepsInFlight:
         return self._launched[0].error is not None or self._executor.ended()
 
     def launch(self, scheduled: ScheduledStep) -> float:
-        """Starts a step: when that began. What a device can raise shows when it is collected, except DeviceLost."""
+        """Launches a step; returns when.
+
+        Raises only DeviceLost: other device errors are raised when it is collected.
+        """
         shape = shape_of(scheduled.plan)
         limit = self._limits.limit(scheduled.plan, shape)
         in_flight = _Launched(scheduled, self._clock(), shape, limit, scheduled.plan.masks_follow)
@@ -103,12 +106,12 @@ class StepsInFlight:
             self._executor.launch(scheduled.plan)
         except DeviceLost:
             raise
-        except Exception as error:  # whatever a device can raise must not end the others' requests
+        except Exception as error:  # no error of a device may end other requests
             in_flight.error = error
         return in_flight.launched
 
     def draw(self) -> None:
-        """Gives the newest step the masks that follow it, once all before it are collected. Raises DeviceLost."""
+        """Sets the newest step's masks, once all earlier steps are collected. Raises DeviceLost."""
         if len(self._launched) != 1 or not self._launched[0].undrawn:
             return
         in_flight = self._launched[0]
@@ -124,7 +127,7 @@ class StepsInFlight:
             in_flight.error = error
 
     def collect(self) -> None:
-        """Waits for the oldest step, and gives its requests what they got. Raises DeviceLost."""
+        """Waits for the oldest step and applies its results. Raises DeviceLost."""
         in_flight = self._launched.popleft()
         scheduled = in_flight.scheduled
         plan = scheduled.plan
@@ -157,7 +160,7 @@ class StepsInFlight:
         self._scheduler.collected(plan.step)
         self._scheduler.commit(scheduled)
         if self._executor.max_step_tokens > 1:
-            # Of rows without a token it was taken back when they were left out.
+            # Rows without a token were subtracted when they were left out.
             unused = np.where(result.counts > 0, plan.num_scheduled_tokens - result.counts, 0)
             self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
         if self._scheduler.batch.num_constrained:
@@ -165,14 +168,14 @@ class StepsInFlight:
         self._update(scheduled, result, now)
 
     def unwatch(self) -> None:
-        """What is in flight may take any time: the engine does something else beside it."""
+        """Lifts the time limit of steps in flight: the engine does other work meanwhile."""
         self._step_status.begin(0.0)
 
     def _begin_next(self) -> None:
         self._step_status.begin(self._launched[0].limit if self._launched else 0.0)
 
     def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
-        """Gives each request its tokens, and ends those that stop."""
+        """Appends each request's tokens, and ends those that stop."""
         plan = scheduled.plan
         token_ids, counts = result.token_ids.tolist(), result.counts.tolist()
         for index, (first, entries) in result.prompt_logprobs.items():
@@ -209,7 +212,7 @@ class StepsInFlight:
     def _append_decoded(
         self, scheduled: ScheduledStep, token_ids: list[int], counts: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> int:
-        """Gives the requests that decode their tokens. Returns how many these were."""
+        """Appends the tokens of decoding requests. Returns how many there were."""
         num_tokens = sum(counts)
         if counts.count(1) == len(counts):
             for index in range(num_tokens):
@@ -230,7 +233,7 @@ class StepsInFlight:
     def _append_further(
         self, state: RequestState, row: int, token_ids: list[int], place: int, logprobs: Mapping[int, TokenLogprobs]
     ) -> None:
-        """Gives a request the tokens behind a step's first one, as if each had come from a step of its own."""
+        """Appends the tokens after a request's first one, as if each were of a step of its own."""
         for index, token_id in enumerate(token_ids):
             if state.phase is Phase.DONE:
                 self._counters.num_discarded_tokens += len(token_ids) - index
@@ -241,7 +244,7 @@ class StepsInFlight:
             self._append_token(state, token_id, logprobs.get(place + index))
 
     def _fail_step(self, scheduled: ScheduledStep, error: Exception) -> None:
-        """Fails the requests of one step. One that was preempted since lost nothing: it is computed again."""
+        """Fails the requests of one step. Those that were preempted since are computed again instead."""
         plan = scheduled.plan
         self._counters.num_failed_steps += 1
         _LOG.error("step %d failed with %d requests", plan.step, len(scheduled.states), exc_info=error)

@@ -1,6 +1,6 @@
-"""What a submit means: the contract's messages as the engine's Request, or a clear refusal.
+"""Converts submit messages of the contract to requests of the engine, or refuses them.
 
-What depends on the engine (context, vocabulary of the prompt, queue) it checks itself.
+The engine itself checks what depends on it: context length, vocabulary of the prompt, queue.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _ABOVE_ZERO = ("top_p", "repetition_penalty")
 def generation_of(
     submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, known: Prompt = _UNKNOWN
 ) -> Request:
-    """The request to run as `name`, arrived at `now`. Raises InvalidRequest naming the field.
+    """Returns the request to run as `name`, which arrived at `now`. Raises InvalidRequest with the field.
 
-    `known`: what this worker's front found out.
+    `known`: what this worker's front read of the prompt.
     """
     if submit.adapter:
-        raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
+        raise Unsupported(f"adapter {submit.adapter!r} is not loaded; this worker has no adapters", field="adapter")
     given = known.token_ids
     prompt = unpacked_token_ids(given) if given else as_token_ids(submit.prompt_token_ids)
     output = submit.resume.output_token_ids
     _check_tokens(output, model.vocab_size, "resume.output_token_ids")
     stop = stop_conditions_of(submit.stop, model)
-    # Exactly max_tokens is fine: only the finish was lost with the other worker.
+    # Exactly max_tokens is valid: only the Finish was lost with the other worker.
     if len(output) > stop.max_tokens:
         raise InvalidRequest(
             f"resume has {len(output)} output tokens, and max_tokens is {stop.max_tokens}",
@@ -77,7 +77,7 @@ def generation_of(
         priority=submit.priority,
         arrival=now,
         deadline=now + submit.timeout_ms / 1000 if submit.timeout_ms else None,
-        # A prefill worker would keep the prompt's log-probabilities to itself.
+        # A prefill worker would not return the prompt's log-probabilities.
         remote_prefill=submit.HasField("prefill") and not submit.sampling.HasField("prompt_logprobs"),
         traceparent=submit.traceparent,
         tenant=submit.tenant,
@@ -88,12 +88,12 @@ def generation_of(
 def prefill_of(
     submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, known: Prompt = _UNKNOWN
 ) -> Request:
-    """The prefill that another worker asks for, to run as `name`. Raises InvalidRequest naming the field.
+    """Returns the prefill that another worker requests, to run as `name`. Raises InvalidRequest with the field.
 
-    `known`: what this worker's front found out.
+    `known`: what this worker's front read of the prompt.
     """
     if submit.adapter:
-        raise Unsupported(f"adapter {submit.adapter!r} is not loaded here; this worker has none", field="adapter")
+        raise Unsupported(f"adapter {submit.adapter!r} is not loaded; this worker has no adapters", field="adapter")
     token_ids = packed_token_ids(submit)
     if submit.num_output_tokens >= len(token_ids):
         raise InvalidRequest(
@@ -120,12 +120,12 @@ def prefill_of(
 
 
 def as_token_ids(token_ids: Sequence[int]) -> Int32:
-    """Tokens of the contract as the engine has them: uint32 beyond int32 are negative."""
+    """Converts token ids of the contract; uint32 values above int32 become negative."""
     return np.array(token_ids, np.uint32).view(np.int32)
 
 
 def packed_token_ids(submit: worker_pb2.PrefillSubmit) -> Int32:
-    """The tokens of a prefill. Raises InvalidRequest where their bytes are no whole number of tokens."""
+    """Returns the tokens of a prefill. Raises InvalidRequest if their bytes are no whole number of tokens."""
     packed = submit.packed_prompt
     if len(packed) % _TOKEN_BYTES:
         raise InvalidRequest(
@@ -136,12 +136,12 @@ def packed_token_ids(submit: worker_pb2.PrefillSubmit) -> Int32:
 
 
 def unpacked_token_ids(packed: bytes) -> Int32:
-    """Tokens that are little-endian uint32; a view where that is how they lie in memory."""
+    """Returns tokens from little-endian uint32; a view if memory has the same order."""
     return np.frombuffer(packed, "<i4").astype(np.int32, copy=False)
 
 
 def stop_conditions_of(stop: types_pb2.StopConditions, model: ModelSpec) -> StopConditions:
-    """When the request ends. Raises InvalidRequest."""
+    """Returns when the request ends. Raises InvalidRequest."""
     if not stop.max_tokens:
         raise InvalidRequest("max_tokens must be set, and at least 1", field="stop.max_tokens")
     if stop.min_tokens > stop.max_tokens:
@@ -158,7 +158,7 @@ def stop_conditions_of(stop: types_pb2.StopConditions, model: ModelSpec) -> Stop
 
 
 def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_size: int) -> SamplingParams:
-    """How tokens are drawn. Raises InvalidRequest."""
+    """Returns how tokens are sampled. Raises InvalidRequest."""
     present = {descriptor.name for descriptor, _ in sampling.ListFields()}
     for name in _REQUIRED_SAMPLING:
         if name not in present:
@@ -244,7 +244,7 @@ def _with_prompt_logprobs(
 
 
 def _check_token_set(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
-    # Repeated ids would cost every step of the whole batch.
+    # Repeated ids would slow every step of the whole batch.
     if len(token_ids) > vocab_size:
         raise InvalidRequest(f"{field} has {len(token_ids)} token ids; the vocabulary has {vocab_size}", field=field)
     _check_tokens(token_ids, vocab_size, field)
