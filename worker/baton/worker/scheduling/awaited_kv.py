@@ -1,6 +1,6 @@
-"""KV that requests wait for because it is computed already, or elsewhere: from a prefill worker, or from host memory.
+"""Requests that wait for KV from a prefill worker, or from host memory.
 
-Calls that end a wait return who may go on, besides the request itself.
+Calls that end a wait return the other requests that may continue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.worker.scheduling.settings import EngineSettings
 
 
 class AwaitedKv:
-    """Remote prefills, and restores."""
+    """Remote prefills and restores."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class AwaitedKv:
     # Remote prefills.
 
     def start_remote(self, state: RequestState, hits: list[BlockId]) -> bool:
-        """Sees to the blocks that are cached here, unless they are enough or there is no room."""
+        """Begins a remote prefill, and holds the cached prefix. False: the cache has enough, or there is no room."""
         num_cached_tokens = len(hits) * self._block_size
         if len(state.token_ids) - num_cached_tokens < self._settings.min_remote_prefill_tokens:
             return False
@@ -59,7 +59,7 @@ class AwaitedKv:
         return True
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
-        """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
+        """Leases the rest of a remote prefill's blocks, if every running request can still finish."""
         if state.leased:
             return list(state.leased)
         needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
@@ -68,30 +68,30 @@ class AwaitedKv:
         if not self._holdings.pins.would_leave_room(state, needed, [*self._queues.must_fit(), state]):
             return None
         leased = self._pool.lease(needed)
-        assert leased is not None, "num_free said that there are enough blocks"
+        assert leased is not None, "num_free counts enough blocks"
         state.leased = leased
         state.started = self._clock()
         self._holdings.pin(state)
         return list(leased)
 
     def finish_remote(self, state: RequestState) -> None:
-        """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
+        """Turns leased blocks into valid ones. Those of a request that has ended stay in the cache."""
         self._pool.settle(state.leased)
         settled, state.leased = state.leased, []
         if state.phase is Phase.DONE:
-            # Its prefix was freed with it: the settled blocks stand where the prompt's last ones stood.
+            # Its prefix was freed with it: the settled blocks are the prompt's last ones.
             self._holdings.store_ended(state, settled)
             self._holdings.pin(state)
             return
         state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
         state.block_ids += settled
         self._queues.remote.pop(state, None)
-        state.phase = Phase.READY  # pinned are the same blocks as before
+        state.phase = Phase.READY  # the same blocks stay pinned
         self._queues.ready.push(state)
         self._holdings.store_soon(state, state.num_remote_tokens)
 
     def free_lease(self, state: RequestState) -> None:
-        """Nobody writes the leased blocks any more."""
+        """Frees the leased blocks: they are no longer written."""
         self._pool.free_lease(state.leased)
         state.leased = []
         self._holdings.pin(state)
@@ -99,7 +99,7 @@ class AwaitedKv:
     # Host memory.
 
     def restore_first(self, state: RequestState, hits: list[BlockId], num_reusable: int, watermark: int) -> bool:
-        """Begins a restore ahead of a remote prefill, if it pays and there is room."""
+        """Begins a restore before a remote prefill, if it pays and there is room."""
         slots = self._restores.find(state, len(hits), num_reusable)
         if not slots or self._pool.num_free < len(slots) + self._pool.count_unheld(hits) + watermark:
             return False
@@ -108,7 +108,7 @@ class AwaitedKv:
         return True
 
     def begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
-        """The request waits until these slots are on the device. Takes the hold of `hits` over."""
+        """Makes the request wait until these slots are on the device. Takes over the hold of `hits`."""
         fresh = self._holdings.allocate(len(slots), in_order=False)
         state.phase = Phase.RESTORING
         state.restored = True
@@ -116,7 +116,10 @@ class AwaitedKv:
         self._holdings.prefixes.begin(state, len(hits), len(hits) + len(slots))
 
     def end_restore(self, restore_id: int, landed: bool) -> tuple[int, list[RequestState]]:
-        """A restore's copy is complete, or will never be. Its blocks, and who waited for it."""
+        """Ends a restore, whose copy is complete or has failed.
+
+        Returns its number of blocks, and the requests that waited.
+        """
         restore = self._restores.end(restore_id)
         state = restore.state
         woken = [] if state is None else [state, *self._holdings.prefixes.end(state)]

@@ -1,4 +1,4 @@
-"""The running requests as columns, one row each, so that a step costs numpy calls and not a loop over requests."""
+"""The running requests as columns, one row each, so that a step costs numpy calls instead of a loop over requests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from baton.worker.requests.state import NO_ROW, RequestState
 
 
 class Batch:
-    """Rows of running requests. A row's columns mean nothing while it is free."""
+    """Rows of running requests. The columns of a free row have no meaning."""
 
     def __init__(self, num_rows: int, max_step_tokens: int = 1) -> None:
         self.num_rows = num_rows
-        self.max_step_tokens = max_step_tokens  # that a decoding row may compute
+        self.max_step_tokens = max_step_tokens  # of one decoding row
         self.states: list[RequestState | None] = [None] * num_rows
-        # Tokens, counted when they are scheduled: the most that it may be while a step is in flight.
+        # Tokens, counted when they are scheduled: an upper bound while a step is in flight.
         self.num_computed = np.zeros(num_rows, np.int32)
-        self.capacity = np.zeros(num_rows, np.int32)  # tokens that the row's blocks can hold
+        self.capacity = np.zeros(num_rows, np.int32)  # tokens that fit in the row's blocks
         self.limit = np.zeros(num_rows, np.int32)
         self.last_step = np.zeros(num_rows, np.int64)
-        self.constrained = np.zeros(num_rows, np.bool_)  # rows that draw under a mask
+        self.constrained = np.zeros(num_rows, np.bool_)  # rows that sample under a mask
         self._decoding = np.zeros(num_rows, np.bool_)
         self.num_constrained = 0
         self._held = np.zeros(num_rows, np.bool_)
         self._num_held = 0
-        self._followed = np.zeros(num_rows, np.bool_)  # of the held
+        self._followed = np.zeros(num_rows, np.bool_)  # of the held rows
         self._prefilling: list[RequestState] = []  # by rank
         self._free = list(range(num_rows))  # a heap: low rows first
         self._decode_rows: Int32 | None = None  # None: stale
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def prefilling(self) -> list[RequestState]:
-        """The requests whose known tokens are not all computed, by rank."""
+        """The requests with known tokens that are not computed yet, by rank."""
         return self._prefilling
 
     @property
@@ -51,11 +51,11 @@ class Batch:
 
     @property
     def num_held(self) -> int:
-        """Rows that wait for what follows their last token."""
+        """Rows that wait for the tokens that may follow."""
         return self._num_held
 
     def running(self) -> list[RequestState]:
-        """All requests that have a row."""
+        """Returns all requests that have a row."""
         return [state for state in self.states if state is not None]
 
     def add(self, state: RequestState, num_computed: int, capacity: int) -> Row:
@@ -74,22 +74,22 @@ class Batch:
         return Row(row)
 
     def start_decoding(self, state: RequestState) -> None:
-        """From the next step on the request computes what it samples."""
+        """From the next step on, the request computes what it samples."""
         self._prefilling.remove(state)
         self._decoding[state.row] = True
         self._decode_rows = None
 
     def hold(self, rows: Int32) -> None:
-        """These rows compute nothing until they are released."""
+        """Holds rows: they compute nothing until they are released."""
         self._held[rows] = True
         self._num_held = int(np.count_nonzero(self._held))
 
     def follow(self, rows: Int32, followed: bool) -> None:
-        """Whether a step may compute these held rows: their last tokens are in flight, and its masks come later."""
+        """Sets whether a step may compute these held rows: its masks are set once their last tokens are there."""
         self._followed[rows] = followed
 
     def follows(self, rows: Int32) -> bool:
-        """Whether a step with these rows has to be launched without its masks."""
+        """Whether a step with these rows must be launched without its masks."""
         return bool(self._followed[rows].any())
 
     def release(self, row: int) -> None:
@@ -100,7 +100,7 @@ class Batch:
         self._followed[row] = False
 
     def remove(self, state: RequestState) -> Row:
-        """Frees the request's row, and leaves last_step with the request."""
+        """Frees the request's row. The request keeps last_step."""
         row = state.row
         state.last_step = int(self.last_step[row])
         state.row = NO_ROW
@@ -118,12 +118,12 @@ class Batch:
 
     @property
     def num_context_tokens(self) -> int:
-        """Computed tokens of all rows."""
+        """The computed tokens of all rows."""
         prefilling = sum([int(self.num_computed[state.row]) for state in self._prefilling])
         return prefilling + int(self.num_computed[self._all_decode_rows()].sum())
 
     def decode_rows(self) -> Int32:
-        """Rows that can compute one more token: held ones if followed, and none whose next sample passes its limit."""
+        """Returns rows that can compute one more token, with held ones only if followed, within their limits."""
         rows = self._all_decode_rows()
         more = self.num_computed[rows] + 1 < self.limit[rows]
         if self._num_held:
@@ -131,7 +131,7 @@ class Batch:
         return rows if np.count_nonzero(more) == len(more) else rows[more]
 
     def short_rows(self, rows: Int32) -> Int32:
-        """Those of these decoding rows that have no block for all that they may compute in a step."""
+        """Returns the decoding rows without a block for all tokens that they may compute in a step."""
         computed, capacity = self.num_computed[rows], self.capacity[rows]
         if self.max_step_tokens == 1:
             return rows[computed >= capacity]
@@ -139,13 +139,13 @@ class Batch:
         return rows[wanted > capacity]
 
     def has_block(self, row: int) -> bool:
-        """Whether the row can compute at least one more token in the blocks that it has."""
+        """Whether the row can compute at least one more token in its blocks."""
         return bool(self.num_computed[row] < self.capacity[row])
 
     def step_tokens(self, rows: Int32, spare: int) -> Int32:
-        """The most tokens that each of these decoding rows may compute in a step: one, and some of `spare` beside.
+        """Returns the most tokens that each decoding row may compute in a step: one, and a part of `spare`.
 
-        A row that draws under a mask computes one: the mask is that of its next token only.
+        A row that samples under a mask computes one: the mask is that of its next token only.
         """
         tokens = np.ones(len(rows), np.int32)
         most = min(self.max_step_tokens, 1 + spare // max(1, len(rows)))
@@ -156,13 +156,13 @@ class Batch:
         return np.where(self.constrained[rows], tokens, more)
 
     def take_back(self, states: list[RequestState], rows: Int32, unused: Int32) -> None:
-        """A step computed so many tokens less than were scheduled, for these requests in these rows."""
+        """Subtracts scheduled tokens that a step did not compute, for these requests in these rows."""
         for index in unused.nonzero()[0].tolist():
             if states[index].row == rows[index]:
                 self.num_computed[rows[index]] -= unused[index]
 
     def states_at(self, rows: Int32) -> list[RequestState]:
-        """The requests at these rows, none of them free."""
+        """Returns the requests at these rows, none of which is free."""
         states = cast(list[RequestState], self.states)
         return [states[row] for row in rows.tolist()]
 

@@ -1,4 +1,4 @@
-"""Where requests stand: in the batch, in a queue, or waiting for somebody else. Decides nothing."""
+"""The batch and the queues of requests. Decides nothing."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from baton.worker.scheduling.waiting_queue import WaitingQueue
 
 
 class RequestQueues:
-    """All requests that neither ended nor wait for a prefix. Each is in one place."""
+    """All requests that have not ended and do not wait for a prefix. Each is in one queue, or in the batch."""
 
     def __init__(self, num_rows: int, max_step_tokens: int) -> None:
         self.batch = Batch(num_rows, max_step_tokens)
         self.waiting = WaitingQueue()
-        self.ready = WaitingQueue()  # admitted before all that wait: they hold blocks that others may wait for
+        self.ready = WaitingQueue()  # admitted before waiting ones: they hold blocks that others may wait for
         self.remote: dict[RequestState, None] = {}  # in phase REMOTE, in order
         self.compiling: set[RequestState] = set()  # in phase COMPILING
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no row and want one."""
+        """Requests without a row that need one."""
         return len(self.waiting) + len(self.ready) + len(self.remote) + len(self.compiling)
 
     @property
     def num_queued(self) -> int:
-        """Those of them that could have one now if there were room."""
+        """Those of them that would get one now if there were room."""
         return len(self.waiting) + len(self.ready)
 
     def list_waiting(self) -> list[RequestState]:
-        """The requests of num_waiting."""
+        """Returns the requests of num_waiting."""
         return [*self.waiting, *self.ready, *self.remote, *self.compiling]
 
     def must_fit(self) -> list[RequestState]:
-        """Requests that run, or will without asking for room again."""
+        """Returns requests that run, or will run without another check for room."""
         leasing = [state for state in self.remote if state.leased]
         return [*self.batch.running(), *self.ready, *leasing]
 
     def dequeue(self, state: RequestState) -> None:
-        """Takes a request out of every place but the batch."""
+        """Removes a request from every queue, but not from the batch."""
         self.waiting.discard(state)
         self.ready.discard(state)
         self.remote.pop(state, None)

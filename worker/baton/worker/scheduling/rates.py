@@ -1,39 +1,39 @@
-"""How fast this engine is, learnt from its own steps. Owns no clock."""
+"""Estimates the speed of this engine from its own steps. Owns no clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_DECODE_WEIGHT = 0.05  # of one step; about twenty steps of memory
-_OUTLIER = 8.0  # a step this many times slower than usual says something of the host, not of the load
+_DECODE_WEIGHT = 0.05  # of one step; remembers about twenty steps
+_OUTLIER = 8.0  # a step so many times slower than usual was delayed by the host, not by the load
 _PREFILL_MEMORY_TOKENS = 16384.0
 
 
 class Rates:
     """Decode step time and prefill speed, both 0 until known.
 
-    A worker that has been under load since its start may see no step that only decodes. Until it does, a decode step is
-    taken to last what a mixed one lasts longer than its prompts would alone.
+    A worker under load since its start may have had no step that only decodes. Until it has, the decode step time is
+    the time by which a mixed step exceeds that of its prompts alone.
     """
 
     def __init__(self) -> None:
         self._decode_seconds = 0.0  # from steps that only decode
-        self._decode_share = 0.0  # from mixed steps, until there are such
+        self._decode_share = 0.0  # from mixed steps, until there are others
         self._prefill_tokens = 0.0
         self._prefill_seconds = 0.0
 
     @property
     def decode_step_seconds(self) -> float:
-        """Of one step."""
+        """The time of one decode step."""
         return self._decode_seconds or self._decode_share
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens a second while prefill runs, the decodes' share of mixed steps taken out."""
+        """Prompt tokens a second during prefill, without the decodes' part of mixed steps."""
         return self._prefill_tokens / self._prefill_seconds if self._prefill_seconds > 0 else 0.0
 
     def observe(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
-        """Learns from one step."""
+        """Updates the estimates from one step."""
         if seconds <= 0:
             return
         if num_prefill_tokens and num_decodes and not self._decode_seconds and self._prefill_seconds:
@@ -44,7 +44,7 @@ class Rates:
             self.observe_decodes((seconds,))
 
     def observe_decodes(self, steps: Iterable[float]) -> None:
-        """Learns from steps that only decoded, in order; each given in seconds."""
+        """Updates the estimates from steps that only decoded, in order; each given in seconds."""
         known = self._decode_seconds
         for seconds in steps:
             if seconds <= 0:
@@ -66,7 +66,7 @@ class Rates:
         seconds = max(seconds - share, seconds * 0.1)
         if self._prefill_seconds > 0:
             expected = num_tokens * self._prefill_seconds / self._prefill_tokens
-            # Short chunks cost a whole step; that is speed as it is. A stall of the host is not.
+            # Short chunks cost a whole step, which is the real speed. A stall of the host is not.
             seconds = min(seconds, expected * _OUTLIER + self.decode_step_seconds * _OUTLIER)
             keep = max(0.0, 1.0 - num_tokens / _PREFILL_MEMORY_TOKENS)
             self._prefill_tokens *= keep

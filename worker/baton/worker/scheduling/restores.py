@@ -1,8 +1,9 @@
-"""Prefixes on their way back from host memory: whether that pays, which blocks they take, who waits for them.
+"""Restores of prefixes from host memory: whether they pay, their blocks, and the requests that wait.
 
-A request whose prefix is in host memory waits, without a row, until the copy has landed; others go on meanwhile. The
-restore holds the blocks, not the request: one that ends earlier leaves them to the cache. What landed is ordinary
-cached prefix, and the request is placed again and finds it; it is restored for once, so that it cannot wait for ever.
+A request whose prefix is in host memory waits without a row until the copy has landed; others continue meanwhile. The
+restore holds the blocks, not the request: if the request ends earlier, the blocks stay in the cache. A landed prefix is
+cached as any other, and the request is placed again and finds it. It is restored only once, so that it cannot wait for
+ever.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from baton.worker.kv.host_tier.slots import HostTier
 from baton.worker.requests.state import RequestState
 from baton.worker.scheduling.rates import Rates
 
-_WEIGHT = 0.2  # of one restore in what is believed of the next
-_FORGETTING = 0.98  # a refusal makes the next try likelier: what was measured may not hold any more
+_WEIGHT = 0.2  # of one restore in the estimate
+_FORGETTING = 0.98  # each refusal makes the next try likelier, since measurements age
 
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """One prefix that comes back."""
+    """The restore of one prefix."""
 
     restore_id: int
-    state: RequestState | None  # None: it ended
-    block_ids: list[BlockId]  # held: the cached prefix on the device, then those that are written
+    state: RequestState | None  # None: the request has ended
+    block_ids: list[BlockId]  # held: the cached prefix on the device, then the blocks that are written
     slots: list[HostSlot]  # pinned
     block_hashes: list[BlockHash]  # of the slots
-    wanted: bool = True  # the cache was not reset since
+    wanted: bool = True  # False: the cache was reset since
 
     @property
     def fresh(self) -> list[BlockId]:
@@ -39,25 +40,25 @@ class Restore:
 
 
 class RestoreCost:
-    """What restoring costs against computing, by measurement; by length until both are measured."""
+    """Compares restoring with computing, by measurements; by length until both are measured."""
 
     def __init__(self, rates: Rates, min_tokens: int) -> None:
-        self.seconds_per_block = 0.0  # 0: not known yet
+        self.seconds_per_block = 0.0  # 0: unknown
         self._rates = rates
         self._min_tokens = min_tokens
 
     def observe(self, num_blocks: int, seconds: float) -> None:
-        """Learns from one restore."""
+        """Updates the estimate from one restore."""
         seconds /= num_blocks
         known = self.seconds_per_block or seconds
         self.seconds_per_block = known + _WEIGHT * (seconds - known)
 
     def pays(self, num_tokens: int, num_blocks: int, num_ahead: int) -> bool:
-        """Whether to restore so many tokens, behind `num_ahead` other blocks, instead of computing them."""
+        """Whether to restore `num_tokens`, after `num_ahead` other blocks, instead of computing them."""
         rate = self._rates.prefill_tokens_per_second
         if self._min_tokens == 0 or not rate or not self.seconds_per_block:
             return num_tokens >= self._min_tokens
-        # The request misses the step that is under way, and what is left of it takes a step as well.
+        # The request misses the step in progress, and the rest of its prompt takes a step as well.
         seconds = (num_blocks + num_ahead) * self.seconds_per_block + 2 * self._rates.decode_step_seconds
         if seconds < num_tokens / rate:
             return True
@@ -66,7 +67,7 @@ class RestoreCost:
 
 
 class Restores:
-    """Those under way, and those to be started."""
+    """Restores in progress, and those to start."""
 
     def __init__(self, tier: HostTier, cost: RestoreCost, block_size: int) -> None:
         self.cost = cost
@@ -75,24 +76,27 @@ class Restores:
         self._restores: dict[int, Restore] = {}
         self._begun: list[RestoreCopy] = []
         self._num_begun = 0
-        self._num_blocks = 0  # of all under way
+        self._num_blocks = 0  # of all restores in progress
 
     def __len__(self) -> int:
-        """Copies under way, for whomever."""
+        """Copies in progress, including those of ended requests."""
         return len(self._restores)
 
     @property
     def states(self) -> list[RequestState]:
-        """The requests that wait."""
+        """The waiting requests."""
         return [restore.state for restore in self._restores.values() if restore.state is not None]
 
     @property
     def holds(self) -> list[list[BlockId]]:
-        """The blocks that restores hold."""
+        """Returns the blocks that restores hold."""
         return [restore.block_ids for restore in self._restores.values()]
 
     def find(self, state: RequestState, start: int, stop: int) -> list[HostSlot]:
-        """The slots of the request's blocks from `start` on, before `stop`. Empty: none, or it does not pay."""
+        """Returns the slots of the request's blocks from `start` to `stop`.
+
+        Empty: there are none, or it does not pay.
+        """
         if state.restored or not self._tier.num_kept:
             return []
         slots = self._tier.lookup(state.block_hashes[start:stop])
@@ -102,7 +106,10 @@ class Restores:
     def begin(
         self, state: RequestState, hits: list[BlockId], fresh: list[BlockId], slots: list[HostSlot], fenced: bool
     ) -> None:
-        """Takes the hold of all these blocks over. `fenced`: steps in flight may still write the fresh ones."""
+        """Begins a restore, which takes over the hold of these blocks.
+
+        `fenced`: steps may still write the fresh ones.
+        """
         self._num_begun += 1
         block_hashes = state.block_hashes[len(hits) : len(hits) + len(slots)]
         restore = Restore(self._num_begun, state, hits + fresh, slots, block_hashes)
@@ -115,30 +122,30 @@ class Restores:
         self._begun.append(RestoreCopy(restore.restore_id, copies, fenced))
 
     def take(self) -> list[RestoreCopy]:
-        """The copies to start now."""
+        """Returns the copies to start now."""
         begun, self._begun = self._begun, []
         return begun
 
     def end(self, restore_id: int) -> Restore:
-        """The copy is over, well or not. Its blocks are the caller's."""
+        """Ends a copy, successful or not. The caller takes over its blocks."""
         restore = self._restores.pop(restore_id)
         self._num_blocks -= len(restore.slots)
         self._tier.unpin(restore.slots)
         return restore
 
     def leave(self, state: RequestState) -> None:
-        """The request waits no more."""
+        """Ends a request's wait."""
         for restore in self._restores.values():
             if restore.state is state:
                 restore.state = None
 
     def reset(self) -> None:
-        """What is under way must not be found."""
+        """Marks restores in progress: their blocks must not be found."""
         for restore in self._restores.values():
             restore.wanted = False
 
     def audit(self) -> None:
-        """Raises DataLoss where restores and host memory contradict each other."""
+        """Raises DataLoss if restores and host memory are inconsistent."""
         reading: Sequence[Sequence[HostSlot]] = [restore.slots for restore in self._restores.values()]
         self._tier.audit(reading)
         if self._num_blocks != sum(map(len, reading)):

@@ -1,8 +1,8 @@
-"""What runs in the next step, and with which blocks. Owns every request's place; knows no device.
+"""Decides what runs in the next step, and with which blocks. Owns every request's place; knows no device.
 
-Requests wait by rank; tenants share what a step computes of prompts. Admission takes all blocks of the known tokens at
-once, so only decodes ever need more; when there are none, the running request of the largest rank, of the tenant that
-holds most, is preempted, and recomputes later.
+Requests wait by rank; tenants share the prompt tokens of a step. Admission takes the blocks of all known tokens at
+once, so only decodes need more later. When there are none, a running request of the largest rank is preempted, of the
+tenant that holds most, and recomputed later.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Scheduler:
         clock: Callable[[], float],
         num_host_slots: int = 0,
         rates: Rates | None = None,
-        max_step_tokens: int = 1,  # that a decode may get
+        max_step_tokens: int = 1,  # of one decode
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         self._holdings = Holdings(num_blocks, block_size, max_model_len, num_host_slots, num_ahead)
@@ -50,29 +50,29 @@ class Scheduler:
         self.queues = RequestQueues(settings.max_num_requests, max_step_tokens)
         self.batch = self.queues.batch
         self._shares = TenantShares(self.queues)
-        self.prefill_wanted: list[PrefillWanted] = []  # taken by the engine
-        self.stalled = False  # the last schedule found nothing that fits, and nothing changed since
+        self.prefill_wanted: list[PrefillWanted] = []  # the engine takes them
+        self.stalled = False  # the last schedule found nothing that fits, and nothing has changed since
         self._prefixes = self._holdings.prefixes
         self._awaited_kv = AwaitedKv(self._holdings, self.queues, self.restores, block_size, settings, counters, clock)
         self._block_size = block_size
         self._settings = settings
         self._counters = counters
         self._clock = clock
-        self._watermark = max(1, num_blocks // 100)  # blocks left for decodes when something new is admitted
+        self._watermark = max(1, num_blocks // 100)  # blocks kept for decodes at an admission
         self._step = 0
         self._freed_rows: list[Row] = []
-        self._pin_blocked: tuple[int, float, int] | None = None  # rank of a request that waits for pins to go
+        self._pin_blocked: tuple[int, float, int] | None = None  # rank of a request that waits for pinned blocks
 
-    # What the engine asks.
+    # For the engine.
 
     @property
     def num_queued(self) -> int:
-        """Requests that have no row and want one."""
+        """Requests without a row that need one."""
         return self.queues.num_waiting + len(self.restores.states) + self._prefixes.num_parked
 
     @property
     def storing(self) -> bool:
-        """Whether steps make blocks findable that came from elsewhere."""
+        """Whether steps make received blocks findable."""
         return self._holdings.storing
 
     def runnable(self) -> bool:
@@ -84,23 +84,23 @@ class Scheduler:
         return len(self.batch) > self.batch.num_held or self._may_admit()
 
     def queued(self) -> list[RequestState]:
-        """The requests of num_queued."""
+        """Returns the requests of num_queued."""
         return [*self.queues.list_waiting(), *self.restores.states, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
-        """Raises DataLoss unless the pool's holds and leases are exactly those of these requests."""
+        """Raises DataLoss unless exactly these requests hold and lease the pool's blocks."""
         self._holdings.check_integrity(states, self.restores.holds)
         self.restores.audit()
 
-    # A request's way in and out.
+    # Adding and removing requests.
 
     def compile_first(self, state: RequestState) -> None:
-        """Keeps a new request aside until `place`: its grammar is being compiled."""
+        """Holds a new request until `place`, while its grammar is compiled."""
         state.phase = Phase.COMPILING
         self.queues.compiling.add(state)
 
     def place(self, state: RequestState) -> None:
-        """Puts a new or woken request where it belongs: a remote prefill, a wait for a prefix, or the queue."""
+        """Places a new or woken request: it begins a remote prefill, waits for a prefix, or is queued."""
         self.stalled = False
         self.queues.compiling.discard(state)
         state.phase = Phase.WAITING
@@ -119,7 +119,7 @@ class Scheduler:
         self.queues.waiting.push(state)
 
     def retire(self, state: RequestState) -> None:
-        """Takes a request that ended out of everything. Its lease, if it has one, stays until free_lease."""
+        """Removes a request that has ended. Its lease, if any, stays until free_lease."""
         if state.phase is Phase.PARKED:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:
@@ -133,14 +133,14 @@ class Scheduler:
         self._wake([*woken, *self._prefixes.end(state)])
 
     def hold(self, state: RequestState) -> None:
-        """A prefill_only request is computed: its row goes, its blocks stay until it retires."""
+        """Frees the row of a computed prefill_only request; its blocks stay until it retires."""
         self._freed_rows.append(self.batch.remove(state))
         state.phase = Phase.HOLDING
         self.stalled = False
         self._wake(self._prefixes.end(state))
 
     def release(self, state: RequestState) -> None:
-        """It is known which tokens may follow the request's last one."""
+        """Records that the tokens that may follow the request's last one are known."""
         self.stalled = False
         if state.row != NO_ROW:
             self.batch.release(state.row)
@@ -148,7 +148,7 @@ class Scheduler:
     # Remote prefills.
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
-        """Leases the rest of a remote prefill's blocks, if whoever runs can still run to the end."""
+        """Leases the rest of a remote prefill's blocks, if every running request can still finish."""
         if not state.leased and self._pin_blocked is not None and self._pin_blocked < state.rank:
             return None
         leased = self._awaited_kv.reserve(state)
@@ -157,12 +157,12 @@ class Scheduler:
         return leased
 
     def finish_transfer(self, state: RequestState) -> None:
-        """The leased blocks are valid. Whoever ended meanwhile leaves them to the cache."""
+        """Turns leased blocks into valid ones. Those of a request that has ended stay in the cache."""
         self.stalled = False
         self._awaited_kv.finish_remote(state)
 
     def prefill_locally(self, state: RequestState) -> None:
-        """Gives up on a remote prefill."""
+        """Abandons a remote prefill."""
         self.free_lease(state)
         self.queues.remote.pop(state, None)
         woken = self._holdings.free(state, self._step)
@@ -174,7 +174,7 @@ class Scheduler:
         self._wake([*woken, *self._prefixes.end(state)])
 
     def free_lease(self, state: RequestState) -> None:
-        """Nobody writes the leased blocks any more."""
+        """Frees the leased blocks: they are no longer written."""
         self.stalled = False
         self._awaited_kv.free_lease(state)
 
@@ -194,24 +194,24 @@ class Scheduler:
         return scheduled
 
     def commit(self, scheduled: ScheduledStep) -> None:
-        """The step is computed: blocks that it filled can be found from now on."""
+        """Makes the blocks that a computed step filled findable."""
         plan = scheduled.plan
         size = self._block_size
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens
         if self.batch.max_step_tokens == 1:
-            fills = computed % size < plan.num_scheduled_tokens  # a block's end is behind the step's first token
+            fills = computed % size < plan.num_scheduled_tokens  # the block ends after the step's first token
         else:
-            fills = np.ones(len(computed), np.bool_)  # `computed` is the most that it may be
+            fills = np.ones(len(computed), np.bool_)  # `computed` is an upper bound
         for index in fills.nonzero()[0].tolist():
             state = scheduled.states[index]
             if state.row == plan.rows.item(index):
-                # Of what a decode computed, only the token that was known before is counted here.
+                # A decode's only counted token is the one that was known before.
                 self.store(state, min(int(computed[index]), len(state.token_ids)))
 
     def draw(self, scheduled: ScheduledStep) -> tuple[TokenMasks | None, Int32]:
-        """The masks of a launched step whose masks_follow, and the indices of the constrained rows that have none.
+        """Returns the masks of a launched step whose masks_follow, and the indices of constrained rows without one.
 
-        These get no token: their grammars are not ready, or their requests have ended.
+        Those rows get no token: their grammars are not ready, or their requests have ended.
         """
         plan, batch = scheduled.plan, self.batch
         constrained = np.array([state.grammar is not None for state in scheduled.states]) & plan.samples
@@ -226,23 +226,23 @@ class Scheduler:
         return masks, np.flatnonzero((constrained & ~ready)[plan.samples]).astype(np.int32)
 
     def collected(self, step: int) -> None:
-        """The device writes nothing of this step or earlier ones any more."""
+        """Records that the device no longer writes blocks of this step or earlier ones."""
         self.stalled = False
         self._holdings.collected(step)
 
     def store(self, state: RequestState, num_computed: int) -> None:
-        """Makes the request's full blocks findable up to num_computed tokens, and wakes who waited for them."""
+        """Makes the request's full blocks findable up to `num_computed` tokens, and wakes waiting requests."""
         if woken := self._holdings.store(state, num_computed):
             self._wake(woken)
 
     def skip_steps(self, count: int) -> int:
-        """Steps that were computed without being scheduled here. Returns the number of the last one."""
+        """Counts steps that were not scheduled here. Returns the number of the last one."""
         self._step += count
         self._holdings.collected(self._step)
         return self._step
 
     def reset_prefix_cache(self, states: list[RequestState]) -> None:
-        """Forgets every cached block. What these requests hold now will never be found."""
+        """Forgets every cached block. The blocks that these requests hold will never be found."""
         self.pool.reset()
         self.restores.reset()
         for state in states:
@@ -252,8 +252,10 @@ class Scheduler:
             self._wake(self._prefixes.end(state))
 
     def recompute_all(self) -> None:
-        """Puts every request that has blocks back into the queue, to be computed anew. No step is in flight, no lease
-        open, and nothing is on its way from host memory."""
+        """Queues every request that has blocks again, to be recomputed.
+
+        Call without steps in flight, open leases and restores in progress.
+        """
         draft = Draft(0)
         for state in self.batch.running():
             self._preempt(state, draft)
@@ -262,7 +264,7 @@ class Scheduler:
             self._preempt(state, draft)
 
     def restore_ended(self, restore_id: int, landed: bool) -> int:
-        """A restore's copy is complete, or will never be. Who waited for it is placed again. Returns its blocks."""
+        """Ends a restore, whose copy is complete or has failed, and places the waiting requests. Returns its blocks."""
         num_blocks, woken = self._awaited_kv.end_restore(restore_id, landed)
         self.stalled = False
         self._wake(woken)
@@ -274,7 +276,10 @@ class Scheduler:
         return self.queues.num_queued > 0 and not self.stalled
 
     def _num_reusable(self, state: RequestState) -> int:
-        """Blocks worth looking up. The last known token is computed even if all is cached: it yields the next one."""
+        """Returns the blocks worth looking up.
+
+        The last known token is computed even if all are cached: it yields the next.
+        """
         if state.request.sampling.prompt_logprobs is not None:
             return 0
         return (len(state.token_ids) - 1) // self._block_size
@@ -299,10 +304,10 @@ class Scheduler:
         self._counters.num_prompt_tokens += len(state.token_ids)
         self._counters.num_cached_tokens += state.num_cached_tokens
 
-    # Deciding a step.
+    # Decisions of a step.
 
     def _grow_decodes(self, draft: Draft) -> None:
-        """Gives each decode that starts a new block one, preempting where there is none."""
+        """Gives each decode that starts a new block one. Preempts if there is none."""
         batch = self.batch
         rows = draft.decode_rows(batch)
         for state in sorted(batch.states_at(batch.short_rows(rows)), key=lambda other: other.rank):
@@ -322,9 +327,9 @@ class Scheduler:
         draft.new_blocks[Row(state.row)] = block_ids
 
     def _victim(self) -> RequestState | None:
-        """Who yields first: among the least urgent, one of the tenant that holds most.
+        """Returns the request to preempt: among the least urgent, one of the tenant that holds most.
 
-        A prefill for another worker does not yield: its blocks are promised to a peer.
+        A prefill for another worker is not preempted: its blocks are promised to a peer.
         """
         candidates = [state for state in self.batch.running() if not state.request.prefill_only]
         if not candidates:
@@ -352,7 +357,7 @@ class Scheduler:
         self._wake([*woken, *self._prefixes.end(state)])
 
     def _prefill(self, draft: Draft) -> None:
-        """Continues and admits prompts. Where a decode was preempted, nothing is admitted."""
+        """Continues and admits prompts. Admits none after a preemption."""
         if self._shares.wanted():
             admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_ROOM
             self._shares.divide(draft, self._schedule_chunk, self._try_to_admit if admits else None)
@@ -374,7 +379,7 @@ class Scheduler:
             draft.budget -= more
 
     def _admit_ready_ones(self, draft: Draft) -> Admission:
-        """Admits what other workers prefilled, in order, while there is room."""
+        """Admits remotely prefilled requests, in order, while there is room."""
         while draft.budget > 0 and (state := self.queues.ready.peek()) is not None:
             if state.mask_pending:
                 return Admission.NOT_YET
@@ -388,7 +393,7 @@ class Scheduler:
                 return
 
     def _try_to_admit(self, state: RequestState, draft: Draft) -> Admission:
-        # The tokens of a preempted request are all known only when its last step is collected.
+        # All tokens of a preempted request are known only when its last step is collected.
         if state.last_step > self._holdings.collected_step or state.mask_pending:
             return Admission.NOT_YET
         if self._admit_waiting(state, draft):
@@ -396,7 +401,10 @@ class Scheduler:
         return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_ROOM
 
     def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
-        """Admits after a remote prefill. An accepted first token may need one more block. False: there is no room."""
+        """Admits a remotely prefilled request.
+
+        An accepted first token may need one more block. False: there is no room.
+        """
         num_fresh = num_blocks_for(len(state.token_ids), self._block_size) - len(state.block_ids)
         if not self._make_room(state, num_fresh, draft):
             return False
@@ -405,7 +413,7 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, state: RequestState, draft: Draft) -> bool:
-        """Admits or parks. False: there is no room."""
+        """Admits or parks a request. False: there is no room."""
         if len(self.batch) and self.pool.num_free < state.min_free and not self._outranks_someone(state):
             return False
         hits = self.pool.lookup(state.block_hashes[: self._num_reusable(state)])
@@ -436,7 +444,7 @@ class Scheduler:
         return True
 
     def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
-        """Whether pins leave room for the request; and, if it pins its own, whether those do for all that run."""
+        """Whether pins leave room for the request, and its own pins for all running ones."""
         if state.request.prefill_only:
             return self._holdings.pins.would_leave_room(state, num_blocks, self.queues.must_fit())
         return self._holdings.pins.leave_room_for(state)
@@ -446,7 +454,7 @@ class Scheduler:
         return victim is not None and victim.rank[0] > state.rank[0]
 
     def _make_room(self, state: RequestState, num_blocks: int, draft: Draft) -> bool:
-        """Sees to a row and to blocks, at the cost of running requests of less priority only."""
+        """Provides a row and blocks, at the cost of less urgent running requests only."""
         while True:
             watermark = self._watermark if num_blocks and len(self.batch) else 0
             if self.batch.num_free_rows and self.pool.num_free >= num_blocks + watermark:
@@ -482,7 +490,7 @@ class Scheduler:
         return scheduled
 
     def _mask(self, scheduled: ScheduledStep) -> None:
-        """Adds the masks of constrained rows, which are held until the token that each draws is in its grammar."""
+        """Adds the masks of constrained rows. Holds the rows until their grammars have the sampled tokens."""
         if not self.batch.num_constrained:
             return
         plan = scheduled.plan
@@ -498,6 +506,6 @@ class Scheduler:
 
 
 def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:
-    """How many blocks shall be had without losing what is in them: several steps' worth, or one long prompt's."""
+    """Returns how many blocks should be evictable without loss: several steps' worth, or one long prompt's."""
     several_steps = 2 * num_blocks_for(budget, block_size)
     return min(max(several_steps, num_blocks // 8), num_blocks, max(1, num_host_slots // 4))

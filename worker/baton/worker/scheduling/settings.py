@@ -1,4 +1,4 @@
-"""What an engine is allowed: batch, budget and queue limits. Knows no flags."""
+"""The batch, budget and queue limits of an engine. Knows no flags."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from baton.rpc.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Limits of one engine, every value resolved."""
+    """Limits of one engine, with every value resolved."""
 
     max_num_requests: int = 256  # rows of the running batch
     max_num_batched_tokens: int = 8192  # tokens of one step, prefill chunks and decodes together
-    max_queue_depth: int = 1024  # requests that wait; one more is refused with NoCapacity
-    min_remote_prefill_tokens: int = 64  # fewer uncached prompt tokens are always computed here
-    min_host_hit_tokens: int = 256  # fewer are computed, until it is measured what pays; 0: no hit is too short
+    max_queue_depth: int = 1024  # waiting requests; more are refused with NoCapacity
+    min_remote_prefill_tokens: int = 64  # with fewer uncached tokens, a prompt is always computed here
+    min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     prefix_caching: bool = True
-    cache_outputs: bool = True  # generated tokens' blocks can be found too, not only the prompt's
-    stall_seconds: float = 0.25  # that any step may take before its device counts as stuck; 0: none ever does
+    cache_outputs: bool = True  # makes blocks of generated tokens findable, too
+    stall_seconds: float = 0.25  # the shortest limit of a step, after which its device counts as stuck; 0: no limit
 
     def validate(self) -> None:
-        """Raises InvalidRequest for limits that cannot work together."""
+        """Raises InvalidRequest for limits that contradict each other."""
         least = {
             "max_num_requests": 1,
             "max_num_batched_tokens": 1,

@@ -1,4 +1,4 @@
-"""One step on its way from decisions to the executor's plan. Decides nothing itself."""
+"""Builds the executor's plan of one step from decisions. Decides nothing itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.worker.scheduling.batch import Batch
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """A plan, and whom it is for."""
+    """A plan, and its requests."""
 
     plan: StepPlan
     states: list[RequestState]  # one for each of the plan's rows
@@ -29,7 +29,7 @@ class ScheduledStep:
 
 @dataclass(slots=True)
 class Draft:
-    """What was decided so far. A request that is preempted meanwhile is taken out again."""
+    """The decisions of a step so far. A request that is preempted is taken out again."""
 
     budget: int  # tokens left
     preempted: bool = False  # a decode found no block
@@ -37,26 +37,26 @@ class Draft:
     admitted: dict[Row, RowInit] = field(default_factory=dict)
     chunks: dict[RequestState, int] = field(default_factory=dict)
     started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
-    _decode_rows: Int32 | None = field(default=None, init=False)  # None: not asked for yet, or others now
+    _decode_rows: Int32 | None = field(default=None, init=False)  # None: not computed yet, or outdated
 
     def decode_rows(self, batch: Batch) -> Int32:
-        """The rows that decode."""
+        """Returns the rows that decode."""
         if self._decode_rows is None:
             self._decode_rows = batch.decode_rows()
         return self._decode_rows
 
     def take_out(self, state: RequestState, row: Row) -> None:
-        """The request will not run in this step after all."""
+        """Removes a request from this step."""
         self.new_blocks.pop(row, None)
         self.admitted.pop(row, None)
         self.chunks.pop(state, None)
         self._decode_rows = None
 
     def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
-        """Advances the batch by all decodes and the chunks, and writes the plan. None: there is nothing to run."""
+        """Advances the batch by all decodes and the chunks, and returns the plan. None: there is nothing to run."""
         for state, chunk in list(self.chunks.items()):
-            # What another worker prefilled goes on as a decode at once. A prefill for another stays one: its KV is
-            # told of as it is computed.
+            # A remotely prefilled request continues as a decode at once. A prefill for another worker stays one: its
+            # KV is pushed while it is computed.
             first = int(batch.num_computed[state.row])
             whole = chunk == 1 and first + 1 == len(state.token_ids) and not state.request.prefill_only
             if whole and first >= state.request.num_prompt_tokens:

@@ -1,4 +1,4 @@
-"""Which tokens the constrained rows of a step may draw, as the executor takes it. Decides nothing."""
+"""Collects the token masks of a step's constrained rows for the executor. Decides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.worker.scheduling.step_draft import ScheduledStep
 
 
 def token_masks(scheduled: ScheduledStep, constrained: NDArray[np.bool_]) -> TokenMasks:
-    """The masks of these of the step's rows, as a copy. All of them sample, and each one's grammar is ready."""
+    """Returns a copy of the masks of these rows. All of them sample, and their grammars are ready."""
     places = np.cumsum(scheduled.plan.samples, dtype=np.int32) - 1
     states = [scheduled.states[index] for index in np.flatnonzero(constrained).tolist()]
     return TokenMasks(places[constrained].astype(np.int32), np.stack([_mask_of(state) for state in states]))

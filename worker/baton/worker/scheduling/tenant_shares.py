@@ -1,8 +1,8 @@
-"""How tenants share the prefill tokens of steps that several of them want. Moves no block and starts no request.
+"""Divides the prefill tokens of a step between tenants. Moves no block and starts no request.
 
-A step's tokens are divided between the tenants that have used the least, whatever each of them has waiting: a short
-prompt waits for one step, not for all that another tenant submitted. What one leaves over goes to the others. Where a
-request finds no room, others may pass it until they have used as much as it would have used by then.
+The tokens go to the tenants that have used the least, regardless of how much each has waiting: a short prompt waits for
+one step, not for all that another tenant submitted. Tokens that one tenant leaves over go to the others. If a request
+finds no room, others may pass it until they have used as much as it would have used by then.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from baton.worker.requests.state import NO_ROW, Line, RequestState
 from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.step_draft import Draft
 
-# Tenants among which one step is divided: with more of them, chunks would be too short to be computed well.
+# Tenants among which one step is divided. With more, chunks would be too short to be efficient.
 _SHARERS = 4
 
 
 class Admission(enum.Enum):
-    """What came of the attempt to admit a request."""
+    """The result of an attempt to admit a request."""
 
     DONE = "it runs, or waits elsewhere"
-    NOT_YET = "it lacks what comes by itself: a mask, or the tokens of a step in flight"
-    NO_ROOM = "it lacks a row or blocks"
-    HELD = "it lacks blocks that are pinned: nobody may pass it"
+    NOT_YET = "it waits for a mask, or for the tokens of a step in flight"
+    NO_ROOM = "there is no row, or no block"
+    HELD = "the blocks that it needs are pinned: no request may pass it"
 
 
 class TenantClock:
-    """What each tenant has used. Who comes, or comes back, starts as the one that has used least."""
+    """The tokens that each tenant has used. A tenant that is new or returns starts at the least that any has used."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -39,21 +39,21 @@ class TenantClock:
         return len(self._used)
 
     def used(self, tenant: str) -> float:
-        """In tokens, since the tenants began to share."""
+        """Returns the tokens used since the tenants began to share."""
         return max(self._now, self._used.get(tenant, 0.0))
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """The tenant used this much more."""
+        """Adds tokens that the tenant used."""
         if num_tokens:
             self._used[tenant] = self.used(tenant) + num_tokens
 
     def advance(self, tenants: Iterable[str]) -> None:
-        """These are all that have prompts now."""
+        """Sets the tenants that have prompts now."""
         self._now = min([self.used(tenant) for tenant in tenants], default=self._now)
         self._used = {tenant: used for tenant, used in self._used.items() if used > self._now}
 
     def reset(self) -> None:
-        """Nobody shares."""
+        """Ends the sharing."""
         if self._used:
             self._used.clear()
             self._now = 0.0
@@ -67,7 +67,7 @@ class TenantShares:
         self._clock = TenantClock()
 
     def wanted(self) -> bool:
-        """Whether several tenants have prompts. Where not, the order of ranks is all there is."""
+        """Whether several tenants have prompts. If not, the order of ranks decides."""
         tenants = {state.request.tenant for state in self._queues.batch.prefilling}
         tenants.update([line.tenant for line in self._queues.waiting.lines])
         if len(tenants) < 2:
@@ -99,7 +99,7 @@ class TenantShares:
 
 
 class _Step:
-    """One step's division."""
+    """The division of one step."""
 
     def __init__(
         self,
@@ -114,16 +114,19 @@ class _Step:
         self._draft = draft
         self._go_on = go_on
         self._admit = admit
-        self._waits: set[Line] = set()  # nothing more of it is admitted in this step
-        self._pass_until = float("inf")  # what a tenant may have used that passes requests without room
+        self._waits: set[Line] = set()  # lines of which nothing more is admitted in this step
+        self._pass_until = float("inf")  # tenants that used no more than this may pass requests without room
 
     def end_priority(self) -> None:
-        """Less urgent requests pass none that found no room. Those that run go on: they may be what it waits for."""
+        """Ends a priority.
+
+        Less urgent requests may not pass one without room; running ones continue, as it may need them.
+        """
         if self._pass_until < float("inf"):
             self._admit = None
 
     def divide(self, lines: list[Line]) -> None:
-        """Serves lines of one priority: an even part each, then what is left."""
+        """Serves lines of one priority: an even part each, then the rest."""
         sharers = lines[:_SHARERS]
         for index, line in enumerate(sharers):
             self._serve(line, -(-self._draft.budget // (len(sharers) - index)))
@@ -138,7 +141,7 @@ class _Step:
         for state in list(self._queues.batch.prefilling):
             if state.line == line and state.row != NO_ROW and draft.budget > 0:
                 self._go_on(state, draft)
-        # Admitting may take blocks from less urgent requests; their chunks' tokens are lost to this step.
+        # Admission may preempt less urgent requests; the tokens of their chunks are lost to this step.
         self._admit_some(line)
         self._clock.charge(line.tenant, most - draft.budget)
         draft.budget += kept

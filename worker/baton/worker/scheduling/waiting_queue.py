@@ -1,4 +1,4 @@
-"""The queues of requests that could run if there were room, best rank first. Knows nothing of why there is none."""
+"""Queues of requests that would run if there were room, best rank first. Knows nothing of the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_STALE = 64
 
 
 class _Heap:
-    """One line's requests by rank. What is discarded leaves when it comes up, or when there is too much of it."""
+    """One line's requests by rank. Discarded ones are removed when they reach the top, or are too many."""
 
     __slots__ = ("entries", "num_members")
 
@@ -21,7 +21,7 @@ class _Heap:
 
 
 class WaitingQueue:
-    """Requests by line, and by rank in each."""
+    """Requests by line, and by rank in each line."""
 
     def __init__(self) -> None:
         self._lines: dict[Line, _Heap] = {}  # those that have requests
@@ -49,12 +49,12 @@ class WaitingQueue:
             heapq.heapify(heap.entries)
 
     def peek(self) -> RequestState | None:
-        """The request of the best rank."""
+        """Returns the request of the best rank."""
         fronts = [state for line in self._lines if (state := self.front(line)) is not None]
         return min(fronts, key=lambda state: state.rank, default=None)
 
     def front(self, line: Line) -> RequestState | None:
-        """The request of the best rank in this line."""
+        """Returns the request of the best rank in this line."""
         heap = self._lines.get(line)
         while heap is not None and heap.entries:
             state = heap.entries[0][1]
@@ -64,7 +64,7 @@ class WaitingQueue:
         return None
 
     def discard(self, state: RequestState) -> None:
-        """Takes a request out, wherever it stands."""
+        """Removes a request from any place in the queue."""
         if state not in self._members:
             return
         self._members.discard(state)
