@@ -233,6 +233,7 @@ def _stream(behavior: Callable[..., Any], method: str, check: Check | None) -> C
             request = await _checked(request, context, method, check)
             async for response in behavior(request, context):
                 yield response
+            return
         except (asyncio.CancelledError, grpc.aio.AbortError, NotImplementedError):
             raise
         except Exception as error:
