@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -22,20 +21,18 @@ from typing import Any
 import grpc
 import psutil
 from support.processes import ports
-from support.processes.child_environment import child_environment
 from support.processes.redis_program import redis_program
+from support.processes.service_process import ROOT, STOP_SECONDS, ServiceProcess
 
 from baton.rpc.channel import Dial
 from baton.services.up import tandem
 from baton.services.up.readiness import is_ready
 from baton.v1 import control_pb2, control_pb2_grpc
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "models" / "storyteller-7m"
 MODEL_NAME = "storyteller-7m"
 
 READY_SECONDS = 60.0
-STOP_SECONDS = 15.0
 
 
 def wait_until(condition: Any, what: str, seconds: float = 10.0, interval: float = 0.05) -> Any:
@@ -83,7 +80,7 @@ class RedisServer:
 
 
 @dataclass
-class Service:
+class Service(ServiceProcess):
     """One service's process."""
 
     plan: tandem.ServicePlan
@@ -92,14 +89,11 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
     tls: tandem.TlsPlan = field(default_factory=tandem.TlsPlan)
 
-    def spawn(self) -> None:
-        """Starts it, without waiting."""
-        words = [sys.executable, "-m", "baton.services.cli", *self.plan.arguments, "--parent-pid", str(os.getpid())]
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT,
-                env=child_environment({**self.plan.secrets, **self.environ}),
-            )  # fmt: skip
+    def arguments(self) -> tuple[str, ...]:
+        return self.plan.arguments
+
+    def variables(self) -> dict[str, str]:
+        return {**self.plan.secrets, **self.environ}
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
         wait_until(self._ready, f"{self.plan.name} ready; its log:\n{self.log_tail()}", seconds)
@@ -119,23 +113,6 @@ class Service:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(STOP_SECONDS)
-
-    def stop_by_force(self) -> None:
-        """Cleans up after the test: asks first, then ends whatever is left."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(STOP_SECONDS)
-
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-
-    def log_tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log().splitlines()[-lines:])
 
     def _ready(self) -> bool:
         assert self.process is not None

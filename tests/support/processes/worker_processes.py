@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -15,21 +13,18 @@ from pathlib import Path
 
 import grpc
 import psutil
-from support.processes.child_environment import child_environment
+from support.processes.service_process import STOP_SECONDS, ServiceProcess
 from support.processes.worker_harness import Stream
 
 from baton.rpc.channel import open_channel
 from baton.v1 import control_pb2, control_pb2_grpc, types_pb2
 
-ROOT = Path(__file__).resolve().parents[3]
-
 _READY_SECONDS = 600.0  # a large model on a GPU may compile kernels first
-_STOP_SECONDS = 15.0
 _AUTOPSY_LINES = 400
 
 
 @dataclass(eq=False)
-class WorkerProcess:
+class WorkerProcess(ServiceProcess):
     """One worker: its front, and the engine that dies with it."""
 
     name: str
@@ -39,17 +34,12 @@ class WorkerProcess:
     environ: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
-    def spawn(self) -> None:
-        """Starts it, without waiting."""
+    def arguments(self) -> list[str]:
         flags = {"worker_id": self.name, "listen": self.listen, "log_format": "json", **self.flags}
-        words = [f"--{key.replace('_', '-')}={_shown(value)}" for key, value in flags.items()]
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "baton.services.cli", "worker", *words, "--parent-pid", str(os.getpid())],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=child_environment({"PYTHONFAULTHANDLER": "1", **self.environ}),
-                start_new_session=True, cwd=ROOT,
-            )  # fmt: skip
+        return ["worker", *(f"--{key.replace('_', '-')}={_shown(value)}" for key, value in flags.items())]
+
+    def variables(self) -> dict[str, str]:
+        return {"PYTHONFAULTHANDLER": "1", **self.environ}
 
     def wait_ready(self, seconds: float = _READY_SECONDS) -> None:
         asyncio.run(self.until_ready(seconds))
@@ -71,13 +61,7 @@ class WorkerProcess:
         """kill -9 of front and engine at once."""
         self.signal(signal.SIGKILL)
         assert self.process is not None
-        self.process.wait(_STOP_SECONDS)
-
-    def signal(self, number: signal.Signals) -> None:
-        """To front and engine."""
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+        self.process.wait(STOP_SECONDS)
 
     def autopsy(self) -> str:
         """Its log's end, with the stack of each of its threads if it lives still; then it does not."""
@@ -94,19 +78,13 @@ class WorkerProcess:
         for one in (*front.children(), front):
             one.send_signal(signal.SIGABRT)  # Python's fault handler writes them
             one.resume()
-            deadline = time.monotonic() + _STOP_SECONDS
+            deadline = time.monotonic() + STOP_SECONDS
             while one.is_running() and one.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
                 time.sleep(0.02)
 
     def stop(self) -> None:
         """Cleans up."""
-        if self.process is None:
-            return
-        self.signal(signal.SIGCONT)
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_STOP_SECONDS)
-        self.kill()
+        self.stop_by_force()
         self.process = None
 
     async def stats(self, timeout: float = 10.0) -> control_pb2.GetStatsResponse:
@@ -145,9 +123,6 @@ class WorkerProcess:
                 f"{took:.2f} s:\n{self.log_tail()}"
             )
             await asyncio.sleep(0.02)
-
-    def log_tail(self, lines: int = 20) -> str:
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _shown(value: object) -> str:
