@@ -242,7 +242,7 @@ async def test_a_redis_that_became_a_replica_is_survived_and_written_when_it_is_
     await saved(redis_server.url, worker)
     client.execute_command("REPLICAOF", "127.0.0.1", ports.free_ports(1)[0])  # nobody is there
     await worker.store(2)
-    await eventually(lambda: "takes no writes" in caplog.text, "it is logged")
+    await eventually(lambda: "is a read-only replica" in caplog.text, "it is logged")
     await eventually(lambda: replica.held() == {1, 2}, "routers hear everything")
     client.execute_command("REPLICAOF", "NO", "ONE")
     await saved(redis_server.url, worker)

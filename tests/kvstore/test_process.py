@@ -94,7 +94,7 @@ def test_a_temporary_folder_that_cannot_be_written_is_one_line():
     words = [sys.executable, "-c", _ONLY_IN_PROC]
     ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=20)
     assert ended.returncode == 1
-    assert "cannot make its socket's folder" in ended.stderr
+    assert "cannot create a folder for its socket" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
