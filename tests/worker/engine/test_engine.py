@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from support.engine.engine_harness import (
     BLOCK_SIZE,
@@ -13,7 +15,7 @@ from support.engine.engine_harness import (
     prompt_of,
 )
 
-from baton.rpc.errors import DataLoss, InvalidRequest, NoCapacity
+from baton.rpc.errors import DataLoss, InvalidRequest, NoCapacity, Unsupported
 from baton.worker.core import FinishReason, SamplingParams
 from baton.worker.executors.sim.executor import SimSpeed
 from baton.worker.scheduling.settings import EngineSettings
@@ -326,3 +328,11 @@ def test_who_has_given_tokens_elsewhere_starts_before_those_that_have_not():
     rig.drain()
     ended = list(rig.seen.finishes)
     assert ended.index(moved.request_id) < ended.index(fresh[-1].request_id)
+
+
+def test_what_the_model_has_no_head_for_is_refused():
+    rig = make_rig()
+    rig.executor.model = dataclasses.replace(rig.executor.model, heads=())
+    with pytest.raises(Unsupported, match="no head generate; its heads: none"):
+        rig.engine.submit(make_request(prompt_of(9)))
+    rig.assert_nothing_held()

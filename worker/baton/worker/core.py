@@ -83,6 +83,12 @@ class TokenIds(Sequence[int]):
         return whole if stop is None else whole[:stop]
 
 
+class HeadKind(enum.Enum):
+    """What a request's result is made of: the part of a model behind its last hidden states."""
+
+    GENERATE = "generate"  # tokens
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The loaded model's properties that the engine and the contract use."""
@@ -91,6 +97,7 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)
 
 
 class Tier(enum.Enum):
@@ -236,6 +243,7 @@ class StepPlan:
     )  # the row's chunk reaches its last token
     num_decodes: int = 0  # how many of the rows, from the front, decode
     masks: TokenMasks | None = None  # of rows that may not draw every token
+    head: HeadKind = HeadKind.GENERATE  # of all its rows
     masks_follow: bool = False  # with the executor's `draw`: some depend on tokens of the step before
 
     @property
@@ -299,6 +307,7 @@ class Request:
     traceparent: str = ""  # W3C trace context of whoever asks; empty: none
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
     transfer: TransferTimes | None = None  # of the KV that a prefill worker sent; set by the hand-over
+    head: HeadKind = HeadKind.GENERATE
     constraint: Constraint | None = None  # of the whole output, what is in token_ids included
     tenant: str = ""  # pays for its compilation; empty: not known
 

@@ -27,7 +27,7 @@ from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.link.step_status import StepStatus
 from baton.worker.requests.outputs import EngineCounters, EngineListener, LoadSnapshot, StepOutputs
 from baton.worker.requests.state import Phase, RequestState
-from baton.worker.requests.validation import check_request
+from baton.worker.requests.validation import check_head, check_request
 from baton.worker.sampling.grammar.stats import GrammarStats
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.scheduler import Scheduler
@@ -104,10 +104,11 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Accepts a request. Raises InvalidRequest if it can never run, NoCapacity if the queue is full."""
-        block_size = self._executor.kv_spec.block_size
+        block_size, model = self._executor.kv_spec.block_size, self._executor.model
+        check_head(request, model.heads)
         check_request(
             request,
-            self._executor.model.vocab_size,
+            model.vocab_size,
             self.max_model_len,
             self._executor.num_blocks,
             block_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import LayerSpec
 from baton.worker.models.names import TensorNames
@@ -26,6 +27,7 @@ class ModelConfig:
     names: TensorNames = TensorNames()  # noqa: RUF009 - frozen
     embedding_scale: float = 1.0
     logits_divisor: float = 1.0
+    heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # what requests may ask of it
 
     @property
     def num_layers(self) -> int:

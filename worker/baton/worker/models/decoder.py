@@ -77,8 +77,6 @@ class Decoder(Generic[S]):
     """A model's weights on a device, and the order of its ops."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, device: Device[S]) -> None:
-        # Called when a layer's keys and values of the step are written, or queued to be, with the layer.
-        self.on_written: Callable[[int], None] | None = None
         self._config = config
         self._device = device
         # Where an update waits for the next norm, that norm is a launch anyway.
@@ -110,15 +108,17 @@ class Decoder(Generic[S]):
         """One more than layers."""
         return len(self._layers) + 1
 
-    def forward(self, step: S, graphs: SegmentGraphs[S] | None = None) -> Tensor:
+    def forward(
+        self, step: S, graphs: SegmentGraphs[S] | None = None, on_written: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Writes the step's keys and values. Returns the residual stream [num_tokens, hidden_size] before the last
-        norm."""
+        norm. Calls `on_written` with each layer whose keys and values are written, or queued to be."""
         flow = Flow() if graphs is None else graphs.begin(step)
         run = partial(self.segment, step=step, flow=flow) if graphs is None else graphs.replay
         for index, layer in enumerate(self._layers):
             run(index)
-            if self.on_written is not None:
-                self.on_written(index)
+            if on_written is not None:
+                on_written(index)
             out = None if flow.buffers is None else flow.buffers.attended
             assert flow.query is not None
             flow.attended = layer.attention.attend(flow.query, step, out)

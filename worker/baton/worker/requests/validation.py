@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from baton.rpc.block_hash import HASH_BYTES
-from baton.rpc.errors import InvalidRequest
-from baton.worker.core import Int32, Request
+from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.worker.core import HeadKind, Int32, Request
 from baton.worker.requests.state import num_blocks_for
 
 
@@ -32,6 +34,13 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, num_blo
             f"cache_namespace has {len(request.cache_namespace)} bytes; it must have {HASH_BYTES}",
             field="cache_namespace",
         )
+
+
+def check_head(request: Request, heads: Collection[HeadKind]) -> None:
+    """Raises Unsupported where the model has no such head."""
+    if request.head not in heads:
+        names = ", ".join(head.value for head in heads) or "none"
+        raise Unsupported(f"this model has no head {request.head.value}; its heads: {names}", field="model")
 
 
 def check_token_ids(token_ids: Int32, vocab_size: int, field: str) -> None:

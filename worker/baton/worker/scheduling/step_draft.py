@@ -92,5 +92,6 @@ class Draft:
             num_computed_tokens=num_computed,
             samples=samples,
             num_decodes=num_decodes,
+            head=states[0].request.head,
         )
         return ScheduledStep(plan, states, list(self.started.values()), sum(self.chunks.values()))

@@ -11,16 +11,16 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
+from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
-from baton.worker.executors.cpu.prompt_logprobs import PromptLogprobs
+from baton.worker.executors.cpu.generate_head import GenerateHead, Undrawn
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.host.resources import usable_cores, usable_memory
@@ -31,7 +31,6 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.weights import ModelWeights
-from baton.worker.sampling.sampler import Sampler
 from baton.worker.weights.loading import check_same, load_model, read_config
 
 _DTYPES = {
@@ -40,18 +39,19 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_HEADS = {HeadKind.GENERATE: GenerateHead}
 _MOST_DEFAULT_KV_BYTES = 4 << 30
 _KV_SHARE_OF_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Undrawn:
-    """A step whose tokens are not drawn yet."""
+class _Launched:
+    """A step that is computed, and not drawn."""
 
     plan: StepPlan
-    result: StepResult
-    logits: Tensor | None  # of the rows that sample
+    undrawn: Undrawn | None  # None: it has no rows
     started: float
+    idle_seconds: float | None
 
 
 class CpuExecutor:
@@ -73,7 +73,9 @@ class CpuExecutor:
         self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.kv_spec.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
-        self.model = ModelSpec(loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids)
+        self.model = ModelSpec(
+            loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids, loaded.config.heads
+        )
         self._layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
@@ -82,27 +84,27 @@ class CpuExecutor:
         self._scratch = Scratch(self._memory.tensors[0])
         longest = min(max_model_len, self.num_blocks * config.block_size)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
-        self._sampler = Sampler(config.max_num_requests, loaded.config.vocab_size)
-        self._prompt_logprobs = PromptLogprobs(self._rows)
+        self._heads: dict[HeadKind, Head[StepInputs, Undrawn, StepResult]] = {
+            kind: _HEADS[kind](self._rows, config.max_num_requests, loaded.config) for kind in self.model.heads
+        }
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin)
         self._decoder: Decoder[StepInputs] | None = Decoder(loaded.config, loaded.weights, self._device)
         self._results: list[StepResult] = []
-        self._undrawn: _Undrawn | None = None
+        self._undrawn: _Launched | None = None
         self._ended: float | None = None  # when the last step was computed
 
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and computes the step."""
         started = time.perf_counter()
-        result = StepResult(plan.step, np.empty(0, np.int32), plan.samples.astype(np.int32))
-        result.idle_seconds = None if self._ended is None else started - self._ended
+        idle_seconds = None if self._ended is None else started - self._ended
         self._apply(plan)
-        logits = None
+        undrawn = None
         if len(plan.rows):
             self._rows.check(plan)
             with torch.inference_mode():
-                logits = self._compute(plan, result)
-        self._undrawn = _Undrawn(plan, result, logits, started)
+                undrawn = self._compute(plan)
+        self._undrawn = _Launched(plan, undrawn, started, idle_seconds)
         if not plan.masks_follow:
             self.draw(plan.masks, np.empty(0, np.int32))
 
@@ -110,12 +112,16 @@ class CpuExecutor:
         """Draws the launched step's tokens, but those of some rows."""
         step, self._undrawn = self._undrawn, None
         assert step is not None, "a step was launched, and not drawn"
-        if step.logits is not None:
+        plan = step.plan
+        if step.undrawn is None:
+            result = StepResult(plan.step, np.empty(0, np.int32), np.empty(0, np.int32))
+        else:
             with torch.inference_mode():
-                self._draw(step, step.logits, masks, undrawn)
+                result = self._heads[plan.head].finish(plan, step.undrawn, masks, undrawn)
+        result.idle_seconds = step.idle_seconds
         self._ended = time.perf_counter()
-        step.result.seconds = self._ended - step.started
-        self._results.append(step.result)
+        result.seconds = self._ended - step.started
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         """The oldest launched step's tokens."""
@@ -178,48 +184,20 @@ class CpuExecutor:
             self.use_weights(new)
 
     def _apply(self, plan: StepPlan) -> None:
-        for row in plan.freed:
-            self._sampler.free(row)
-            self._prompt_logprobs.free(row)
         for init in plan.admitted:
             self._rows.admit(init)
-            self._sampler.admit(init)
-            self._prompt_logprobs.admit(init)
+        for head in self._heads.values():
+            head.take_rows(plan)
         for row, block_ids in plan.new_blocks:
             self._rows.add_blocks(row, block_ids)
 
-    def _compute(self, plan: StepPlan, result: StepResult) -> Tensor | None:
-        """The logits of the rows that sample; None: there are none."""
+    def _compute(self, plan: StepPlan) -> Undrawn:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensors[0], self._scratch)
         hook = self._layer_hook
-        decoder.on_written = None if hook is None else partial(hook, plan)
-        hidden = decoder.forward(inputs)
-        result.prompt_logprobs = self._prompt_logprobs.of(plan, hidden, decoder.logits)
-        if not plan.samples.any():
-            return None
-        if not plan.samples.all() or len(hidden) != len(plan.rows):
-            last = np.cumsum(plan.num_scheduled_tokens, dtype=np.int64) - 1
-            hidden = hidden.index_select(0, torch.from_numpy(last[plan.samples]))
-        return decoder.logits(hidden)
-
-    def _draw(self, step: _Undrawn, logits: Tensor, masks: TokenMasks | None, undrawn: Int32) -> None:
-        plan, result = step.plan, step.result
-        rows = plan.rows[plan.samples].astype(np.int64)
-        if len(undrawn):
-            drawn = np.ones(len(rows), np.bool_)
-            drawn[undrawn] = False
-            result.counts[np.flatnonzero(plan.samples)[undrawn]] = 0
-            rows, logits = rows[drawn], logits[torch.from_numpy(drawn)]
-            if masks is not None:
-                masks = masks.among(drawn)
-        if not len(rows):
-            return
-        num_outputs = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        token_ids, result.logprobs = self._sampler.sample(logits, rows, num_outputs, masks)
-        self._rows.append(rows, token_ids)
-        result.token_ids = token_ids.astype(np.int32)
+        hidden = decoder.forward(inputs, on_written=None if hook is None else partial(hook, plan))
+        return self._heads[plan.head].run(plan, inputs, decoder, hidden)
 
 
 def _num_blocks_for(memory: int, bytes_per_block: int) -> int:

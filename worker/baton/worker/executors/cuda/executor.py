@@ -22,7 +22,7 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
+from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.completions import DeviceWatch
@@ -31,8 +31,8 @@ from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.executors.cuda.kv.host_cache import HostCache
 from baton.worker.executors.cuda.residency import Residency
-from baton.worker.executors.cuda.sampling.prompt_logprobs import DevicePromptLogprobs
-from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
+from baton.worker.executors.cuda.sampling.generate_head import Computed, GenerateHead
+from baton.worker.executors.cuda.sampling.undrawn import Undrawn, leave_out
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
     check_weights_fit,
@@ -45,8 +45,7 @@ from baton.worker.executors.cuda.startup.support import check_supported, compute
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, Progress, graph_sizes
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
-from baton.worker.executors.cuda.steps.stepper import Computed, Stepper
-from baton.worker.executors.cuda.steps.undrawn import Undrawn, leave_out
+from baton.worker.executors.cuda.steps.stepper import Stepper
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
@@ -89,7 +88,9 @@ class CudaExecutor:
         phases.end("weights")
         max_model_len = _max_model_len(config.max_model_len, model_config)
         self._kv_dtype = kv_dtype(config, dtype)
-        self.model = ModelSpec(loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids)
+        self.model = ModelSpec(
+            loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids, model_config.heads
+        )
         self.kv_spec = _kv_spec(model_config, loaded, config.block_size, self._kv_dtype)
         self._layer_hook: LayerHook | None = None
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
@@ -280,19 +281,14 @@ class CudaExecutor:
         started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         started.record()
         self._batch.apply(plan)
-        self._sampler.admit(plan.admitted)
-        self._prompt_logprobs.apply(plan)
-        if self._layer_hook is not None and plan.num_decodes < len(plan.rows):
-            self._decoder.on_written = partial(self._tell_of_layer, self._layer_hook, plan)
-        try:
-            return plan, started, self._compute(plan)
-        finally:
-            self._decoder.on_written = None
+        for head in self._heads.values():
+            head.take_rows(plan)
+        return plan, started, self._compute(plan)
 
     def _draw(
         self, plan: StepPlan, started: torch.cuda.Event, undrawn: Undrawn, masks: TokenMasks | None, left_out: Int32
     ) -> None:
-        computed = self._stepper.finish(plan, undrawn, masks, left_out)
+        computed = self._heads[plan.head].finish(plan, undrawn, masks, left_out)
         self._turn = (self._turn + 1) % len(self._pinned)
         token_ids = self._pinned[self._turn][: len(computed.token_ids)]
         token_ids.copy_(computed.token_ids, non_blocking=True)
@@ -310,7 +306,9 @@ class CudaExecutor:
     def _compute(self, plan: StepPlan) -> Undrawn:
         graphs = self._graphs
         if graphs is None or plan.num_decodes < len(plan.rows):
-            return self._stepper.run(plan)
+            hook = self._layer_hook if plan.num_decodes < len(plan.rows) else None
+            on_written = None if hook is None else partial(self._tell_of_layer, hook, plan)
+            return self._stepper.run(plan, self._heads[plan.head], on_written)
         return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
 
     # Start.
@@ -319,8 +317,16 @@ class CudaExecutor:
         config, model, device = self._config, loaded.config, self._device
         rows = config.max_num_requests
         self._batch = DeviceBatch(rows, max_model_len, config.block_size, device)
-        self._sampler = DeviceSampler(rows, model.vocab_size, self._batch, device)
-        self._prompt_logprobs = DevicePromptLogprobs(self._batch, batch_invariant=config.batch_invariant)
+        generate = GenerateHead(
+            self._batch,
+            rows,
+            model.vocab_size,
+            dtype,
+            device,
+            captured=config.cuda_graphs,
+            batch_invariant=config.batch_invariant,
+        )
+        self._heads = {HeadKind.GENERATE: generate}
         self._pinned = [torch.empty(rows, dtype=torch.int32, pin_memory=True) for _ in range(self.depth + 2)]
         self._paged = PagedAttention(
             model.layers[0].attention,
@@ -339,10 +345,7 @@ class CudaExecutor:
             self._batch,
             self._decoder,
             self._paged,
-            self._sampler,
-            self._prompt_logprobs,
-            # Of every graph's step; without graphs never used.
-            torch.empty(rows if config.cuda_graphs else 0, model.vocab_size, dtype=dtype, device=device),
+            generate,
             rows,
             config.block_size,
             device,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.core import Int32
-from baton.worker.executors.cuda.steps.undrawn import Undrawn
+from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 
 T = TypeVar("T")
 
@@ -28,7 +28,9 @@ _NUM_STAGINGS = 4  # more than the steps that can be in flight
 class Recorded(Protocol):
     """Launches kernels of one step for `numbers` [2 * size]."""
 
-    logits: Tensor  # [largest size, vocab_size], of the last step
+    @property
+    def logits(self) -> Tensor:
+        """Of the last step, [largest size, vocab_size]."""
 
     def decode(self, numbers: Tensor, size: int) -> Tensor:
         """The step. Returns the tokens that it samples, [size]."""
