@@ -1,11 +1,13 @@
 """Text completions over REST: prompts of every form, echo, log-probability columns, both forms of the answer."""
 
 import asyncio
+import json
 import time
 
 import msgspec
 import pytest
 from support.gateway.rest_harness import logprob, rest_side, say
+from support.processes.loop_stalls import loop_stalls
 
 from baton.gateway.schemas import answers
 from baton.rpc.errors import Unavailable
@@ -267,3 +269,16 @@ async def test_the_tokens_of_all_prompts_are_bounded_before_they_are_truncated(p
         assert time.process_time() - began < seconds
         assert answer.status == 400
         assert "tokens together; at most 327680 are allowed" in answer.json["error"]["message"]
+
+
+async def test_counting_the_bytes_of_many_prompts_leaves_the_event_loop_free():
+    """Of a tokenizer that has tokens which take the white space beside them, every kind of it is counted."""
+    prompts = ["\u0e01" * 5000] * 1000
+    async with rest_side(say("x")) as rest:
+        rest.catalog.models()[0].tokenizer.bound._swallows_spaces = True
+        assert (await rest.complete(["a b"] * 2, max_tokens=1)).status == 200
+        async with loop_stalls() as stalls:
+            answer = await rest.post("/v1/completions", json.dumps({"prompt": prompts}, ensure_ascii=False).encode())
+        assert answer.status == 400
+        assert "tokens together" in answer.json["error"]["message"]
+        assert stalls.longest < 0.05

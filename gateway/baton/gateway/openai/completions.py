@@ -91,8 +91,12 @@ class Completions:
         check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
         requested = requested_constraint(request)
         model = self._serving.model(exchange, request.model)
-        check_for_model(request, model.require_info())
-        return _Checked(request, requested, model, prompts_of(request))
+        info = model.require_info()
+        check_for_model(request, info)
+        sources = prompts_of(request)
+        if len(sources) > 1:  # one prompt that is too long has an error of its own
+            _check_sum(sum(_fewest_tokens(model, source) for source in sources), _most_tokens(info))
+        return _Checked(request, requested, model, sources)
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm
@@ -130,9 +134,7 @@ async def _encode_all(
 ) -> list[EncodedPrompt]:
     """Encodes the prompts. Raises InvalidRequest for too many tokens, those that truncation drops included."""
     info = model.require_info()
-    most = max(_MAX_TOKENS, info.max_model_len)
-    if len(sources) > 1:
-        _check_sum(sum(_fewest_tokens(model, source) for source in sources), most)
+    most = _most_tokens(info)
     prompts: list[EncodedPrompt] = []
     num_tokens = num_echoed = 0
     for source in sources:
@@ -145,6 +147,10 @@ async def _encode_all(
         num_echoed += n * (len(prompt.echo) + (_ID_CHARS * len(prompt.token_ids) if request.return_token_ids else 0))
         check_echo(num_echoed)
     return prompts
+
+
+def _most_tokens(info: types_pb2.ModelInfo) -> int:
+    return max(_MAX_TOKENS, info.max_model_len)
 
 
 def _fewest_tokens(model: ServedModel, prompt: Prompt) -> int:
