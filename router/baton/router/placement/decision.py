@@ -168,7 +168,7 @@ def _check_share(
 
 
 def _in_time(options: list[Option], asked: Asked) -> list[Option]:
-    """Moves the best option that meets the time limit to the front. Raises NoCapacity if none is known to."""
+    """Moves the best option that meets the time limit to the front. Raises NoCapacity if all measurably miss it."""
     limit = asked.timeout_seconds
     for place, option in enumerate(options):
         measured = (option.prefill or option.decode).rates.is_measured

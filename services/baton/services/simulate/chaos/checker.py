@@ -109,7 +109,7 @@ class Checker:
         self.late += [f"{_words(one, now)}, in steady times" for one in phantoms if self._is_believed(one, alive)]
 
     def probe(self, prompts: Iterable[bytes], now: float) -> None:
-        """Looks for phantoms in prompts that nobody asks for now. Not counted."""
+        """Looks for phantoms in prompts of earlier requests. Does not count them."""
         for block_hashes in prompts:
             believed = self.index.lookup(block_hashes)
             hashes = _split(block_hashes)
@@ -123,7 +123,7 @@ class Checker:
                     self._open.setdefault(Phantom(view.worker_id, block_hashes[: (truth + 1) * HASH_BYTES]), now)
 
     def follow(self, now: float, right_from: float, truth_seconds: float) -> None:
-        """Looks at the open phantoms again. `right_from`: since when nothing keeps events from the router."""
+        """Checks the open phantoms again. `right_from`: since when events reach the router undisturbed."""
         alive = self._epochs()
         for phantom, since in list(self._open.items()):
             if not self._is_believed(phantom, alive):

@@ -82,7 +82,7 @@ class ChaosTotals:
 
     @property
     def problem(self) -> str:
-        """Returns what all results together show to be wrong; empty if nothing, or if there are too few."""
+        """Returns what all results together show to be wrong. Empty if nothing, or if there are too few."""
         steady = self.counts[STEADY]
         if steady.num_believed < _MIN_BELIEVED or steady.phantom_rate <= _STEADY_PHANTOMS:
             return ""

@@ -87,7 +87,7 @@ class Link:
 
     is_stalled: bool = False
     tap: Tap | None = None  # of what the client is sent, or sends
-    calls: list[_Call] = field(default_factory=list)  # calls whose server does not know yet that they are over
+    calls: list[_Call] = field(default_factory=list)  # calls whose end has not reached the server
     _held: list[Callable[[], None]] = field(default_factory=list)
     _under_way: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # by arrival, in order
 
