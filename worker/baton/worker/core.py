@@ -1,4 +1,4 @@
-"""The engine's words: what a request is, what a step is to do, and what came of it. Knows no tensors and no wire."""
+"""The engine's vocabulary: requests, the plan of a step, and its result. Knows no tensors and no wire format."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)  # chained: equal hashes mean equal prefixes
-Row = NewType("Row", int)  # a request's place in the executor's persistent batch
-HostSlot = NewType("HostSlot", int)  # a block's place in host memory
+Row = NewType("Row", int)  # index in the executor's persistent batch
+HostSlot = NewType("HostSlot", int)  # index of a block in host memory
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
 
 class TokenIds(Sequence[int]):
-    """A request's prompt, kept as the array it came in, and its generated tokens. A slice returns a list."""
+    """A request's prompt, in the array that it was submitted in, and its generated tokens. A slice returns a list."""
 
     __slots__ = ("generated", "given")
 
@@ -50,7 +50,7 @@ class TokenIds(Sequence[int]):
         if index < 0:
             index += len(self)
             if index < 0:
-                raise IndexError(f"there are {len(self)} tokens")
+                raise IndexError(f"index out of range: there are {len(self)} tokens")
         return int(self.given[index]) if index < num_given else self.generated[index - num_given]
 
     def __iter__(self) -> Iterator[int]:
@@ -66,11 +66,11 @@ class TokenIds(Sequence[int]):
         return f"TokenIds({list(self)})"
 
     def append(self, token_id: int) -> None:
-        """Adds a generated token."""
+        """Appends a generated token."""
         self.generated.append(token_id)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Adds generated tokens."""
+        """Appends generated tokens."""
         self.generated.extend(token_ids)
 
     def array(self, stop: int | None = None) -> NDArray[np.int32]:
@@ -108,7 +108,7 @@ class Tier(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended; mirrors baton.v1.FinishReason."""
+    """The reason for the end of a generation; mirrors baton.v1.FinishReason."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -117,16 +117,16 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningLimit:
-    """Ends a reasoning that grows too long. See baton.v1.ReasoningLimit."""
+    """Ends reasoning that grows too long. See baton.v1.ReasoningLimit."""
 
     max_tokens: int
     end_token_ids: tuple[int, ...]
-    start_token_id: int | None = None  # None: the output begins in the reasoning
+    start_token_id: int | None = None  # None: the output begins with reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request's tokens are drawn, every value resolved."""
+    """The sampling of one request's tokens, with every value resolved."""
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -138,20 +138,20 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
-    logprobs: int | None = None  # alternatives beside the sampled token's own
+    logprobs: int | None = None  # alternatives in addition to the sampled token
     logprob_token_ids: tuple[int, ...] = ()  # the alternatives of `logprobs`; empty: the most likely ones
-    prompt_logprobs: int | None = None  # the same for each token of the prompt; the prompt is then computed anew
-    # Tokens that cannot be drawn while fewer than min_tokens were.
+    prompt_logprobs: int | None = None  # the same for each token of the prompt, which is then recomputed
+    # Tokens that cannot be sampled before min_tokens.
     min_tokens: int = 0
     suppressed_token_ids: tuple[int, ...] = ()  # end-of-sequence and stop tokens, under min_tokens
-    # Where the output ends with all of a sequence but its last token, that one cannot be drawn.
+    # If the output ends with a sequence except its last token, that token cannot be sampled.
     forbidden_sequences: tuple[tuple[int, ...], ...] = ()
     reasoning_limit: ReasoningLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When one request ends, every value resolved."""
+    """The conditions that end a request, with every value resolved."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -160,7 +160,7 @@ class StopConditions:
 
 
 class ConstraintForm(enum.Enum):
-    """How a constraint says what the text must be; the values are the fields of baton.v1.Constraint's oneof."""
+    """The kind of a constraint; the values are the fields of baton.v1.Constraint's oneof."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -172,10 +172,10 @@ class ConstraintForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text of an output must be. See baton.v1.Constraint for each field."""
+    """The form that an output must have. See baton.v1.Constraint for each field."""
 
     form: ConstraintForm
-    text: str = ""  # of every form but choices
+    text: str = ""  # for every form but choices
     choices: tuple[str, ...] = ()
     no_whitespace: bool = False
     whitespace_pattern: str = ""
@@ -188,13 +188,13 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens may be drawn, for some of a step's rows."""
+    """The tokens that may be sampled, for some rows of a step."""
 
     indices: Int32  # into the plan's rows with `samples`; each of them gets one token
-    bits: Int32  # [len(indices), ceil(vocab_size / 32)]: token t may come where bit t % 32 of word t // 32 is set
+    bits: Int32  # [len(indices), ceil(vocab_size / 32)]: token t may be sampled if bit t % 32 of word t // 32 is set
 
     def among(self, drawn: NDArray[np.bool_]) -> TokenMasks:
-        """The same, with indices into those of the rows with `samples` that are drawn."""
+        """Returns the masks with indices into the drawn rows among those with `samples`."""
         return TokenMasks((np.cumsum(drawn, dtype=np.int32) - 1)[self.indices], self.bits)
 
 
@@ -210,11 +210,11 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class RowInit:
-    """A request enters the batch: all that the executor must know of it until the row is freed."""
+    """A request that enters the batch, with all that the executor needs until the row is freed."""
 
     row: Row
     token_ids: Int32  # all known so far: the prompt, and the output after a preemption or failover; never changed
-    num_prompt_tokens: int  # the first of token_ids; the rest counts as output in penalties and noise positions
+    num_prompt_tokens: int  # the prompt's part of token_ids; the rest counts as output in penalties and noise positions
     sampling: SamplingParams
 
 
@@ -222,13 +222,14 @@ class RowInit:
 class StepPlan:
     """One engine step, as a difference to the executor's persistent batch.
 
-    Columns have one entry for each scheduled row: rows that decode first, then prefill chunks. A decode's
-    num_scheduled_tokens are the most that it may compute, and get, in this step: the last known token, and as many
-    behind it as the executor guesses right. Its num_computed_tokens are exact while no earlier step is in flight, and
-    otherwise the most that they may be: the executor keeps its own count.
-    The executor applies, in this order: freed, admitted, new_blocks; then it computes. Admission replaces
-    whatever the row held and starts with an empty block table; admitted and new_blocks name scheduled rows only.
-    Freeing a row that holds nothing is no error: after a launch that failed the engine cannot know.
+    Columns have one entry for each scheduled row: rows that decode first, then prefill chunks. num_scheduled_tokens of
+    a decode is the most that it may compute, and return, in this step: the last known token, and as many after it as
+    the executor guesses correctly. Its num_computed_tokens are exact without an earlier step in flight, else an upper
+    bound: the executor keeps its own count.
+
+    The executor applies, in this order: freed, admitted, new_blocks; then it computes. Admission replaces the row's
+    contents and starts with an empty block table; admitted and new_blocks have scheduled rows only. An empty row may be
+    freed: after a failed launch the engine cannot know.
     """
 
     step: int
@@ -240,56 +241,56 @@ class StepPlan:
     num_computed_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # before the step
     samples: NDArray[np.bool_] = field(
         default_factory=lambda: np.empty(0, np.bool_)
-    )  # the row's chunk reaches its last token
-    num_decodes: int = 0  # how many of the rows, from the front, decode
-    masks: TokenMasks | None = None  # of rows that may not draw every token
+    )  # the chunk reaches the row's last token
+    num_decodes: int = 0  # number of rows that decode, which come first
+    masks: TokenMasks | None = None  # for rows with a constraint
     head: HeadKind = HeadKind.GENERATE  # of all its rows
-    masks_follow: bool = False  # with the executor's `draw`: some depend on tokens of the step before
+    masks_follow: bool = False  # with the executor's `draw`: some masks depend on tokens of the previous step
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the step computes, at most."""
+        """The most tokens that the step computes."""
         return int(self.num_scheduled_tokens.sum())
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Those of the prefill chunks."""
+        """The tokens of its prefill chunks."""
         return int(self.num_scheduled_tokens[self.num_decodes :].sum())
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step sampled: `counts[i]` tokens of the plan's row i, row behind row, in the plan's order.
+    """The tokens that a step sampled: `counts[i]` tokens of the plan's row i, row after row, in the plan's order.
 
-    A decode gets one token at least and num_scheduled_tokens at most, a prefill chunk with `samples` exactly one, and
-    other chunks none. Rows that `draw` left out get none.
+    A decode returns one token at least and num_scheduled_tokens at most, a prefill chunk with `samples` exactly one,
+    and other chunks none. Rows that `draw` left out return none.
     """
 
     step: int
     token_ids: Int32
     counts: Int32
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
-    # By index into the plan's rows: the first place in the prompt, and the log-probabilities from there on.
+    # By index into the plan's rows: the first prompt position, and the log-probabilities from there on.
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     seconds: float = 0.0  # device time
-    idle_seconds: float | None = None  # of the device before the step; None: not known
+    idle_seconds: float | None = None  # of the device before the step; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """What a request's KV took to come from its prefill worker."""
+    """The times of a request's KV transfer from its prefill worker."""
 
     num_bytes: int
     seconds: float  # from the lease to the last block
-    exposed_seconds: float  # how long the first token waited for the last block
+    exposed_seconds: float  # that the first token waited for the last block
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """One generation on this worker, from submit to finish.
 
-    `token_ids` is the prompt and, after a failover, the output that the client has already; num_prompt_tokens says
-    where the prompt ends. The engine appends to it. `request_id` is unique among the engine's live requests.
+    `token_ids` is the prompt and, after a failover, the output that the client has received; num_prompt_tokens is where
+    the prompt ends. The engine appends to it. `request_id` is unique among the engine's live requests.
     """
 
     request_id: str
@@ -298,18 +299,18 @@ class Request:
     sampling: SamplingParams
     stop: StopConditions
     cache_namespace: bytes
-    block_hashes: bytes = b""  # 16 bytes a block: of the first full blocks, as far as they were hashed before
+    block_hashes: bytes = b""  # 16 bytes a block: of the first full blocks, as far as they are computed
     priority: int = 0  # lower runs earlier
     arrival: float = 0.0  # monotonic seconds
     deadline: float | None = None  # monotonic seconds
     prefill_only: bool = False  # a prefill for another worker: ends with its first token, holds its blocks until freed
     remote_prefill: bool = False  # another worker computes the prompt, unless enough of it is cached here
-    traceparent: str = ""  # W3C trace context of whoever asks; empty: none
+    traceparent: str = ""  # W3C trace context of the caller; empty: none
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
     transfer: TransferTimes | None = None  # of the KV that a prefill worker sent; set by the hand-over
     head: HeadKind = HeadKind.GENERATE
-    constraint: Constraint | None = None  # of the whole output, what is in token_ids included
-    tenant: str = ""  # pays for its compilation; empty: not known
+    constraint: Constraint | None = None  # of the whole output, including its part in token_ids
+    tenant: str = ""  # charged for its compilation; empty: unknown
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, TokenIds):

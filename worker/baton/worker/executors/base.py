@@ -1,4 +1,4 @@
-"""What the engine asks of a device. Executors own weights, KV memory and the persistent batch; they decide nothing."""
+"""The interface of a device. Executors own weights, KV memory and the persistent batch; they decide nothing."""
 
 from __future__ import annotations
 
@@ -18,55 +18,59 @@ if TYPE_CHECKING:
 
 
 class DeviceLost(InternalError):
-    """Nothing can be computed on the device any more: the engine must end. Raised by launch and collect."""
+    """The device can compute nothing any more, so the engine must end. Raised by launch and collect."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreCopy:
-    """Blocks that come back from host memory together."""
+    """Blocks that are restored from host memory together."""
 
     restore_id: int
     copies: tuple[tuple[HostSlot, BlockId], ...]
-    fenced: bool  # steps in flight may still write these blocks: the copy is behind them
+    fenced: bool  # steps in flight may still write these blocks, so the copy follows them
 
 
 @dataclass(slots=True)
 class LandedCopies:
-    """What was completed since the last time."""
+    """The copies that completed since the last call."""
 
     slots: list[HostSlot] = field(default_factory=list)
-    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds; 0: `timed` says later
-    timed: list[tuple[int, float]] = field(default_factory=list)  # blocks and seconds of restores that were hurried
+    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds; 0: `timed` has them later
+    timed: list[tuple[int, float]] = field(default_factory=list)  # blocks and seconds of restores after `hurry`
     offload_seconds: float = 0.0  # while blocks were copied out
 
 
 class HostCopies(Protocol):
-    """Blocks between the device and host memory. Nothing here waits for the device but `wait`.
+    """Copies of blocks between the device and host memory. Only `wait` waits for the device.
 
-    Copies out read their blocks after all steps launched before and before any launched later. Copies in are ordered
-    with nothing but, where fenced, the steps launched before. A call that raises has started nothing.
+    Copies to the host read their blocks after all steps that were launched before, and before later ones. Copies from
+    the host are ordered with nothing, but for steps that were launched before if `fenced`. A call that raises starts
+    nothing.
     """
 
     num_slots: int
 
     def room(self) -> int:
-        """Blocks that offload would take now."""
+        """The blocks that offload accepts now."""
 
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
-        """Starts copying blocks out."""
+        """Starts to copy blocks to the host."""
 
     def restore(self, restore: RestoreCopy) -> None:
-        """Starts copying blocks in. Nobody reads or writes them until it has landed."""
+        """Starts to copy blocks from the host. They are not read or written until that has landed."""
 
     def hurry(self) -> None:
-        """Steps launched from now on wait, on the device, for the copies in that are under way, so that poll tells of
-        them at once: for when nobody else would wait with them. Nothing to do where steps are not launched ahead."""
+        """Makes steps launched from now on wait, on the device, for copies from the host, so that poll returns those at
+        once.
+
+        For restores that no other request waits beside. Does nothing where steps are not launched ahead.
+        """
 
     def poll(self) -> LandedCopies:
-        """What has landed since the last call."""
+        """Returns the copies that have landed since the last call."""
 
     def wait(self, seconds: float) -> None:
-        """Returns when a restore has landed, or after so many seconds."""
+        """Returns when a restore has landed, or after `seconds`."""
 
 
 # Called when a layer's KV of a step is written: (plan, layer).
@@ -119,16 +123,16 @@ class Executor(Protocol):
         """Waits for the oldest launched step. Call once for each launch."""
 
     def ended(self) -> bool:
-        """Whether collect returns at once. True where steps are computed by collect itself."""
+        """Whether collect returns at once. Always True if collect itself computes the step."""
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called, from any thread, when a launched step has ended on its own. None: no more."""
+        """Calls `wake`, from any thread, when a launched step has ended. None: no longer."""
 
     def watch_layers(self, hook: LayerHook | None) -> None:
-        """Calls `hook`, on the executor's thread, for each layer of the steps launched from now on. None: no more."""
+        """Calls `hook`, on the executor's thread, for each layer of the steps launched from now on. None: no longer."""
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
-        """Copies one KV layer of these blocks of its group out: len(block_ids) x layer_bytes bytes. Thread-safe."""
+        """Copies one KV layer of these blocks to the host: len(block_ids) x layer_bytes bytes. Thread-safe."""
 
     def write_blocks(
         self,
@@ -137,10 +141,10 @@ class Executor(Protocol):
         data: memoryview,
         heads: tuple[int, int] | None = None,
     ) -> None:
-        """Copies one KV layer of these blocks of its group in. Thread-safe for blocks that no running row holds.
+        """Copies one KV layer to these blocks. Thread-safe for blocks that no running row holds.
 
-        `heads`: first and number of the rank's KV heads that the data has, [blocks, 2, heads, ...]; None: all.
-        Raises InvalidRequest for a layer, block, head or size that does not fit.
+        `heads`: first and number of the rank's KV heads in the data, [blocks, 2, heads, ...]; None: all. Raises
+        InvalidRequest for a layer, block, head or size that does not fit.
         """
 
     def close(self) -> None:
@@ -149,7 +153,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewWeights:
-    """Weights that were read and fit the executor, and are not in use yet."""
+    """Weights that were read and fit the executor, but are not in use yet."""
 
     model: str  # the folder or hub id
     digest: bytes  # 16 bytes
@@ -157,33 +161,37 @@ class NewWeights:
 
 
 class Resident(Protocol):
-    """What of an executor lies in memory, and can leave it. Called with no step in flight and no block held or leased,
-    but read_weights."""
+    """The memory of an executor, which can be freed and replaced.
+
+    Call without steps in flight and without held or leased blocks; read_weights may be called at any time.
+    """
 
     @property
     def model(self) -> ModelSpec:
-        """Of the weights in use."""
+        """The model of the weights in use."""
 
     @property
     def kv_spec(self) -> KvSpec:
-        """Of the blocks, for the weights in use."""
+        """The KV spec of the blocks, for the weights in use."""
 
     def read_weights(self, model: str) -> NewWeights:
-        """Reads a folder or hub id; empty: the model loaded last. Changes nothing, and may run on any thread.
+        """Reads a folder or hub id; empty: the last loaded model. Changes nothing, and may run on any thread.
 
-        Raises InvalidRequest for what cannot be loaded, Mismatch for another architecture.
+        Raises InvalidRequest for a model that cannot be loaded, Mismatch for another architecture.
         """
 
     def use_weights(self, new: NewWeights) -> None:
-        """The next step computes with these; `model` and `kv_spec` have their digest."""
+        """Uses these weights from the next step on; `model` and `kv_spec` then have their digest."""
 
     def sleep(self, level: int) -> int:
         """Frees the blocks' memory and, from level 2 on, the weights. Returns the bytes. Idempotent."""
 
     def wake(self, new: NewWeights | None) -> None:
-        """Takes it back; `new`: the weights, after level 2. Blocks are zeros. Raises a ServiceError where there is no
-        room, and sleeps on."""
+        """Allocates the memory again, with the weights `new` after level 2. Blocks are zeros.
+
+        Raises a ServiceError if there is no room, and stays asleep.
+        """
 
 
 class ServingExecutor(Executor, Resident, Protocol):
-    """What a worker has: it computes, and its memory can be taken back."""
+    """An executor for a worker: it computes, and its memory can be freed."""
