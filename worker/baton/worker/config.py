@@ -1,4 +1,4 @@
-"""What an operator can set on a worker, and which values fit together. Knows no flag parser and no environment."""
+"""The settings of a worker, and which values are valid together. Knows no flag parser and no environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.worker.transport_kinds import parse_order
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker: what it serves, where it listens, how much it takes on."""
+    """The settings of one worker: its model, its addresses, its limits."""
 
     worker_id: str = field(default="", metadata={"help": "Name in the fleet. Empty: made from host and port."})
     role: str = field(
@@ -35,14 +35,14 @@ class WorkerConfig:
     kv_plain: bool = field(
         default=False,
         metadata={
-            "help": "With --tls-certificate: KV may also go over nccl and rdma, which encrypt nothing. For networks "
-            "that are the fleet's own; else it goes over tcp, by TLS, and within a host over ipc."
+            "help": "With --tls-certificate: allow KV over nccl and rdma, which encrypt nothing, for private networks. "
+            "Without it, KV moves over tcp with TLS, and within a host over ipc."
         },
     )
     transfer_listen: str = field(
         default="",
         metadata={
-            "help": "Where KV of other workers is taken. Empty: the listen host, any free port.",
+            "help": "Address that receives KV of other workers. Empty: the listen host, any free port.",
             "metavar": "HOST:PORT",
         },
     )
@@ -67,7 +67,7 @@ class WorkerConfig:
     served_model_name: str = field(default="", metadata={"help": "Name clients use. Empty: the model folder's name."})
     load_format: str = field(
         default="auto",
-        metadata={"help": "Where weights come from; dummy: random ones.", "choices": ("auto", "safetensors", "dummy")},
+        metadata={"help": "Source of the weights; dummy: random weights.", "choices": ("auto", "safetensors", "dummy")},
     )
     dtype: str = field(
         default="auto",
@@ -121,7 +121,7 @@ class WorkerConfig:
     )
     batch_invariant: bool = field(
         default=False,
-        metadata={"help": "A request's tokens are bit-identical whatever shares its batch. Slower; executor=cuda."},
+        metadata={"help": "Compute each request's tokens bit-identically in every batch. Slower; executor=cuda."},
     )
     compile_cache_dir: str = field(
         default="",
@@ -163,8 +163,8 @@ class WorkerConfig:
     engine_silence_ms: int = field(
         default=160,
         metadata={
-            "help": "Milliseconds that the engine's process may owe a sign of life while a gateway hears nothing; then "
-            "one that is stopped is ended. A long step is no silence. 0: never.",
+            "help": "Milliseconds without an answer of the engine's process, while a gateway receives nothing, until "
+            "a stopped process is killed. A long step does not count. 0: never.",
             "minimum": 0,
             "maximum": 60000,
         },
@@ -191,7 +191,7 @@ class WorkerConfig:
         default=12e-6, metadata={"help": "Added for each decoding request of a simulated step.", "minimum": 0.0}
     )
     sim_eos_every: int = field(
-        default=0, metadata={"help": "Simulated end-of-sequence comes once in so many tokens. 0: never.", "minimum": 0}
+        default=0, metadata={"help": "Tokens between simulated end-of-sequence tokens. 0: never.", "minimum": 0}
     )
     sim_step_tokens: int = field(
         default=1,
@@ -212,7 +212,7 @@ class WorkerConfig:
     otlp_endpoint: str = field(
         default="",
         metadata={
-            "help": "OpenTelemetry collector (OTLP over gRPC) that takes traced requests' spans. Empty: none.",
+            "help": "OpenTelemetry collector (OTLP over gRPC) that receives traced requests' spans. Empty: none.",
             "metavar": "URL",
         },
     )
@@ -222,7 +222,7 @@ class WorkerConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What services show each other; None: plain text. Raises InvalidRequest for half a set."""
+        """The TLS files of all services; None: plain text. Raises InvalidRequest if some are missing."""
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
     def validate(self) -> None:
@@ -269,5 +269,5 @@ class WorkerConfig:
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """The name of the model for clients."""
         return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
