@@ -94,7 +94,7 @@ async def test_a_worker_that_is_none_of_its_own_is_unknown(make: Callable[[], ro
     one = make()
     error = await refusal_of(routes_of(Routers(entry("w"), one))["/drain"], f"worker_id={one.state.worker_id}")
     assert isinstance(error, NotFound)
-    assert (error.field, "there are: w" in error.message) == ("worker_id", True)
+    assert (error.field, "give one of: w" in error.message) == ("worker_id", True)
 
 
 @pytest.mark.parametrize(
