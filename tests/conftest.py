@@ -12,7 +12,7 @@ import pytest
 from slow_files import longest_first, read_slow_files
 from support.processes import ports, stack
 from support.processes.stack import RedisServer, Stack
-from support.transfer.transfer_rig import TransferRig
+from support.transfer.rig import TransferRig
 
 StackFactory = Callable[..., Stack]
 

@@ -19,8 +19,8 @@ import urllib.request
 from dataclasses import dataclass
 
 import pytest
+from support.kubernetes.api_server import ApiServer, endpoint, slice_of
 from support.kubernetes.deploy_tools import ROOT
-from support.kubernetes.kubernetes_api_server import ApiServer, endpoint, slice_of
 from support.kubernetes.manifests import arguments, container_of, environment, named, pod_of
 from support.processes.redis_program import redis_program
 from support.processes.stack import run_async, wait_until

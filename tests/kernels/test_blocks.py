@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernels.kernel_harness import FP8, Shape, cases, poisoned
+from support.kernels.harness import FP8, Shape, cases, poisoned
 
 from baton.kernels import reference
 from baton.kernels.kv.blocks import gather_blocks, scatter_blocks

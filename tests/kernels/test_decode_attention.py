@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels.kernel_harness import (
+from support.kernels.harness import (
     BOUNDS,
     FP8,
     GRID,

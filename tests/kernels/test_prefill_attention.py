@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from support.kernels.kernel_harness import (
+from support.kernels.harness import (
     BOUNDS,
     FP8,
     GRID,

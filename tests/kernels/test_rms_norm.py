@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernels.kernel_harness import BOUNDS, cases, relative_error
+from support.kernels.harness import BOUNDS, cases, relative_error
 
 from baton.kernels.norm.rms_norm import rms_norm
 

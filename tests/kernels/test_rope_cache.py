@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernels.kernel_harness import (
-    BOUNDS,
-    FP8,
-    GRID,
-    SMALL,
-    Shape,
-    cases,
-    poisoned,
-    random_kv_scale,
-    relative_error,
-)
+from support.kernels.harness import BOUNDS, FP8, GRID, SMALL, Shape, cases, poisoned, random_kv_scale, relative_error
 
 from baton.kernels import reference
 from baton.kernels.rope.rope_cache import rope_and_cache

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.engine.sampling_rig import CLOSE, TINY, DeviceRows, Oracle, random_inits, random_masks
-from support.kernels.kernel_harness import NAMES, cases
+from support.kernels.harness import NAMES, cases
 from torch import Tensor
 
 from baton.kernels import reference

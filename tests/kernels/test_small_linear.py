@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.kernels.kernel_harness import BOUNDS, NAMES, cases, poisoned, relative_error
+from support.kernels.harness import BOUNDS, NAMES, cases, poisoned, relative_error
 from torch import Tensor
 from torch.nn import functional
 

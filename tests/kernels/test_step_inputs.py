@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernels.kernel_harness import cases
+from support.kernels.harness import cases
 
 from baton.kernels.step_inputs import step_inputs
 

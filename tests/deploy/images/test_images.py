@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from support.kubernetes.api_server import ApiServer, endpoint, slice_of
 from support.kubernetes.deploy_tools import ROOT
-from support.kubernetes.kubernetes_api_server import ApiServer, endpoint, slice_of
 from support.processes.stack import wait_until
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
-from support.kubernetes.kubernetes_api_server import api_server_thread, endpoint, slice_of
+from support.kubernetes.api_server import api_server_thread, endpoint, slice_of
 from support.processes import stack
 from support.processes.stack import MODEL, MODEL_NAME, Stack, wait_until
 

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
-from support.transfer import transfer_scenarios as scenarios
-from support.transfer.transfer_rig import CPU, SIM, TransferRig, transfer_rig
+from support.transfer import scenarios
+from support.transfer.rig import CPU, SIM, TransferRig, transfer_rig
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.engine.gpu_engines import make_model
-from support.transfer import transfer_scenarios as scenarios
+from support.transfer import scenarios
 from support.transfer.gpu_pairs import environ_of
-from support.transfer.transfer_rig import TransferRig, transfer_rig
+from support.transfer.rig import TransferRig, transfer_rig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 from support.fleet.fleet_node import state
 from support.fleet.kvstore_node import eventually
-from support.kubernetes.kubernetes_api_server import ApiServer, endpoint, slice_of
+from support.kubernetes.api_server import ApiServer, endpoint, slice_of
 from support.processes import ports
 from support.processes.stack import metric
 

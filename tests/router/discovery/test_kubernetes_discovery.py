@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.fleet.kvstore_node import eventually
-from support.kubernetes.kubernetes_api_server import ApiServer, endpoint, slice_of
+from support.kubernetes.api_server import ApiServer, endpoint, slice_of
 
 from baton.router.discovery.endpoints import EndpointState
 from baton.router.discovery.kubernetes_api import ApiError, KubernetesApi, UnexpectedAnswer

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import yaml
+from support.kubernetes.api_server import api_server_thread
 from support.kubernetes.deploy_tools import ROOT
-from support.kubernetes.kubernetes_api_server import api_server_thread
-from support.kubernetes.kubernetes_namespace import Namespace
 from support.kubernetes.manifests import OVERLAYS
+from support.kubernetes.namespace import Namespace
 
 from baton.services import cli
 from baton.services.doctor.cluster.promises import MINIMUM_VERSION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from support.kubernetes.kubernetes_api_server import endpoint, slice_of
+from support.kubernetes.api_server import endpoint, slice_of
 from support.kubernetes.manifests import rendered
 
 from baton.services.doctor.cluster.look import RESOURCES

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from support.processes.worker_harness import Slot, Stream
 from support.processes.worker_processes import WorkerProcess
-from support.transfer.transfer_rig import TransferRig
+from support.transfer.rig import TransferRig
 
 from baton.v1 import types_pb2, worker_pb2
 
