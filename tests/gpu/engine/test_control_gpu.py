@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.engine.gpu_engines import engine_over, executor_for, generate, make_model, make_prompts, tokens_of
+from support.engine.gpu_engines import (
+    engine_over,
+    executor_for,
+    generate,
+    leader_of,
+    make_model,
+    make_prompts,
+    tokens_of,
+)
 
 from baton.rpc.errors import Mismatch, NoCapacity
 from baton.worker.core import BlockId
@@ -35,8 +43,7 @@ def executor(folders: tuple[Path, Path], request: pytest.FixtureRequest) -> Cuda
     gc.collect()
     torch.cuda.empty_cache()
     made = executor_for(folders[0], dtype="bfloat16", cuda_graphs=request.param, num_blocks=4096)
-    assert isinstance(made, CudaExecutor)
-    return made
+    return leader_of(made)
 
 
 def tokens(executor: CudaExecutor) -> list[list[int]]:

@@ -16,6 +16,7 @@ from support.engine.gpu_engines import (
     engine_over,
     executor_for,
     generate,
+    leader_of,
     make_model,
     make_prompts,
     tokens_of,
@@ -26,7 +27,6 @@ from transformers import PreTrainedModel
 from baton.rpc.errors import NoCapacity
 from baton.worker.core import BlockId, SamplingParams, StepPlan
 from baton.worker.executors.base import DeviceLost, Executor
-from baton.worker.executors.cuda.executor import CudaExecutor
 from baton.worker.process.step_trace import StepTrace, TracedExecutor
 
 pytestmark = pytest.mark.gpu
@@ -153,10 +153,10 @@ def test_preempted_requests_go_on_as_if_nothing_was(llama: tuple[Path, PreTraine
 
 
 def test_out_of_memory_in_a_step_fails_its_requests_only(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(executor, CudaExecutor)
+    device = leader_of(executor)
     prompts = make_prompts((60, 20, 90, 33), seed=8)
     expected = tokens_of(generate(engine_over(executor), prompts))
-    engine, compute, num_steps = engine_over(executor), executor._compute, 0
+    engine, compute, num_steps = engine_over(executor), device._compute, 0
 
     def run_out_once(plan: StepPlan) -> object:
         nonlocal num_steps
@@ -165,7 +165,7 @@ def test_out_of_memory_in_a_step_fails_its_requests_only(executor: Executor, mon
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         return compute(plan)
 
-    monkeypatch.setattr(executor, "_compute", run_out_once)
+    monkeypatch.setattr(device, "_compute", run_out_once)
     # The later ones enter while the step fails.
     found = generate(engine, prompts, stagger=4)
     failed = [one for one in found if one.error is not None]
@@ -178,13 +178,13 @@ def test_out_of_memory_in_a_step_fails_its_requests_only(executor: Executor, mon
 
 
 def test_a_lost_device_ends_the_engine(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(executor, CudaExecutor)
+    device = leader_of(executor)
 
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
 
-    monkeypatch.setattr(executor, "_compute", fail)
-    monkeypatch.setattr(executor, "_wait", fail)
+    monkeypatch.setattr(device, "_compute", fail)
+    monkeypatch.setattr(device, "_wait", fail)
     with pytest.raises(DeviceLost, match="illegal memory access"):
         generate(engine_over(executor), make_prompts((5,)))
 

@@ -32,7 +32,9 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions, TokenLogprobs
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
+from baton.worker.executors.cuda.executor import CudaExecutor
 from baton.worker.executors.factory import make_executor
+from baton.worker.executors.ranks import RankGroup
 from baton.worker.scheduling.settings import EngineSettings
 
 VOCAB_SIZE = 1000
@@ -96,6 +98,13 @@ def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> P
 def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
     random = np.random.default_rng(seed)
     return [random.integers(5, VOCAB_SIZE, size=length).tolist() for length in lengths]
+
+
+def leader_of(executor: Executor) -> CudaExecutor:
+    """The one rank of an executor for a GPU."""
+    assert isinstance(executor, RankGroup)
+    assert isinstance(executor.leader, CudaExecutor)
+    return executor.leader
 
 
 def executor_for(folder: Path, **fields: Any) -> Executor:

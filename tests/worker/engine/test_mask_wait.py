@@ -23,3 +23,12 @@ def test_compilations_are_waited_for_only_by_who_has_nothing_else_to_do() -> Non
     assert max_wait_seconds(compiling) == 0
     assert max_wait_seconds(replace(compiling, woken=False)) > 0
     assert max_wait_seconds(ALONE) > 0
+
+
+def test_masks_of_a_step_that_the_device_computes_may_take_until_it_is_done() -> None:
+    busy = replace(ALONE, in_flight=True, others_can_run=True, undrawn_seconds=0.008)
+    assert 0.008 < max_wait_seconds(busy) < 0.009
+    done = replace(busy, undrawn_seconds=0.0)
+    assert 0 < max_wait_seconds(done) == max_wait_seconds(replace(done, undrawn_seconds=None))
+    assert max_wait_seconds(replace(busy, advancing=False)) == 0
+    assert max_wait_seconds(replace(busy, undrawn_seconds=60.0)) < 0.2

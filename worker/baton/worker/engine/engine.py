@@ -356,12 +356,14 @@ class Engine:
 
     def _settle_grammars(self, grammars: Grammars) -> None:
         """Continues requests whose grammar is compiled, or has accepted their last token."""
+        step_seconds = self._rates.decode_step_seconds
         wait = MaskWait(
-            self._rates.decode_step_seconds,
+            step_seconds,
             in_flight=bool(self._in_flight),
             others_can_run=self._scheduler.can_go_on(),
             advancing=grammars.num_advancing > 0,
             woken=grammars.wake is not None,
+            undrawn_seconds=self._in_flight.undrawn_seconds(step_seconds),
         )
         for match in grammars.settle(max_wait_seconds(wait)):
             state = cast(RequestState, match.owner)

@@ -20,11 +20,17 @@ class MaskWait:
     others_can_run: bool  # other requests would wait, too
     advancing: bool  # masks are being computed; False: only grammars compile
     woken: bool  # the end of a compilation wakes the loop
+    undrawn_seconds: float | None = None  # until the device has computed the step that these masks follow; None: none
 
 
 def max_wait_seconds(wait: MaskWait) -> float:
     """Returns how many seconds the next step may be delayed."""
     if wait.in_flight or wait.others_can_run:
-        share = _FREE_SHARE if wait.in_flight else _OTHERS_SHARE
-        return min(wait.step_seconds, _MAX_STEP_SECONDS) * share if wait.advancing else 0.0
+        if not wait.advancing:
+            return 0.0
+        step_seconds = min(wait.step_seconds, _MAX_STEP_SECONDS)
+        seconds = step_seconds * (_FREE_SHARE if wait.in_flight else _OTHERS_SHARE)
+        if wait.undrawn_seconds is None:
+            return seconds
+        return max(seconds, min(wait.undrawn_seconds, _MAX_STEP_SECONDS) + step_seconds * _OTHERS_SHARE)
     return _IDLE_SECONDS if wait.advancing or not wait.woken else 0.0

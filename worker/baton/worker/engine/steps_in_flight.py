@@ -81,6 +81,16 @@ class StepsInFlight:
         elapsed = self._clock() - max(self._launched[0].launched, self._last_collect)
         return max(0, num_tokens - int(elapsed * self._rates.prefill_tokens_per_second))
 
+    def undrawn_seconds(self, step_seconds: float) -> float | None:
+        """Seconds until the device has computed the step that needs masks next, if it takes `step_seconds`.
+
+        None: no step needs any.
+        """
+        if len(self._launched) != 1 or not self._launched[0].undrawn:
+            return None
+        begun = max(self._launched[0].launched, self._last_collect)
+        return max(0.0, begun + step_seconds - self._clock())
+
     @property
     def full(self) -> bool:
         """Whether a step must be collected before the next is launched."""

@@ -55,6 +55,11 @@ class RankGroup:
         self.max_step_tokens = leader.max_step_tokens
 
     @property
+    def leader(self) -> ServingExecutor:
+        """The executor of rank 0."""
+        return self._leader
+
+    @property
     def size(self) -> int:
         """Ranks, the leader included."""
         return 1 + len(self._followers)

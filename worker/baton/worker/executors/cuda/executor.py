@@ -68,6 +68,13 @@ class _Launched:
     computed: Computed
     started: torch.cuda.Event
     done: torch.cuda.Event
+    waited: tuple[torch.cuda.Event, torch.cuda.Event] | None  # from when to when the device had no masks to go on with
+
+    @property
+    def seconds(self) -> float:
+        """What the device computed, once it is done."""
+        waited = 0.0 if self.waited is None else self.waited[0].elapsed_time(self.waited[1])
+        return float(self.started.elapsed_time(self.done) - waited) / 1000
 
 
 class CudaExecutor:
@@ -103,6 +110,7 @@ class CudaExecutor:
         self._graphs: DecodeGraphs | None = None
         self._launched: deque[_Launched] = deque()
         self._undrawn: tuple[StepPlan, torch.cuda.Event, Undrawn] | None = None  # its masks follow
+        self._computed: torch.cuda.Event | None = None  # when its forward pass ends
         self._last_done: torch.cuda.Event | None = None
         self._turn = 0
         self._watch = DeviceWatch()
@@ -138,7 +146,7 @@ class CudaExecutor:
         with self._guarded(plan):
             undrawn = self._launch(plan)
             if plan.masks_follow:
-                self._undrawn = undrawn
+                self._undrawn, self._computed = undrawn, _record_event()
             else:
                 self._draw(*undrawn, plan.masks, _NONE)
 
@@ -147,8 +155,9 @@ class CudaExecutor:
         """Queues what the last launch left out. Raises as launch."""
         step, self._undrawn = self._undrawn, None
         assert step is not None, "a step was launched whose masks follow"
+        assert self._computed is not None, "its forward pass has an end"
         with self._guarded(step[0]):
-            self._draw(*step, masks, undrawn)
+            self._draw(*step, masks, undrawn, (self._computed, _record_event()))
 
     @contextmanager
     def _guarded(self, plan: StepPlan) -> Iterator[None]:
@@ -175,7 +184,7 @@ class CudaExecutor:
             counts=launched.plan.samples.astype(np.int32),
             logprobs={} if logprobs is None else logprobs.read(),
             prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
-            seconds=launched.started.elapsed_time(launched.done) / 1000,
+            seconds=launched.seconds,
         )
         leave_out(result, launched.plan, launched.computed.left_out)
         if self._config.trace_steps:
@@ -278,23 +287,27 @@ class CudaExecutor:
     # Steps.
 
     def _launch(self, plan: StepPlan) -> tuple[StepPlan, torch.cuda.Event, Undrawn]:
-        started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        started.record()
+        started = _record_event()
         self._batch.apply(plan)
         for head in self._heads.values():
             head.take_rows(plan)
         return plan, started, self._compute(plan)
 
     def _draw(
-        self, plan: StepPlan, started: torch.cuda.Event, undrawn: Undrawn, masks: TokenMasks | None, left_out: Int32
+        self,
+        plan: StepPlan,
+        started: torch.cuda.Event,
+        undrawn: Undrawn,
+        masks: TokenMasks | None,
+        left_out: Int32,
+        waited: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
     ) -> None:
         computed = self._heads[plan.head].finish(plan, undrawn, masks, left_out)
         self._turn = (self._turn + 1) % len(self._pinned)
         token_ids = self._pinned[self._turn][: len(computed.token_ids)]
         token_ids.copy_(computed.token_ids, non_blocking=True)
-        done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        done.record()
-        self._launched.append(_Launched(plan.step, plan, token_ids, computed, started, done))
+        done = _record_event()
+        self._launched.append(_Launched(plan.step, plan, token_ids, computed, started, done, waited))
         if self._wake is not None:
             self._watch.add(done, self._wake)
 
@@ -432,6 +445,12 @@ def _kv_scale(loaded: LoadedModel, device: torch.device) -> Tensor:
     """[num_layers, 2, num_kv_heads]: the checkpoint has one a tensor."""
     scales = loaded.kv_scales.to(device)
     return scales[:, :, None].repeat(1, 1, loaded.config.num_kv_heads)
+
+
+def _record_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dtype: torch.dtype) -> KvSpec:
