@@ -17,6 +17,7 @@ from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.follow_pace import FollowPace
 from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.restores import RestoreCost, Restores
@@ -50,6 +51,7 @@ class Scheduler:
         self.queues = RequestQueues(settings.max_num_requests, max_step_tokens)
         self.batch = self.queues.batch
         self._shares = TenantShares(self.queues)
+        self._follow_pace = FollowPace()
         self.prefill_wanted: list[PrefillWanted] = []  # the engine takes them
         self.stalled = False  # the last schedule found nothing that fits, and nothing has changed since
         self._prefixes = self._holdings.prefixes
@@ -216,12 +218,12 @@ class Scheduler:
         plan, batch = scheduled.plan, self.batch
         constrained = np.array([state.grammar is not None for state in scheduled.states]) & plan.samples
         ready = np.array([state.row != NO_ROW and not state.mask_pending for state in scheduled.states])
-        for index in np.flatnonzero(constrained & ~ready).tolist():
-            if scheduled.states[index].row != NO_ROW:
-                batch.num_computed[plan.rows[index]] -= 1
+        late = [index for index in np.flatnonzero(constrained & ~ready) if scheduled.states[index].row != NO_ROW]
+        batch.num_computed[plan.rows[late]] -= 1
         drawn = constrained & ready
         batch.hold(plan.rows[drawn])
-        batch.follow(plan.rows[drawn], True)
+        self._follow_pace.drawn(int(np.count_nonzero(drawn)) + len(late), len(late))
+        batch.follow(plan.rows[drawn], self._follow_pace.may_follow())
         masks = token_masks(scheduled, drawn) if drawn.any() else None
         return masks, np.flatnonzero((constrained & ~ready)[plan.samples]).astype(np.int32)
 
@@ -502,7 +504,7 @@ class Scheduler:
         if not plan.masks_follow:
             plan.masks = token_masks(scheduled, constrained)
         self.batch.hold(rows)
-        self.batch.follow(rows, not plan.masks_follow)
+        self.batch.follow(rows, not plan.masks_follow and self._follow_pace.may_follow())
 
 
 def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:
