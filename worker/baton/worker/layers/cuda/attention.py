@@ -45,6 +45,8 @@ class PagedAttention:
         self.max_seqs = max_seqs
         self.dtype = dtype  # of queries
         self._invariant = batch_invariant
+        # Read once: a cache that is asleep has no shape.
+        *_, self._block_size, self._head_dim = cache.shape
         # [2, num_kv_heads] fp32 a layer, of a quantized pool. Each in memory of its own, so that all are aligned alike.
         self.kv_scales = [None if kv_scale is None else kv_scale[layer].clone() for layer in range(len(windows))]
         self.decode_workspace = DecodeWorkspace(
@@ -57,14 +59,13 @@ class PagedAttention:
     def prefill_row(self, window: int = 0) -> Row:
         """Returns which kernel attends with chunks in a layer with this window."""
         capability, _ = torch.cuda.get_device_capability(self.cache.device)
-        *_, block_size, head_dim = self.cache.shape
         case = Case(
             "cuda",
             capability,
             self.dtype,
             self.cache.dtype,
-            head_dim,
-            block_size,
+            self._head_dim,
+            self._block_size,
             window=window > 0,
             batch_invariant=self._invariant,
         )
