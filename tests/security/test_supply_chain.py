@@ -52,6 +52,11 @@ UNSAFE_KEYWORDS = {"trust_remote_code", "allow_pickle", "shell"}
 # What the operator says at the command line, on their own machine, may name code; what else, is a mistake here.
 ALLOWED = {
     ("gateway/baton/gateway/parsing/format_choice.py", "runpy"): "--tool-parser-plugin names a file of the operator's",
+    (
+        "gateway/baton/gateway/bodies/reading_process.py",
+        "import_module",
+    ): "the module of a request's type, which the gateway that started it names",
+    ("kernels/baton/kernels/table.py", "import_module"): "one of the implementations that the table lists",
     ("services/baton/services/simulate/cell.py", "multiprocessing"): "the simulator's own processes of one run",
     ("services/baton/services/simulate/cell.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/simulate/cell.py", "import_module"): "--policies names a module of the operator's",
