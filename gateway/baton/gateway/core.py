@@ -113,8 +113,6 @@ class Sink(Protocol):
 
 
 class Generation(Protocol):
-    """A running request."""
-
     def abort(self) -> None:
         """Ends the request: the sink is not called again, and the worker frees its blocks.
 

@@ -63,8 +63,6 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A customer."""
-
     name: str = ""  # empty: anonymous
     salt: str = ""  # namespace of its prefix cache; tenants with the same salt share blocks. Empty: its name
     models: frozenset[str] = frozenset()  # models it may use; empty: all

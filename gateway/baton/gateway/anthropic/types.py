@@ -23,15 +23,11 @@ CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
-    """A text."""
-
     text: str
     cache_control: CacheControl = None
 
 
 class ImageBlock(Struct, kw_only=True, tag_field="type", tag="image"):
-    """An image."""
-
     source: dict[str, Any]
     cache_control: CacheControl = None
 
@@ -212,8 +208,6 @@ class MessageUsage(Struct, kw_only=True):
 
 
 class Message(Struct, kw_only=True):
-    """The response."""
-
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"

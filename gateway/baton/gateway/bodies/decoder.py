@@ -24,8 +24,6 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 class Received(Protocol):
-    """A received request."""
-
     @property
     def pieces(self) -> Sequence[bytes | bytearray]:
         """Returns the body in pieces, because joining a large body takes milliseconds."""

@@ -17,8 +17,6 @@ class RouterSight(msgspec.Struct):
 
 
 class WorkerSight(msgspec.Struct):
-    """A worker."""
-
     worker_id: str  # empty: it has not reported yet
     address: str
     role: str  # prefill, decode, both or unknown
