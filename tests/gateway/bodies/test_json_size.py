@@ -7,7 +7,14 @@ import msgspec
 import pytest
 from support.gateway.rest_harness import rest_side
 
-from baton.gateway.bodies.json_size import MAX_COMMAS, MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, check_json_size
+from baton.gateway.bodies.json_size import (
+    MAX_COMMAS,
+    MAX_CONTAINERS,
+    MAX_KEYS,
+    MAX_STRINGS,
+    MAX_WIDE_BYTES,
+    check_json_size,
+)
 from baton.rpc.errors import InvalidRequest
 
 MEGABYTES = 15 << 20
@@ -122,6 +129,7 @@ def test_a_text_with_nearly_as_many_of_each_kind_as_are_allowed_is_refused():
         b"9" * 4000 + b",",
         rb"\u4f60",
         "a\U0001f600".encode(),
+        b"a" * 100_000 + "\U0001f600".encode(),
     ],
 )
 def test_what_is_allowed_is_parsed_soon(piece):
@@ -141,6 +149,15 @@ def test_what_is_allowed_is_parsed_soon(piece):
         msgspec.json.decode(text)
         spent.append(time.thread_time() - began)
     assert min(spent) < 0.05
+
+
+@pytest.mark.parametrize("escape", [b"", rb"\""])
+@pytest.mark.parametrize("emoji", ["\U0001f600".encode(), rb"\uD83D\ude00", rb"\ud83d\uDE00"])
+def test_long_strings_with_an_emoji_are_refused_and_long_ones_without_it_are_not(escape, emoji):
+    image = (b"A" * 1000 + escape) * (MAX_WIDE_BYTES // 1000)
+    check_json_size(b'{"image":"%s","text":"%s"}' % (image, emoji * 1000))
+    with pytest.raises(InvalidRequest, match=r"U\+FFFF; at most 10485760 are allowed"):
+        check_json_size(b'{"image":"","text":"%s"}' % (image + emoji * 2000))
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages"])

@@ -17,6 +17,8 @@ MAX_BACKSLASHES = 2 << 20  # in strings
 # Numbers with an exponent or more than 19 digits, which may need slow arithmetic: 15 us each.
 MAX_LONG_NUMBERS = 2000
 MAX_LONG_NUMBER_BYTES = 256 << 10
+# A string with a character outside of Unicode's basic plane (an emoji) becomes four bytes a character.
+MAX_WIDE_BYTES = 10 << 20
 # The maximum time to parse one of each kind, in nanoseconds, and the limit of their sum.
 _NANOSECONDS = (13, 35, 320, 140, 40, 15_000, 25)
 _BYTE_NANOSECONDS = 1.9
@@ -31,6 +33,7 @@ _NOT_SYNTAX = bytes(set(range(256)) - set(b'{[:,"0123456789.eEus'))  # u and s: 
 _DIGITS_ALIKE = bytes.maketrans(b"123456789.", b"0000000000")
 _LONG_NUMBER = re.compile(b"0{%d,}" % _LONG_DIGITS)
 _BACKSLASHES = re.compile(rb"\\*")
+_WIDE = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", rb"\ud", rb"\uD")  # in UTF-8, and as surrogates
 
 _LIMITS: Mapping[str, int] = MappingProxyType(
     {
@@ -59,6 +62,7 @@ def check_json_size(text: bytes, field: str = "") -> None:
         # A backslash makes at most one quote part of a string.
         counts["strings"] += (quotes - backslashes) // 2
         _check(counts, field)
+    _check_wide(text, field)
     # Every value except the first follows one of the other characters.
     if num_syntax <= _FEW:
         return
@@ -68,6 +72,19 @@ def check_json_size(text: bytes, field: str = "") -> None:
         in_string = _count(piece, in_string, counts)
         _check(counts, field)
     _check_sum(counts, len(text), field)
+
+
+def _check_wide(text: bytes, field: str) -> None:
+    if len(text) <= MAX_WIDE_BYTES or not _is_wide(text):
+        return
+    wide = sum(len(part) for part in text.replace(rb"\"", b"").split(b'"') if _is_wide(part))
+    if wide > MAX_WIDE_BYTES:
+        found = f"{wide} bytes in strings with characters above U+FFFF"
+        raise InvalidRequest(f"{field or 'the body'} has {found}; at most {MAX_WIDE_BYTES} are allowed", field=field)
+
+
+def _is_wide(text: bytes) -> bool:
+    return any(start in text for start in _WIDE)
 
 
 def num_values(text: bytes) -> int:
