@@ -1,4 +1,4 @@
-"""The attention half of a decoder layer: its weights, and its order of ops on any device."""
+"""The attention half of a decoder layer: its weights, and the order of its ops on any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Vectors and linears of one layer's attention."""
+    """The weights of one layer's attention."""
 
     input_norm: Tensor | None  # [hidden_size]
     qkv: LinearWeights  # [num_qkv_heads * head_dim, hidden_size]: queries, keys, values
@@ -44,17 +44,17 @@ class Attention(Generic[S]):
         self._o = OutputLinear(weights.o, norm_of(weights.output_norm, eps), scale, device)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
-        """Stores the step's keys and values. Returns the queries for `attend`. `out` is memory for the projection."""
+        """Stores the step's keys and values. Returns the queries for `attend`. Projects into `out` if given."""
         qkv = self._qkv.project(stream, self._input_norm, out)
         self._norm_projections(qkv)
         return self._ops.write(qkv, step)
 
     def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
-        """Returns [num_tokens, num_q_heads * head_dim], in `out` if given."""
+        """Returns the attention [num_tokens, num_q_heads * head_dim], in `out` if given."""
         return self._ops.attend(query, step, out)
 
     def finish(self, stream: Stream, attended: Tensor) -> None:
-        """Adds what attention returned, through o, to the stream."""
+        """Adds the output projection of `attended` to the stream."""
         self._o.add(attended, stream)
 
     def _norm_projections(self, qkv: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A linear: its parameters, and the ops of its weight format on a device."""
+"""Linear layers: their parameters, and the ops of their weight format on a device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from baton.worker.quantization.neighbours import Norm, Stream
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
-    """A linear's parameters in their format."""
+    """The parameters of a linear layer in their format."""
 
     method: QuantMethod
     params: Params
 
 
 class Linear:
-    """x @ weight^T + bias on a device. Only the format reads the weight."""
+    """x @ weight^T + bias on a device. Only the weight format reads the parameters."""
 
     __slots__ = ("_ops", "_params")
 
@@ -47,7 +47,7 @@ class Linear:
 
 
 class OutputLinear:
-    """The last linear of attention or MLP: its output is normed where the layer says so, scaled, and added."""
+    """The last linear of attention or MLP. Its output is normed if the layer has output norms, scaled, and added."""
 
     __slots__ = ("_kernels", "_linear", "_norm", "_scale")
 

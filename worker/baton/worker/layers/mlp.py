@@ -1,4 +1,4 @@
-"""The MLP half of a decoder layer: its weights, and its order of ops on any device."""
+"""The MLP half of a decoder layer: its weights, and the order of its ops on any device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.worker.quantization.neighbours import Stream, norm_of
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
-    """Vectors and linears of one layer's MLP."""
+    """The weights of one layer's MLP."""
 
     input_norm: Tensor | None  # [hidden_size]
     gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first
@@ -31,5 +31,5 @@ class Mlp:
         self._down = OutputLinear(weights.down, norm_of(weights.output_norm, eps), scale, device)
 
     def add(self, stream: Stream) -> None:
-        """Adds the MLP of the stream to the stream."""
+        """Adds the MLP's output to the stream."""
         self._down.add(self._gate_up.gate(stream, self._input_norm), stream)

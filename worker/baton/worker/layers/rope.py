@@ -1,4 +1,4 @@
-"""The table of cosines and sines that RoPE reads, with the scalings that stretch a model's context."""
+"""RoPE's tables of cosines and sines, with the scalings that extend a model's context."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def cos_sin_tables(ropes: Iterable[RopeConfig], head_dim: int, num_positions: in
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """[num_positions, head_dim] fp32: head_dim / 2 cosines, then as many sines."""
+    """Returns [num_positions, head_dim] fp32: head_dim / 2 cosines, then as many sines."""
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
     return torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor(rope)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians a position, [head_dim / 2] fp32."""
+    """Returns radians per position, [head_dim / 2] fp32."""
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.kind == "linear":
         return plain / rope.factor
@@ -35,7 +35,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """By which YaRN scales cosines and sines, and so the scores' square root."""
+    """Returns the factor that YaRN scales cosines and sines with; scores are scaled by its square."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -50,7 +50,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long wavelengths are stretched, short ones kept, those between interpolated."""
+    """Divides the frequencies of long wavelengths by the factor, keeps short ones, interpolates between."""
     wavelength = 2 * math.pi / plain
     longest_kept = rope.original_length / rope.high_freq_factor
     shortest_stretched = rope.original_length / rope.low_freq_factor
@@ -61,7 +61,7 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
-    """Dimensions that turn often over the original length are kept, those that turn rarely are stretched."""
+    """Keeps dimensions that rotate often within the original length, divides the frequencies of the others."""
     low, high = (
         head_dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         for turns in (rope.beta_fast, rope.beta_slow)

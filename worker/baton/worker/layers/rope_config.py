@@ -1,4 +1,4 @@
-"""How a model turns positions into angles, as data."""
+"""The description of a model's rotary position embedding."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_factor: float | None = None  # None: from the factor
+    attention_factor: float | None = None  # None: computed from the factor
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
 
     @property
     def extended_length(self) -> int:
-        """Tokens that YaRN stretches to; checkpoints leave max_position_embeddings at the unscaled length."""
+        """Tokens that YaRN extends to; checkpoints keep max_position_embeddings at the unscaled length."""
         return int(self.factor * self.original_length) if self.kind == "yarn" else 0

@@ -1,4 +1,4 @@
-"""A decoder layer described as data: its attention, its MLP, its norms, its scales. Knows no tensors."""
+"""The description of a decoder layer: its attention, MLP, norms and scales. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Literal
 
 from baton.worker.layers.rope_config import RopeConfig
 
-# Where queries and keys are normed: not at all, each head by itself, or all heads of a token together.
+# Norms of queries and keys: none, of each head, or of all heads of a token together.
 QkNorm = Literal["none", "head", "projection"]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Causal attention of grouped query heads."""
+    """Causal grouped-query attention."""
 
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
     rope: RopeConfig
     scale: float  # of the scores
-    window: int = 0  # keys that a query sees, itself included; 0: all
+    window: int = 0  # keys that a query attends to, including its own; 0: all
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: QkNorm = "none"
@@ -32,7 +32,7 @@ class AttentionSpec:
 
     @property
     def q_size(self) -> int:
-        """Width of the queries, and of what attention returns."""
+        """Width of the queries, and of attention's output."""
         return self.num_q_heads * self.head_dim
 
     @property
@@ -57,4 +57,4 @@ class LayerSpec:
     mlp: MlpSpec
     input_norms: bool = True
     output_norms: bool = False
-    residual_scale: float = 1.0  # of what is added to the residual stream
+    residual_scale: float = 1.0  # of updates to the residual stream

@@ -1,4 +1,4 @@
-"""Weights as trees of dataclasses, tuples and mappings with tensors as leaves. A tensor may hang in two places."""
+"""Weights as trees of dataclasses, tuples and mappings, with tensors as leaves. Two leaves may share a tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Returns each tensor once, in an order that trees of one structure share."""
+    """Returns each tensor once, in an order that is the same for all trees of one structure."""
     return list({id(tensor): tensor for tensor in _leaves(tree)}.values())
 
 
 def mapped(tree: T, change: Callable[[Tensor], Tensor]) -> T:
-    """Returns the same tree over changed tensors. A shared tensor is changed once."""
+    """Returns the tree with `change` applied to each tensor, once to a shared one."""
     changed = {id(tensor): change(tensor) for tensor in tensors_of(tree)}
     return _rebuilt(tree, changed)  # type: ignore[no-any-return]
 

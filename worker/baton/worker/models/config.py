@@ -1,4 +1,4 @@
-"""A model as data: its layers, its sizes, what its checkpoint calls its tensors. Knows no tensors."""
+"""The description of a model: its layers, its sizes and the names of its tensors. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.worker.models.names import TensorNames
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder. Its layers' attention is of one shape, because all share one KV cache."""
+    """A decoder. Attention has one shape in all layers, because they share one KV cache."""
 
     architecture: str
     vocab_size: int
@@ -22,54 +22,51 @@ class ModelConfig:
     max_position_embeddings: int
     tie_embeddings: bool
     initializer_range: float
-    dtype: str  # of the checkpoint, by its own word; "" where it does not say
+    dtype: str  # of the checkpoint, as its config states it; "" if it does not
     eos_token_ids: tuple[int, ...]
     names: TensorNames = TensorNames()  # noqa: RUF009 - frozen
     embedding_scale: float = 1.0
     logits_divisor: float = 1.0
-    heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # what requests may ask of it
+    heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use
 
     @property
     def num_layers(self) -> int:
-        """That have KV."""
+        """Number of layers with KV."""
         return len(self.layers)
 
     @property
     def num_q_heads(self) -> int:
-        """Of each layer."""
         return self.layers[0].attention.num_q_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Of each layer."""
         return self.layers[0].attention.num_kv_heads
 
     @property
     def num_qkv_heads(self) -> int:
-        """Of each layer's fused projection."""
+        """Heads in the fused projection of each layer."""
         return self.layers[0].attention.num_qkv_heads
 
     @property
     def head_dim(self) -> int:
-        """Of each layer."""
         return self.layers[0].attention.head_dim
 
     @property
     def intermediate_size(self) -> int:
-        """Of the widest layer."""
+        """Intermediate size of the widest layer."""
         return max(layer.mlp.intermediate_size for layer in self.layers)
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """A layer: keys that a query sees, itself included; 0: all."""
+        """Keys that a query attends to, including its own, per layer; 0: all."""
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """Each once, in the layers' order."""
+        """Distinct RoPE configs, in the order of the layers."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that the positions are made for."""
+        """Tokens that the positions support, with extended RoPE."""
         return max(self.max_position_embeddings, *(rope.extended_length for rope in self.ropes))

@@ -1,8 +1,8 @@
-"""The decoder loop: embedding, layers, last norm and head, on any device.
+"""The decoder loop on any device: embedding, layers, final norm and head.
 
-A step runs as segments with an attention between each two: segment 0 is the embedding and the first layer's
-projection, segment i ends layer i - 1 and begins layer i, the last one ends the last layer. Segments depend on the
-number of tokens alone, so that graphs can stand in for them.
+A step runs as segments with attention between them: segment 0 is the embedding and the first layer's projection,
+segment i ends layer i - 1 and begins layer i, and the last segment ends the last layer. Segments depend only on the
+number of tokens, so that graphs can replace them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.worker.quantization.neighbours import Norm, Stream
 
 
 class Step(Protocol):
-    """A step's inputs, as a device's executor makes them."""
+    """The inputs of a step, prepared by a device's executor."""
 
     @property
     def fuse_norms(self) -> bool:
@@ -36,7 +36,7 @@ S_contra = TypeVar("S_contra", bound=Step, contravariant=True)
 
 
 class Buffers(NamedTuple):
-    """Memory that recorded segments read and write."""
+    """The memory that recorded segments read and write."""
 
     residual: Tensor  # [num_tokens, hidden_size]
     qkv: Tensor  # [num_tokens, num_qkv_heads * head_dim]
@@ -45,7 +45,7 @@ class Buffers(NamedTuple):
 
 @dataclass(slots=True)
 class Flow:
-    """What segments and attentions of one step hand on, in memory of their own or in `buffers`."""
+    """The tensors that the segments and attentions of one step pass on, in memory of their own or in `buffers`."""
 
     stream: Stream | None = None
     query: Tensor | None = None
@@ -54,18 +54,18 @@ class Flow:
 
     @classmethod
     def over(cls, buffers: Buffers) -> Flow:
-        """Returns the flow of recorded segments, at any of them."""
+        """Returns the flow of recorded segments; it holds at each of them."""
         return cls(Stream(buffers.residual), buffers.qkv, buffers.attended, buffers)
 
 
 class SegmentGraphs(Protocol[S_contra]):
-    """Recorded segments."""
+    """The recorded segments."""
 
     def begin(self, step: S_contra) -> Flow:
-        """Takes a step's inputs over. Returns the flow of its tokens."""
+        """Copies the inputs of a step. Returns the flow of its tokens."""
 
     def replay(self, index: int) -> None:
-        """Queues segment `index` for the step."""
+        """Queues segment `index` of the step."""
 
 
 class _Layer(NamedTuple, Generic[S]):
@@ -79,18 +79,17 @@ class Decoder(Generic[S]):
     def __init__(self, config: ModelConfig, weights: ModelWeights, device: Device[S]) -> None:
         self._config = config
         self._device = device
-        # Where an update waits for the next norm, that norm is a launch anyway.
+        # With biases, updates are deferred to the next norm, so that norm is a launch in any case.
         self._fuse_norms = not any(layer.attention.o_bias or layer.mlp.bias for layer in config.layers)
         self.weights = weights
 
     @property
     def weights(self) -> ModelWeights:
-        """In use."""
         return self._weights
 
     @weights.setter
     def weights(self, weights: ModelWeights) -> None:
-        """Graphs recorded before read the old ones."""
+        """Replaces the weights. Graphs that were recorded before still read the old ones."""
         config, device = self._config, self._device
         self._weights = weights
         self._layers = [
@@ -105,14 +104,14 @@ class Decoder(Generic[S]):
 
     @property
     def num_segments(self) -> int:
-        """One more than layers."""
+        """Number of layers, plus one."""
         return len(self._layers) + 1
 
     def forward(
         self, step: S, graphs: SegmentGraphs[S] | None = None, on_written: Callable[[int], None] | None = None
     ) -> Tensor:
-        """Writes the step's keys and values. Returns the residual stream [num_tokens, hidden_size] before the last
-        norm. Calls `on_written` with each layer whose keys and values are written, or queued to be."""
+        """Writes the step's keys and values. Returns the residual stream [num_tokens, hidden_size] before the final
+        norm. Calls `on_written` with each layer once its keys and values are written or the write is queued."""
         flow = Flow() if graphs is None else graphs.begin(step)
         run = partial(self.segment, step=step, flow=flow) if graphs is None else graphs.replay
         for index, layer in enumerate(self._layers):
@@ -127,7 +126,7 @@ class Decoder(Generic[S]):
         return flow.stream.residual
 
     def segment(self, index: int, step: S, flow: Flow) -> None:
-        """Runs everything between the attentions of layers index - 1 and index."""
+        """Runs the ops between the attentions of layers index - 1 and index."""
         if index == 0:
             stream = flow.stream = self._embedded(step, flow.buffers)
         else:
@@ -146,7 +145,7 @@ class Decoder(Generic[S]):
             stream.settled()
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns [num_rows, vocab_size] for rows of `forward`."""
+        """Returns the logits [num_rows, vocab_size] of rows that `forward` returned."""
         logits = self._lm_head.project(Stream(hidden, fuse_norms=True), self._norm, out)
         divisor = self._config.logits_divisor
         return logits if divisor == 1 else logits.div_(divisor)

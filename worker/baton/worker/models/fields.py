@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object: every wrong value is an error that names the file, the key and what is allowed."""
+"""Typed access to a JSON object. Every error names the file, the key and the allowed values."""
 
 from __future__ import annotations
 
@@ -13,48 +13,45 @@ from baton.rpc.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it came from. Null counts as absent."""
+    """A JSON object and its source. Null counts as absent."""
 
     raw: Mapping[str, Any]
     source: str
 
     def positive_int(self, key: str, default: int | None = None) -> int:
-        """An integer of at least 1."""
+        """Returns an integer of at least 1."""
         value = self._value(key, default, "a positive integer")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(key, "a positive integer")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
+        """Returns a number above 0."""
         value = self.number(key, default)
         if value <= 0:
             raise self.error(key, "a number above 0")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Any number."""
         value = self._value(key, default, "a number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "a number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self._value(key, default, "true or false")
         if not isinstance(value, bool):
             raise self.error(key, "true or false")
         return value
 
     def text(self, key: str, default: str) -> str:
-        """A string."""
         value = self._value(key, default, "a string")
         if not isinstance(value, str):
             raise self.error(key, "a string")
         return value
 
     def inner(self, key: str) -> Fields | None:
-        """The object at a key, if there is one."""
+        """Returns the object at a key, if there is one."""
         value = self.raw.get(key)
         if value is None:
             return None
@@ -63,7 +60,7 @@ class Fields:
         return Fields(value, f"{self.source}: {key}")
 
     def error(self, key: str, allowed: str) -> InvalidRequest:
-        """The error for this key's value."""
+        """Returns the error for the value at a key."""
         return InvalidRequest(f"{self.source}: {key} is {self.raw.get(key)!r}; it must be {allowed}", field="model")
 
     def _value(self, key: str, default: Any, allowed: str) -> Any:
@@ -76,7 +73,7 @@ class Fields:
 
 
 def read_json(path: Path, why: str) -> dict[str, Any]:
-    """Reads the object in a JSON file. Raises InvalidRequest that names the file."""
+    """Reads a JSON file that holds an object. Raises InvalidRequest with the file's name."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

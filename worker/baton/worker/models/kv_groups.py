@@ -1,4 +1,4 @@
-"""Which groups a model's KV cache has. Today's architectures keep every token in all layers, those with windows too."""
+"""The groups of a model's KV cache. All architectures keep every token in all layers, also in layers with windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.worker.models.config import ModelConfig
 def kv_spec_of(
     config: ModelConfig, digest: bytes, block_size: int, dtype: str, kv_scales: tuple[float, ...] = ()
 ) -> KvSpec:
-    """Returns the spec of a model on one rank. `dtype`: of the cache."""
+    """Returns the KV spec of a model on one rank. `dtype` is the cache's."""
     return full_spec(
         digest,
         dtype,

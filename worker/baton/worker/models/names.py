@@ -1,4 +1,4 @@
-"""What a checkpoint calls a decoder's tensors. Most architectures follow Llama's names; a family says where not."""
+"""The names of a decoder's tensors in its checkpoint. The defaults are Llama's, which most architectures use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Names without ".weight" and ".bias"; those of a layer without its prefix."""
+    """Names without ".weight" and ".bias"; names in a layer are without the layer's prefix."""
 
     embed: str = "model.embed_tokens"
     norm: str = "model.norm"
@@ -15,7 +15,7 @@ class TensorNames:
     layer: str = "model.layers.{}."
     attention_input_norm: str = "input_layernorm"
     attention_output_norm: str = ""
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, fused in this order
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, in this order
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     o: str = "self_attn.o_proj"

@@ -1,4 +1,4 @@
-"""Shapes of known models, to run without their files under --load-format dummy."""
+"""Configs of known models, which run without their files under --load-format dummy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What most families read from config.json in one way. A family takes these parts and adds its own."""
+"""The parts of config.json that most families share. A family combines them and adds its own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from baton.worker.models.reading_rope import read_rope
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How models of one architecture are read."""
+    """The reader of one architecture's config."""
 
-    architecture: str  # as config.json has it
-    model_type: str  # names the family where config.json has no architectures
+    architecture: str  # as in config.json
+    model_type: str  # selects the family if config.json has no architectures
     read: Callable[[Fields], ModelConfig]
-    ignores_auto_map: bool = False  # checkpoints name code of their own, which nothing needs any more
+    ignores_auto_map: bool = False  # checkpoints refer to remote code that is no longer needed
 
 
 def read_attention(fields: Fields) -> AttentionSpec:
-    """Reads heads and RoPE: no biases, no norms, no window."""
+    """Reads heads and RoPE, without biases, norms or a window."""
     num_q_heads = fields.positive_int("num_attention_heads")
     head_dim = fields.positive_int("head_dim", default=fields.positive_int("hidden_size") // num_q_heads)
     num_kv_heads = fields.positive_int("num_key_value_heads", default=num_q_heads)
@@ -57,7 +57,7 @@ def read_model(
     logits_divisor: float = 1.0,
     default_eps: float = 1e-6,
 ) -> ModelConfig:
-    """Reads what surrounds the layers."""
+    """Reads the rest of the config around the layers."""
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.positive_int("vocab_size"),
@@ -76,12 +76,11 @@ def read_model(
 
 
 def read_num_layers(fields: Fields) -> int:
-    """Reads the number of layers."""
     return fields.positive_int("num_hidden_layers")
 
 
 def read_windows(fields: Fields, num_layers: int, first: float = 0) -> list[int]:
-    """Reads sliding_window: of the layers that layer_types names, else of layer `first` and those behind it."""
+    """Reads sliding_window. It applies to the layers given by layer_types, else to layers from `first` on."""
     if fields.raw.get("sliding_window") is None:
         return [0] * num_layers
     window = fields.positive_int("sliding_window")
@@ -94,14 +93,14 @@ def read_windows(fields: Fields, num_layers: int, first: float = 0) -> list[int]
 
 
 def read_optional_windows(fields: Fields, num_layers: int) -> list[int]:
-    """Reads windows that hold only under use_sliding_window, without layer_types from max_window_layers on."""
+    """Reads windows that apply only with use_sliding_window; without layer_types, from max_window_layers on."""
     if not fields.flag("use_sliding_window", default=False):
         return [0] * num_layers
     return read_windows(fields, num_layers, fields.number("max_window_layers", default=28))
 
 
 def read_max_position_embeddings(fields: Fields) -> int:
-    """Reads the length that the model was made for."""
+    """Reads the length that the model was trained for."""
     return fields.positive_int("max_position_embeddings", default=2048)
 
 

@@ -1,4 +1,4 @@
-"""Reads how a model turns positions into angles, in the old and the new spelling of config.json."""
+"""Reads a model's RoPE from the old and the new keys of config.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from baton.worker.models.fields import Fields
 
 
 def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
-    """Reads rope_parameters, or rope_theta beside rope_scaling."""
+    """Reads rope_parameters, or rope_theta and rope_scaling."""
     scaling = fields.inner("rope_parameters") or fields.inner("rope_scaling")
     theta = fields.positive_float("rope_theta", default=10000.0)
     if scaling is None:

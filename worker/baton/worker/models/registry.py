@@ -1,4 +1,4 @@
-"""From an architecture's name to its family, and from a model folder to its ModelConfig."""
+"""The model families by architecture, and the reading of a model folder's ModelConfig."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Reads config.json, and generation_config.json where there is one."""
+    """Reads config.json, and generation_config.json if it exists."""
     raw = read_json(folder / CONFIG_FILE, "a Hugging Face model folder has one")
     generation_path = folder / GENERATION_CONFIG_FILE
     generation = read_json(generation_path, "") if generation_path.exists() else {}
@@ -45,7 +45,7 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
-    """Returns the ModelConfig of a config.json. `source` names it in errors."""
+    """Returns the ModelConfig of a config.json. Errors name `source`."""
     fields = Fields(raw, source)
     family = FAMILIES[_architecture_name(fields)]
     if raw.get("auto_map") and not family.ignores_auto_map:

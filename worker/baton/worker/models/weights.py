@@ -1,4 +1,4 @@
-"""All weights of a decoder, as a tree."""
+"""The weights of a decoder, as a tree."""
 
 from __future__ import annotations
 
@@ -15,30 +15,26 @@ from baton.worker.layers.tree import mapped, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer."""
-
     attention: AttentionWeights
     mlp: MlpWeights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """A decoder."""
-
     embed: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden_size]
-    lm_head: LinearWeights  # [vocab_size, hidden_size]; over `embed` where tied
+    lm_head: LinearWeights  # [vocab_size, hidden_size]; shares the memory of `embed` if tied
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Returns each tensor once, in an order that models of one architecture share."""
+        """Returns each tensor once, in an order that is the same for all models of one architecture."""
         return tensors_of(self)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelWeights:
-        """Returns the same weights with each tensor changed, a shared one once."""
+        """Returns weights with `change` applied to each tensor, once to a shared one."""
         return mapped(self, change)

@@ -1,4 +1,4 @@
-"""How a linear's weight is kept: the interface of a weight format. Nothing outside a format reads its parameters."""
+"""The interface of weight formats. Only a format reads its parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
-# The checkpoint's tensor of this name and shape, or InvalidRequest. It is copied at once: a view of a file will do.
+# Returns the checkpoint's tensor of a name and shape, or raises InvalidRequest. The caller copies it at once, so that
+# it may be a view of a file.
 Source = Callable[[str, tuple[int, ...]], Tensor]
 Params = Mapping[str, Tensor]
 
 
 class Part(NamedTuple):
-    """Rows of a linear that the checkpoint keeps under a name of their own."""
+    """Rows of a linear that are one tensor in the checkpoint."""
 
     name: str  # without ".weight"
     rows: int
@@ -26,7 +27,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear's parts, one below the other, and what all of them have in common."""
+    """The parts of a linear, in the order of its rows, and their common properties."""
 
     parts: Sequence[Part]
     in_features: int
@@ -39,13 +40,13 @@ class LinearShape:
 
 
 class LinearOps(ABC):
-    """A format on a device. A format defines `multiply`; it overrides what it can fuse with its neighbours."""
+    """A format's ops on a device. `multiply` is required; a format overrides the ops that it can fuse."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
 
     def reset(self) -> None:  # noqa: B027 - most formats have no scratch memory
-        """Restores scratch memory after a step that failed midway."""
+        """Restores scratch memory after a failed step."""
 
     @abstractmethod
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -70,17 +71,17 @@ class QuantMethod(Protocol):
 
     @property
     def name(self) -> str:
-        """As the registry has it."""
+        """The name in the registry."""
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> Params:
         """Allocates a linear's parameters."""
 
     def load(self, params: Params, shape: LinearShape, source: Source) -> None:
-        """Fills them from a checkpoint."""
+        """Fills the parameters from a checkpoint."""
 
     def on_cpu(self, kernels: Kernels) -> LinearOps:
         """Returns the format's ops on a CPU."""
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
-        """Returns the format's ops on a GPU, with scratch memory of their own. `batch_invariant`: a row's result is the
-        same, bit for bit, whatever other rows there are."""
+        """Returns the format's ops on a GPU, with scratch memory of their own. With `batch_invariant`, a row's result
+        does not depend on the other rows, bit for bit."""

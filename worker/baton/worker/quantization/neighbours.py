@@ -1,4 +1,4 @@
-"""What stands around a linear in a decoder, and may be fused into it: the norm before, the residual stream after."""
+"""The ops around a linear that may be fused into it: the norm before, the residual addition after."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ def norm_of(weight: Tensor | None, eps: float) -> Norm | None:
 
 
 class Kernels(Protocol):
-    """A device's kernels for the neighbours."""
+    """A device's kernels for these ops."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
-        """Returns x / sqrt(mean(x^2) + eps) * weight; with `residual`, of the sum, which `residual` becomes."""
+        """Returns x / sqrt(mean(x^2) + eps) * weight. With `residual`, adds x to it and returns the norm of the sum."""
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
 
 
 class Stream:
-    """The residual stream of a step. An update may wait in it, so that the next norm adds it in the same pass."""
+    """The residual stream of a step. An update may be deferred, so that the next norm adds it in the same pass."""
 
     __slots__ = ("fuse_norms", "residual", "update")
 
     def __init__(self, residual: Tensor, *, fuse_norms: bool = False) -> None:
         self.residual = residual  # [num_tokens, hidden_size], updated in place
-        self.update: Tensor | None = None  # still to be added
-        self.fuse_norms = fuse_norms  # a linear may apply the norm before it itself
+        self.update: Tensor | None = None  # deferred
+        self.fuse_norms = fuse_norms  # linears may apply the norms before them
 
     def add(self, update: Tensor) -> None:
-        """Adds `update` now or in the next norm."""
+        """Defers `update` to the next norm, after adding an earlier one."""
         self.settled()
         self.update = update
 
     def settled(self) -> Tensor:
-        """Returns the stream with nothing waiting."""
+        """Adds the deferred update, if any. Returns the stream."""
         if self.update is not None:
             self.residual.add_(self.update)
             self.update = None
         return self.residual
 
     def normed(self, norm: Norm | None, kernels: Kernels) -> Tensor:
-        """Returns the norm of the stream, or the stream itself where there is no norm."""
+        """Returns the norm of the stream, or the stream itself without a norm."""
         if norm is None:
             return self.settled()
         if self.update is None:

@@ -1,4 +1,4 @@
-"""Weights as they are computed with: one matrix, with what stands around it fused in where that is faster."""
+"""Unquantized weights: one matrix per linear. Norms, gates and residual additions are fused where that is faster."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Unquantized:
     name = "unquantized"
 
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> Params:
-        """Allocates the matrix, and the bias where there is one."""
+        """Allocates the matrix, and the bias if there is one."""
         weight = torch.empty(shape.out_features, shape.in_features, dtype=dtype, device=device)
         if not shape.bias:
             return {"weight": weight}
         return {"weight": weight, "bias": torch.empty(shape.out_features, dtype=dtype, device=device)}
 
     def load(self, params: Params, shape: LinearShape, source: Source) -> None:
-        """Copies the parts one below the other, converted to the parameters' dtype."""
+        """Copies the parts in the order of their rows, converted to the parameters' dtype."""
         start = 0
         for part in shape.parts:
             rows = slice(start, start + part.rows)
@@ -36,15 +36,15 @@ class Unquantized:
             start += part.rows
 
     def over(self, table: Tensor) -> Params:
-        """Returns parameters in the memory of `table` [out_features, in_features]: a head tied to the embedding."""
+        """Returns parameters that share `table` [out_features, in_features], for a head tied to the embedding."""
         return {"weight": table}
 
     def on_cpu(self, kernels: Kernels) -> LinearOps:
-        """Returns PyTorch's own products."""
+        """Returns ops that use PyTorch."""
         return _CpuOps(kernels)
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
-        """Returns products by cuBLAS and our kernels, by the number of tokens; by ours alone if batch-invariant."""
+        """Returns ops that use cuBLAS or our kernels, by the number of tokens; only our kernels if batch-invariant."""
         return _InvariantOps(kernels) if batch_invariant else _CudaOps(kernels, device)
 
 
@@ -62,7 +62,7 @@ class _CpuOps(LinearOps):
 
 class _CudaOps(LinearOps):
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
-        from baton.kernels.linear.small_linear import Workspace  # not above: a CPU needs no Triton
+        from baton.kernels.linear.small_linear import Workspace  # imported here, because CPUs have no Triton
 
         super().__init__(kernels)
         self._small_linear: Callable[..., Tensor] = SMALL_PROJECT.load()
@@ -106,7 +106,7 @@ class _CudaOps(LinearOps):
     def _small(
         self, params: Params, stream: Stream, norm: Norm | None, *, gated: bool = False, out: Tensor | None = None
     ) -> Tensor:
-        """The norm, the product and the gate in one launch."""
+        """Computes the norm, the product and the gate in one launch."""
         weight, eps = (None, 0.0) if norm is None else norm
         return self._small_linear(
             stream.settled(), params["weight"], self._workspace, norm=weight, eps=eps, gated=gated, out=out
@@ -114,7 +114,7 @@ class _CudaOps(LinearOps):
 
 
 class _InvariantOps(LinearOps):
-    """Every linear sums in one order for any number of tokens; norms stand alone, for the same reason."""
+    """Ops that sum in one order for any number of tokens; norms are not fused, for the same reason."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)

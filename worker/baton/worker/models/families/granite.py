@@ -1,4 +1,4 @@
-"""Granite 3, dense: Llama's layers, with scales of embeddings, scores, updates and logits."""
+"""Granite 3, dense: Llama's layers, with scaled embeddings, scores, residual updates and logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHITECTURE = "GraniteForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers that are all alike."""
+    """Reads identical layers."""
     bias = fields.flag("attention_bias", default=False)
     scale = fields.positive_float("attention_multiplier", default=1.0)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias, scale=scale)

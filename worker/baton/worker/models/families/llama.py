@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what is built like them."""
+"""Llama 2 and 3, and models of the same architecture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers that are all alike, with biases where the config says so."""
+    """Reads identical layers, with biases if the config sets them."""
     bias = fields.flag("attention_bias", default=False)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias)
     mlp = replace(read_mlp(fields), bias=fields.flag("mlp_bias", default=False))

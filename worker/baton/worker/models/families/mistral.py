@@ -1,4 +1,4 @@
-"""Mistral 7B and its descendants: Llama's layers, and a window that the config sets for all of them."""
+"""Mistral 7B and its descendants: Llama's layers, with a window that the config sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: attention and MLP norm their outputs, not their inputs; queries and keys are normed over all heads."""
+"""OLMo 2: norms apply to the outputs of attention and MLP, not to their inputs; QK norms span all heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = TensorNames(attention_output_norm="post_attention_layernorm", mlp_outpu
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers that are all alike."""
+    """Reads identical layers."""
     bias = fields.flag("attention_bias", default=False)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias, qk_norm="projection")
     layer = LayerSpec(attention, read_mlp(fields), input_norms=False, output_norms=True)

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama's layers, whose checkpoint keeps q, k, v in one tensor, and gate and up in another."""
+"""Phi-3 and Phi-4: Llama's layers; checkpoints store q, k, v as one tensor, and gate, up as another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers without biases. Long RoPE and RoPE of a part of each head are refused by name."""
+    """Reads layers without biases. Raises InvalidRequest for long RoPE and for partial RoPE."""
     if fields.number("partial_rotary_factor", default=1.0) != 1.0:
         raise fields.error("partial_rotary_factor", "1")
     attention, mlp = read_attention(fields), read_mlp(fields)

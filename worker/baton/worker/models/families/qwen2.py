@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases of queries, keys and values; windows where use_sliding_window says so."""
+"""Qwen2 and Qwen2.5: biases of queries, keys and values; windows if use_sliding_window is set."""
 
 from __future__ import annotations
 

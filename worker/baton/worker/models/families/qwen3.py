@@ -1,4 +1,4 @@
-"""Qwen3: each query and key head is normed; windows where use_sliding_window says so."""
+"""Qwen3: QK norms of each head; windows if use_sliding_window is set."""
 
 from __future__ import annotations
 
