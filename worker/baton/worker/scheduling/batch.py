@@ -31,6 +31,7 @@ class Batch:
         self._followed = np.zeros(num_rows, np.bool_)  # of the held rows
         self._prefilling: list[RequestState] = []  # by rank
         self._free = list(range(num_rows))  # a heap: low rows first
+        self._freed: list[Row] = []  # since take_freed
         self._decode_rows: Int32 | None = None  # None: stale
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class Batch:
 
     def remove(self, state: RequestState) -> Row:
         """Frees the request's row. The request keeps last_step."""
-        row = state.row
+        row = Row(state.row)
         state.last_step = int(self.last_step[row])
         state.row = NO_ROW
         self.states[row] = None
@@ -114,7 +115,13 @@ class Batch:
         else:
             self._prefilling.remove(state)
         heapq.heappush(self._free, row)
-        return Row(row)
+        self._freed.append(row)
+        return row
+
+    def take_freed(self) -> list[Row]:
+        """Returns the rows freed since the last call."""
+        freed, self._freed = self._freed, []
+        return freed
 
     @property
     def num_context_tokens(self) -> int:

@@ -62,7 +62,6 @@ class Scheduler:
         self._clock = clock
         self._watermark = max(1, num_blocks // 100)  # blocks kept for decodes at an admission
         self._step = 0
-        self._freed_rows: list[Row] = []
         self._pin_blocked: tuple[int, float, int] | None = None  # rank of a request that waits for pinned blocks
 
     # For the engine.
@@ -128,7 +127,7 @@ class Scheduler:
             self.restores.leave(state)
         self.queues.dequeue(state)
         if state.row != NO_ROW:
-            self._freed_rows.append(self.batch.remove(state))
+            self.batch.remove(state)
         state.phase = Phase.DONE
         woken = self._holdings.free(state, self._step)
         self._pin(state)
@@ -136,7 +135,7 @@ class Scheduler:
 
     def hold(self, state: RequestState) -> None:
         """Frees the row of a computed prefill_only request; its blocks stay until it retires."""
-        self._freed_rows.append(self.batch.remove(state))
+        self.batch.remove(state)
         state.phase = Phase.HOLDING
         self.stalled = False
         self._wake(self._prefixes.end(state))
@@ -187,7 +186,7 @@ class Scheduler:
         self._pin_blocked = None
         self._wake(self._holdings.store_some())
         self._holdings.evict_ahead(self.queues.remote)
-        draft = Draft(self._settings.max_num_batched_tokens)
+        draft = Draft(self._step + 1, self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
         draft.budget -= len(draft.decode_rows(self.batch))
         self._prefill(draft)
@@ -258,7 +257,7 @@ class Scheduler:
 
         Call without steps in flight, open leases and restores in progress.
         """
-        draft = Draft(0)
+        draft = Draft(self._step + 1, 0)
         for state in self.batch.running():
             self._preempt(state, draft)
         for state in list(self.queues.ready):
@@ -345,9 +344,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState, draft: Draft) -> None:
         if state.row != NO_ROW:
-            row = self.batch.remove(state)
-            self._freed_rows.append(row)
-            draft.take_out(state, row)
+            draft.take_out(state, self.batch.remove(state))
         woken = self._holdings.free_early(state)
         state.caching = self._settings.prefix_caching
         state.phase = Phase.WAITING
@@ -479,15 +476,14 @@ class Scheduler:
         draft.admitted[row] = RowInit(row, request.token_ids.array(), request.num_prompt_tokens, request.sampling)
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:
-            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, self._step + 1)
+            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, draft.step)
         self._pin(state)
         self._schedule_chunk(state, draft)
 
     def _finalize(self, draft: Draft) -> ScheduledStep | None:
-        scheduled = draft.finalize(self.batch, self._step + 1, self._freed_rows)
+        scheduled = draft.finalize(self.batch)
         if scheduled is not None:
-            self._step += 1
-            self._freed_rows = []
+            self._step = draft.step
             self._mask(scheduled)
         return scheduled
 

@@ -31,6 +31,7 @@ class ScheduledStep:
 class Draft:
     """The decisions of a step so far. A request that is preempted is taken out again."""
 
+    step: int  # its number
     budget: int  # tokens left
     preempted: bool = False  # a decode found no block
     new_blocks: dict[Row, list[BlockId]] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Draft:
         self.chunks.pop(state, None)
         self._decode_rows = None
 
-    def finalize(self, batch: Batch, step: int, freed: list[Row]) -> ScheduledStep | None:
+    def finalize(self, batch: Batch) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and returns the plan. None: there is nothing to run."""
         for state, chunk in list(self.chunks.items()):
             # A remotely prefilled request continues as a decode at once. A prefill for another worker stays one: its
@@ -81,10 +82,10 @@ class Draft:
             if samples[index]:
                 batch.start_decoding(state)
         batch.num_computed[rows] = num_computed + num_scheduled
-        batch.last_step[rows] = step
+        batch.last_step[rows] = self.step
         plan = StepPlan(
-            step=step,
-            freed=freed,
+            step=self.step,
+            freed=batch.take_freed(),
             admitted=list(self.admitted.values()),
             new_blocks=list(self.new_blocks.items()),
             rows=rows,
