@@ -77,7 +77,7 @@ def test_the_request_of_the_largest_rank_is_preempted():
     scheduler = make_scheduler(num_blocks=7)
     first, second, urgent = place(scheduler, 8), place(scheduler, 7), place(scheduler, 4, priority=-1)
     run_step(scheduler)
-    while not scheduler._counters.num_preemptions:
+    while not any(state.num_preemptions for state in (first, second, urgent)):
         run_step(scheduler)
     assert second.row == NO_ROW
     assert second.block_ids == []

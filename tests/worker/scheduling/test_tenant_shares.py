@@ -99,7 +99,7 @@ def test_another_tenant_passes_a_prompt_that_finds_no_room_until_it_had_as_much(
     assert len(passing) - 1 == 5
     scheduler.retire(holder)
     scheduler.collected(scheduler._step)
-    scheduler.stalled = False
+    scheduler.queues.stalled = False
     assert large in scheduler.schedule().states
 
 

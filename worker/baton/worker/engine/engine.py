@@ -21,6 +21,7 @@ from baton.worker.engine.load import load_snapshot
 from baton.worker.engine.mask_wait import MaskWait, max_wait_seconds
 from baton.worker.engine.step_limits import StepLimits
 from baton.worker.engine.steps_in_flight import StepsInFlight
+from baton.worker.engine.tenant_queues import may_exceed
 from baton.worker.executors.base import Executor
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
@@ -33,7 +34,6 @@ from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.scheduler import Scheduler
 from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.scheduling.step_draft import ScheduledStep
-from baton.worker.scheduling.tenant_queues import may_exceed
 
 if TYPE_CHECKING:
     from baton.worker.sampling.grammar.grammars import Grammars

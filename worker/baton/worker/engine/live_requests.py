@@ -120,7 +120,7 @@ class LiveRequests:
     def take_outputs(self) -> StepOutputs:
         """Returns the outputs since the last call."""
         outputs, self.outputs = self.outputs, StepOutputs(step=self.outputs.step)
-        outputs.prefill_wanted, self._scheduler.prefill_wanted = self._scheduler.prefill_wanted, []
+        outputs.prefill_wanted = self._scheduler.take_prefill_wanted()
         return outputs
 
     def _finish_if_stopped(self, state: RequestState, token_id: int) -> bool:

@@ -32,7 +32,8 @@ class Holdings:
         self.prefixes = PrefixesInProgress()
         self.pins = PinnedBlocks(num_blocks, block_size, max_model_len)
         self.collected_step = 0
-        self._block_size = block_size
+        self.block_size = block_size
+        self.watermark = max(1, num_blocks // 100)  # blocks kept for decodes at an admission
         self._fence_step = 0  # until this step is collected, blocks that were freed early may still be written
         self._retired: deque[tuple[int, list[BlockId]]] = deque()  # (step, blocks): free once the step is collected
         self._unstored: dict[RequestState, int] = {}  # received tokens that are not all findable yet
@@ -102,11 +103,28 @@ class Holdings:
             return
         for state in remote:
             if not state.leased:
-                wanted = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
+                wanted = num_blocks_for(state.num_remote_tokens, self.block_size) - len(state.block_ids)
                 self.pool.evict_ahead(wanted, _EVICTED_A_STEP)
                 return
 
     # Findable blocks.
+
+    def num_blocks_of(self, state: RequestState) -> int:
+        """Returns the blocks of all its known tokens."""
+        return num_blocks_for(len(state.token_ids), self.block_size)
+
+    def num_reusable(self, state: RequestState) -> int:
+        """Returns the blocks worth looking up.
+
+        The last known token is computed even if all are cached: it yields the next.
+        """
+        if state.request.sampling.prompt_logprobs is not None:
+            return 0
+        return (len(state.token_ids) - 1) // self.block_size
+
+    def cached_prefix(self, state: RequestState) -> list[BlockId]:
+        """Returns the findable blocks at the request's front, not held."""
+        return self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
 
     def store(self, state: RequestState, num_computed: int) -> list[RequestState]:
         """Makes the request's full blocks findable, up to `num_computed` tokens."""
@@ -122,7 +140,7 @@ class Holdings:
     def store_some(self) -> list[RequestState]:
         """Stores one step's part of it."""
         for state, num_computed in self._unstored.items():
-            stop = (state.num_stored_blocks + _STORED_A_STEP) * self._block_size
+            stop = (state.num_stored_blocks + _STORED_A_STEP) * self.block_size
             if stop >= num_computed or not state.caching:
                 return self._store_rest(state)
             return self._store(state, stop)
@@ -130,7 +148,7 @@ class Holdings:
 
     def store_ended(self, state: RequestState, block_ids: list[BlockId]) -> None:
         """Makes the last blocks of an ended request's prompt findable, and frees them."""
-        start = num_blocks_for(state.num_remote_tokens, self._block_size) - len(block_ids)
+        start = num_blocks_for(state.num_remote_tokens, self.block_size) - len(block_ids)
         self._store_blocks(state, block_ids, start, state.num_remote_tokens)
         self.pool.free(block_ids)
 
@@ -146,7 +164,7 @@ class Holdings:
         return [*self._store(state, num_computed), *self.prefixes.end(state)]
 
     def _store(self, state: RequestState, num_computed: int) -> list[RequestState]:
-        num_full = num_computed // self._block_size
+        num_full = num_computed // self.block_size
         start = state.num_stored_blocks
         if not state.caching or num_full <= start:
             return []
@@ -159,7 +177,7 @@ class Holdings:
         """Stores blocks, of which the first is number `start` of the request."""
         if not state.caching:
             return []
-        state.hash_up_to(num_computed, self._block_size)
+        state.hash_up_to(num_computed, self.block_size)
         block_hashes = state.block_hashes[start : start + len(block_ids)]
         self.pool.store(block_ids[: len(block_hashes)], block_hashes)
         return self.prefixes.computed(state, start + len(block_hashes))

@@ -171,3 +171,8 @@ class EngineCounters:
     offload_seconds: float = 0.0  # while copies ran
     restore_seconds: float = 0.0
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))  # computed by a step
+
+    def count_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Counts the prompt of a request that begins."""
+        self.num_prompt_tokens += num_tokens
+        self.num_cached_tokens += num_cached_tokens

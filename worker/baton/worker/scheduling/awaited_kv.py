@@ -24,7 +24,6 @@ class AwaitedKv:
         holdings: Holdings,
         queues: RequestQueues,
         restores: Restores,
-        block_size: int,
         settings: EngineSettings,
         counters: EngineCounters,
         clock: Callable[[], float],
@@ -33,7 +32,7 @@ class AwaitedKv:
         self._pool = holdings.pool
         self._queues = queues
         self._restores = restores
-        self._block_size = block_size
+        self._block_size = holdings.block_size
         self._settings = settings
         self._counters = counters
         self._clock = clock
@@ -56,6 +55,7 @@ class AwaitedKv:
         self._queues.remote[state] = None
         self._holdings.pin(state)
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
+        self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
         return True
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
@@ -98,16 +98,27 @@ class AwaitedKv:
 
     # Host memory.
 
-    def restore_first(self, state: RequestState, hits: list[BlockId], num_reusable: int, watermark: int) -> bool:
+    def restore_first(self, state: RequestState, hits: list[BlockId]) -> bool:
         """Begins a restore before a remote prefill, if it pays and there is room."""
-        slots = self._restores.find(state, len(hits), num_reusable)
-        if not slots or self._pool.num_free < len(slots) + self._pool.count_unheld(hits) + watermark:
+        slots = self._find_slots(state, hits)
+        needed = len(slots) + self._pool.count_unheld(hits) + self._holdings.watermark
+        if not slots or self._pool.num_free < needed:
             return False
         self._pool.touch(hits)
-        self.begin_restore(state, hits, slots)
+        self._begin_restore(state, hits, slots)
         return True
 
-    def begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
+    def restore(self, state: RequestState, hits: list[BlockId]) -> bool:
+        """Begins a restore, if it pays, and takes over the hold of `hits`. There must be room."""
+        slots = self._find_slots(state, hits)
+        if slots:
+            self._begin_restore(state, hits, slots)
+        return bool(slots)
+
+    def _find_slots(self, state: RequestState, hits: list[BlockId]) -> list[HostSlot]:
+        return self._restores.find(state, len(hits), self._holdings.num_reusable(state))
+
+    def _begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
         """Makes the request wait until these slots are on the device. Takes over the hold of `hits`."""
         fresh = self._holdings.allocate(len(slots), in_order=False)
         state.phase = Phase.RESTORING

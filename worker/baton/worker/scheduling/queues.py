@@ -16,6 +16,7 @@ class RequestQueues:
         self.ready = WaitingQueue()  # admitted before waiting ones: they hold blocks that others may wait for
         self.remote: dict[RequestState, None] = {}  # in phase REMOTE, in order
         self.compiling: set[RequestState] = set()  # in phase COMPILING
+        self.stalled = False  # the last schedule found nothing that fits, and nothing has changed since
 
     @property
     def num_waiting(self) -> int:
@@ -26,6 +27,10 @@ class RequestQueues:
     def num_queued(self) -> int:
         """Those of them that would get one now if there were room."""
         return len(self.waiting) + len(self.ready)
+
+    def may_admit(self) -> bool:
+        """Whether an attempt to admit one of them may succeed."""
+        return self.num_queued > 0 and not self.stalled
 
     def list_waiting(self) -> list[RequestState]:
         """Returns the requests of num_waiting."""

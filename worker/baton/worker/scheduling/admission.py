@@ -1,0 +1,162 @@
+"""Gives requests rows, blocks and the prompt tokens of a step.
+
+Admission takes the blocks of all known tokens at once, so only decodes need more later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.worker.core import RowInit
+from baton.worker.kv.holdings import Holdings
+from baton.worker.requests.outputs import EngineCounters, PrefillStarted
+from baton.worker.requests.state import Phase, Rank, RequestState
+from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.placement import Placement
+from baton.worker.scheduling.preemption import Preemption
+from baton.worker.scheduling.queues import RequestQueues
+from baton.worker.scheduling.step_draft import Draft
+from baton.worker.scheduling.tenant_shares import Admission, TenantShares
+
+
+class Admissions:
+    """Continues and admits prompts, by rank, or in shares if several tenants have some."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        queues: RequestQueues,
+        awaited_kv: AwaitedKv,
+        placement: Placement,
+        preemption: Preemption,
+        counters: EngineCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._holdings = holdings
+        self._pool = holdings.pool
+        self._queues = queues
+        self._batch = queues.batch
+        self._awaited_kv = awaited_kv
+        self._placement = placement
+        self._preemption = preemption
+        self._counters = counters
+        self._clock = clock
+        self._shares = TenantShares(queues)
+        self._pin_blocked: Rank | None = None  # of a request that waits for pinned blocks since the last step
+
+    def may_lease(self, state: RequestState) -> bool:
+        """Whether no request of a better rank waits for pinned blocks: leases pin more of them."""
+        return self._pin_blocked is None or self._pin_blocked >= state.rank
+
+    def begin_step(self) -> None:
+        """Lets requests that waited for pinned blocks try again."""
+        self._pin_blocked = None
+
+    def prefill(self, draft: Draft) -> None:
+        """Continues and admits prompts. Admits none after a preemption."""
+        if self._shares.wanted():
+            admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_ROOM
+            self._shares.divide(draft, self._schedule_chunk, self._try_to_admit if admits else None)
+            return
+        for state in self._batch.prefilling:
+            if draft.budget <= 0:
+                return
+            self._schedule_chunk(state, draft)
+        if not draft.preempted and self._admit_ready_ones(draft) is Admission.DONE:
+            self._admit_by_rank(draft)
+
+    def _schedule_chunk(self, state: RequestState, draft: Draft) -> None:
+        """Gives the request all tokens that are left, beside those that it has, or as many as it needs."""
+        given = draft.chunks.get(state, 0)
+        remaining = len(state.token_ids) - int(self._batch.num_computed[state.row]) - given
+        more = min(remaining, draft.budget)
+        if more > 0:
+            draft.chunks[state] = given + more
+            draft.budget -= more
+
+    def _admit_ready_ones(self, draft: Draft) -> Admission:
+        """Admits remotely prefilled requests, in order, while there is room."""
+        while draft.budget > 0 and (state := self._queues.ready.peek()) is not None:
+            if state.mask_pending:
+                return Admission.NOT_YET
+            if not self._admit_ready(state, draft):
+                return Admission.NO_ROOM
+        return Admission.DONE
+
+    def _admit_by_rank(self, draft: Draft) -> None:
+        while draft.budget > 0 and (state := self._queues.waiting.peek()) is not None:
+            if self._try_to_admit(state, draft) is not Admission.DONE:
+                return
+
+    def _try_to_admit(self, state: RequestState, draft: Draft) -> Admission:
+        # All tokens of a preempted request are known only when its last step is collected.
+        if state.last_step > self._holdings.collected_step or state.mask_pending:
+            return Admission.NOT_YET
+        if self._admit_waiting(state, draft):
+            return Admission.DONE
+        return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_ROOM
+
+    def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
+        """Admits a remotely prefilled request.
+
+        An accepted first token may need one more block. False: there is no room.
+        """
+        num_fresh = self._holdings.num_blocks_of(state) - len(state.block_ids)
+        if not self._preemption.make_room(state, num_fresh, draft):
+            return False
+        state.block_ids += self._holdings.allocate(num_fresh)
+        self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
+        return True
+
+    def _admit_waiting(self, state: RequestState, draft: Draft) -> bool:
+        """Admits or parks a request. False: there is no room."""
+        if len(self._batch) and self._pool.num_free < state.min_free and self._preemption.victim_for(state) is None:
+            return False
+        hits = self._holdings.cached_prefix(state)
+        if self._placement.park(state, len(hits)):
+            self._queues.waiting.discard(state)
+            return True
+        num_fresh = self._holdings.num_blocks_of(state) - len(hits)
+        if not self._leave_room(state, len(hits) + num_fresh):
+            self._pin_blocked = state.rank
+            return False
+        state.min_free = num_fresh + self._pool.count_unheld(hits)
+        self._pool.touch(hits)
+        if not self._preemption.make_room(state, num_fresh, draft):
+            self._pool.free(hits)
+            return False
+        if self._awaited_kv.restore(state, hits):
+            self._queues.waiting.discard(state)
+            return True
+        state.block_ids = hits + self._holdings.allocate(num_fresh)
+        state.num_stored_blocks = len(hits)
+        num_cached_tokens = len(hits) * self._holdings.block_size
+        if state.started is None and not state.num_remote_tokens:
+            state.num_cached_tokens = num_cached_tokens
+            self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
+        self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
+        self._start(state, num_cached_tokens, draft)
+        return True
+
+    def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
+        """Whether pins leave room for the request, and its own pins for all running ones."""
+        if state.request.prefill_only:
+            return self._holdings.pins.would_leave_room(state, num_blocks, self._queues.must_fit())
+        return self._holdings.pins.leave_room_for(state)
+
+    def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
+        """Gives the request a row and its first chunk."""
+        self._queues.waiting.discard(state)
+        self._queues.ready.discard(state)
+        state.phase = Phase.RUNNING
+        if state.started is None:
+            state.started = self._clock()
+        row = self._batch.add(state, num_computed, len(state.block_ids) * self._holdings.block_size)
+        request = state.request
+        draft.admitted[row] = RowInit(row, request.token_ids.array(), request.num_prompt_tokens, request.sampling)
+        draft.new_blocks[row] = list(state.block_ids)
+        if request.prefill_only:
+            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, draft.step)
+        self._queues.stalled = False
+        self._holdings.pin(state)
+        self._schedule_chunk(state, draft)
