@@ -7,21 +7,20 @@ Single-threaded: the engine thread calls every method. A step may be launched wh
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from baton.rpc.errors import InvalidRequest, NoCapacity, Unsupported
+from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId, FinishReason, Request, Tier, TokenLogprobs
+from baton.worker.engine.constraints import Constraints
 from baton.worker.engine.host_copies import HostCopier
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.load import load_snapshot
-from baton.worker.engine.mask_wait import MaskWait, max_wait_seconds
+from baton.worker.engine.queue_limit import check_queue
 from baton.worker.engine.step_limits import StepLimits
 from baton.worker.engine.steps_in_flight import StepsInFlight
-from baton.worker.engine.tenant_queues import may_exceed
 from baton.worker.executors.base import Executor
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
@@ -38,10 +37,6 @@ from baton.worker.scheduling.step_draft import ScheduledStep
 if TYPE_CHECKING:
     from baton.worker.sampling.grammar.grammars import Grammars
 
-_LOG = logging.getLogger(__name__)
-
-_MIN_RETRY_SECONDS = 0.1
-_MAX_RETRY_SECONDS = 10.0
 _BEGUN_AHEAD_SECONDS = 3600.0  # resumed requests are ranked this much earlier than their arrival
 
 
@@ -81,7 +76,6 @@ class Engine:
             executor.max_step_tokens,
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.bytes_per_block)
-        self._grammars = grammars
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
         self._states = self._requests.states
         self._num_submitted = 0
@@ -97,6 +91,7 @@ class Engine:
             self.limits,
             step_status or StepStatus(),
         )
+        self._constraints = Constraints(grammars, self._scheduler, self._requests, self._in_flight, self._rates)
 
     def listen(self, listener: EngineListener) -> None:
         """Adds a listener. Listeners are called in the order in which they were added."""
@@ -115,9 +110,9 @@ class Engine:
         )
         if request.request_id in self._states:
             raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
-        if request.constraint is not None and self._grammars is None:
-            raise Unsupported("this worker supports no constraints", field="constraint")
-        self._check_queue(request.tenant)
+        if request.constraint is not None:
+            self._constraints.check()
+        check_queue(request.tenant, self._scheduler, self._settings.max_queue_depth, self.load)
         state = self._new_state(request)
         if not self._requests.add(state):
             return
@@ -125,11 +120,10 @@ class Engine:
             if request.block_hashes:
                 state.take_hashes(request.block_hashes, block_size)
             state.hash_up_to(len(request.token_ids), block_size)
-        if request.constraint is not None and self._grammars is not None:
-            self._scheduler.compile_first(state)
-            state.grammar = self._grammars.open(request, state)
-        else:
+        if request.constraint is None:
             self._scheduler.place(state)
+        else:
+            self._constraints.compile(state)
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its Finish is in the next outputs; leased blocks stay until free_lease. Idempotent."""
@@ -145,8 +139,7 @@ class Engine:
         """
         self._requests.expire()
         self._copier.land()
-        if self._grammars is not None and self._grammars.pending:
-            self._settle_grammars(self._grammars)
+        self._constraints.settle()
         self._in_flight.draw()
         scheduled = None if self.frozen or self._in_flight.full else self._scheduler.schedule()
         self._copier.start()
@@ -160,7 +153,7 @@ class Engine:
         if self._scheduler.pool.has_evicted:
             for listener in self._listeners:
                 listener.on_evicted()
-        self.waits = self._awaits_compilation()
+        self.waits = self._constraints.only_compiling and not (self._working or self._scheduler.runnable())
         if self._in_flight and (scheduled is None or self._in_flight.full):
             if wait or self._in_flight.ended:
                 self._in_flight.collect()
@@ -179,10 +172,14 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether step() would do anything now. Requests that only wait for a remote prefill do not count."""
-        scheduler = self._scheduler
-        working = self._in_flight or self._requests.outputs or scheduler.prefill_wanted or self._copier.busy
-        pending = self._grammars is not None and self._grammars.pending
-        return bool(working or pending or (not self.frozen and scheduler.runnable()))
+        runnable = not self.frozen and self._scheduler.runnable()
+        return self._working or self._constraints.pending or runnable
+
+    @property
+    def _working(self) -> bool:
+        """Whether a step or a copy is in flight, or outputs wait."""
+        outputs = self._requests.outputs or self._scheduler.prefill_wanted
+        return bool(self._in_flight or outputs or self._copier.busy)
 
     @property
     def wants_prefills(self) -> bool:
@@ -213,7 +210,7 @@ class Engine:
 
     def grammar_stats(self) -> GrammarStats:
         """Returns the cost of constraints."""
-        return GrammarStats() if self._grammars is None else self._grammars.stats()
+        return self._constraints.stats()
 
     def counters(self) -> EngineCounters:
         """Returns a copy of the totals."""
@@ -317,22 +314,6 @@ class Engine:
 
     # Submitting.
 
-    def _check_queue(self, tenant: str) -> None:
-        queued, limit = self._scheduler.num_queued, self._settings.max_queue_depth
-        excess = queued - self._scheduler.batch.num_free_rows - limit
-        if excess >= 0 and not may_exceed(tenant, self._scheduler.queued(), limit, excess):
-            raise NoCapacity(
-                f"{queued} requests wait, the queue takes {limit}", retry_after_ms=int(self._retry_seconds() * 1000)
-            )
-
-    def _retry_seconds(self) -> float:
-        """Returns roughly how long until the queue is a part shorter."""
-        load = self.load()
-        if load.prefill_tokens_per_second == 0:
-            return 1.0
-        seconds = load.num_pending_prefill_tokens / load.prefill_tokens_per_second / 4
-        return min(max(seconds, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
-
     def _new_state(self, request: Request) -> RequestState:
         self._num_submitted += 1
         stop = request.stop
@@ -351,46 +332,6 @@ class Engine:
             caching=self._settings.prefix_caching,
             num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )
-
-    # Constraints.
-
-    def _settle_grammars(self, grammars: Grammars) -> None:
-        """Continues requests whose grammar is compiled, or has accepted their last token."""
-        step_seconds = self._rates.decode_step_seconds
-        wait = MaskWait(
-            step_seconds,
-            in_flight=bool(self._in_flight),
-            others_can_run=self._scheduler.can_go_on(),
-            advancing=grammars.num_advancing > 0,
-            woken=grammars.wake is not None,
-            undrawn_seconds=self._in_flight.undrawn_seconds(step_seconds),
-        )
-        for match in grammars.settle(max_wait_seconds(wait)):
-            state = cast(RequestState, match.owner)
-            if state.phase is Phase.DONE:
-                continue
-            if match.error is not None:
-                self._requests.fail(state, match.error)
-            elif match.ended and state.request.prefill_only:
-                self._requests.fail(
-                    state, InvalidRequest("the output is complete: nothing may follow it", field="constraint")
-                )
-            elif match.ended:
-                self._requests.finish(state, FinishReason.STOP)
-            elif state.phase is Phase.COMPILING:
-                self._scheduler.place(state)
-            elif len(state.token_ids) >= state.limit:
-                self._requests.finish(state, FinishReason.LENGTH)
-            else:
-                self._scheduler.release(state)
-
-    def _awaits_compilation(self) -> bool:
-        """Whether nothing can be done until a compilation ends, which wakes the loop."""
-        grammars = self._grammars
-        if grammars is None or not grammars.num_compiling or grammars.num_advancing or grammars.wake is None:
-            return False
-        working = self._in_flight or self._requests.outputs or self._scheduler.prefill_wanted or self._copier.busy
-        return not (working or self._scheduler.runnable())
 
     def _report_scheduled(self, scheduled: ScheduledStep) -> None:
         self._requests.outputs.prefill_started += scheduled.started
