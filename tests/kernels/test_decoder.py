@@ -54,6 +54,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3ForCausalLM": {},
     "GraniteForCausalLM": SCALES,
     "Olmo2ForCausalLM": {},
+    "Glm4ForCausalLM": {},
 }
 
 

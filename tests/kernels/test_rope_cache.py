@@ -8,6 +8,8 @@ from support.kernels.harness import BOUNDS, FP8, GRID, SMALL, Shape, cases, pois
 
 from baton.kernels import reference
 from baton.kernels.rope.rope_cache import rope_and_cache
+from baton.worker.layers.rope import cos_sin_table
+from baton.worker.layers.rope_config import RopeConfig
 
 MAX_POSITION = 512
 
@@ -47,6 +49,30 @@ def test_queries_keys_and_values_arrive_where_the_oracle_puts_them(shape: Shape,
         untouched = expected_cache.isnan()
         assert torch.equal(cache.isnan(), untouched)
         assert relative_error(cache[~untouched], expected_cache[~untouched]) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], GRID[:3]))
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("partial", [False, True])
+def test_pairs_of_neighbours_and_parts_of_heads_rotate(
+    shape: Shape, device: str, partial: bool, interleaved: bool
+) -> None:
+    num_tokens, num_q_heads, head_dim = 5, shape.group * shape.num_kv_heads, shape.head_dim
+    rotary_dim = head_dim // 4 * 2 if partial else 0
+    qkv = torch.randn(num_tokens, (num_q_heads + 2 * shape.num_kv_heads) * head_dim, device=device).to(shape.dtype)
+    norms = [(torch.rand(head_dim, device=device) + 0.5).to(shape.dtype) for _ in range(2)]
+    positions, slots = (torch.randperm(16, dtype=torch.int32, device=device)[:num_tokens] for _ in range(2))
+    cos_sin = cos_sin_table(RopeConfig("default", 100.0, rotary_dim=rotary_dim), head_dim, 16).to(device)
+    cache = torch.zeros(1, 2, shape.num_kv_heads, 16, head_dim, dtype=shape.dtype, device=device)
+    expected, expected_cache = qkv.float(), cache.float()
+    layout = {"rotary_dim": rotary_dim, "interleaved": interleaved}
+    weights = [norm.float() for norm in norms]
+    reference.rope_and_cache(
+        expected, expected_cache, positions, slots, cos_sin, num_q_heads, q_norm=weights[0], k_norm=weights[1], **layout
+    )
+    rope_and_cache(qkv, cache, positions, slots, cos_sin, num_q_heads, q_norm=norms[0], k_norm=norms[1], **layout)
+    assert relative_error(qkv, expected) <= BOUNDS[shape.dtype]
+    assert relative_error(cache, expected_cache) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[5], GRID[10]]))

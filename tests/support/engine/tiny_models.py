@@ -9,14 +9,22 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -24,6 +32,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 VOCAB_SIZE = 160
@@ -51,6 +61,11 @@ def _rope(kind: str, **more: Any) -> dict[str, Any]:
 
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 
+_TWO_ROPES = {
+    "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=128),
+    "sliding_attention": _rope("default"),
+}
+
 _SCALES = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -58,6 +73,13 @@ _SCALES = {
     "logits_scaling": 5.0,
     "attention_bias": True,
 }
+
+
+def _granite4(**more: Any) -> PreTrainedModel:
+    kinds = ["full_attention"] * 3
+    shape = {"shared_intermediate_size": 80, "num_local_experts": 0, "layer_types": kinds, "mamba_n_heads": 4}
+    return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**SHAPE, **_SCALES, **shape, **more))
+
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": _llama,
@@ -74,7 +96,19 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, sliding_window=13)),
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, **_SCALES)),
+    "granitemoehybrid": lambda: _granite4(position_embedding_type="rope"),
+    "granitemoehybrid-nope": lambda: _granite4(position_embedding_type="nope"),
     "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True)),
+    "olmo3": lambda: Olmo3ForCausalLM(
+        Olmo3Config(**SHAPE, pad_token_id=0, sliding_window=9, rope_parameters=_TWO_ROPES)
+    ),
+    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SHAPE, pad_token_id=0, no_rope_layer_interval=2)),
+    "smollm3-window": lambda: SmolLM3ForCausalLM(
+        SmolLM3Config(**SHAPE, pad_token_id=0, no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=9)
+    ),
+    "glm": lambda: GlmForCausalLM(GlmConfig(**SHAPE, pad_token_id=0, head_dim=24)),
+    "glm4": lambda: Glm4ForCausalLM(Glm4Config(**SHAPE, pad_token_id=0, head_dim=16)),
+    "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, partial_rotary_factor=0.75)),
 }
 
 

@@ -21,6 +21,8 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 PHI3 = {"architectures": ["Phi3ForCausalLM"]}
+SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"]}
+GRANITE4 = {"architectures": ["GraniteMoeHybridForCausalLM"]}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -104,7 +106,12 @@ def test_yarn_stretches_the_models_length() -> None:
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, r"high_freq_factor is 0.5; it must be above"),
         ({"rope_scaling": 3}, r"rope_scaling is 3; it must be an object"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0.5; it must be 1"),
-        ({**PHI3, "partial_rotary_factor": 0.75}, r"partial_rotary_factor is 0.75; it must be 1"),
+        ({**PHI3, "partial_rotary_factor": 0.7}, r"partial_rotary_factor is 0.7; .* even number of head_dim \(16\)"),
+        ({**PHI3, "partial_rotary_factor": 1.5}, r"partial_rotary_factor is 1.5; .* even number of head_dim \(16\)"),
+        ({"rope_parameters": {"full_attention": {}}}, r"full_attention is {}; it must be absent"),
+        ({**SMOLLM3, "no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be a list of 4 x 0 or 1"),
+        ({**GRANITE4, "layer_types": ["attention", "mamba"] * 2}, r"layer_types is .* must be a list of 4 x attention"),
+        ({**GRANITE4, "layer_types": ["attention"] * 4}, r"num_local_experts is None; it must be 0"),
         ({**PHI3, "rope_scaling": {"type": "longrope"}}, r"type is 'longrope'; it must be one of default, linear"),
         ({"auto_map": {"AutoModel": "a.B"}}, r"auto_map is .* no code of a model folder is run"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, r"logits_scaling is 0; it must be a number"),

@@ -31,9 +31,11 @@ def _rope_kernel(
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """(a, b) -> (a cos - b sin, b cos + a sin) for the halves a, b of each head, normed first where asked"""
+    """(a, b) -> (a cos - b sin, b cos + a sin) for the pairs a, b of each head, normed first where asked"""
     # grid: (num_tokens, (num_q_heads + 2 num_kv_heads) / HEADS)
     if OVERLAP:
         gdc_launch_dependents()
@@ -44,9 +46,20 @@ def _rope_kernel(
     dims = tl.arange(0, HALF_PAD)
     num_heads = num_q_heads + 2 * num_kv_heads
     real = (heads < num_heads)[:, None] & (dims < half)[None, :]
-    at = token * qkv_stride + heads[:, None] * HEAD_DIM + dims[None, :]
-    low = tl.load(qkv_ptr + at, mask=real, other=0.0)
-    high = tl.load(qkv_ptr + at + half, mask=real, other=0.0)
+    # Where the pairs lie: in the halves of a head; side by side; or in the halves of its first dimensions, and behind
+    # them those that do not rotate, whose cosines are 1 and whose sines are 0.
+    first = dims
+    second = dims + half
+    if INTERLEAVED:
+        first = dims * 2
+        second = dims * 2 + 1
+    elif ROTARY_DIM < HEAD_DIM:
+        turns = dims < ROTARY_DIM // 2
+        first = tl.where(turns, dims, dims + ROTARY_DIM // 2)
+        second = first + tl.where(turns, ROTARY_DIM // 2, (HEAD_DIM - ROTARY_DIM) // 2)
+    at = token * qkv_stride + heads[:, None] * HEAD_DIM
+    low = tl.load(qkv_ptr + at + first[None, :], mask=real, other=0.0)
+    high = tl.load(qkv_ptr + at + second[None, :], mask=real, other=0.0)
     a = low.to(tl.float32)
     b = high.to(tl.float32)
     is_query = heads < num_q_heads
@@ -54,10 +67,10 @@ def _rope_kernel(
     if NORM:
         rms = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / HEAD_DIM + eps)[:, None]
         inside = dims < half
-        q_low = tl.load(q_norm_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        q_high = tl.load(q_norm_ptr + half + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        k_low = tl.load(k_norm_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        k_high = tl.load(k_norm_ptr + half + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        q_low = tl.load(q_norm_ptr + first, mask=inside, other=0.0).to(tl.float32)[None, :]
+        q_high = tl.load(q_norm_ptr + second, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_low = tl.load(k_norm_ptr + first, mask=inside, other=0.0).to(tl.float32)[None, :]
+        k_high = tl.load(k_norm_ptr + second, mask=inside, other=0.0).to(tl.float32)[None, :]
         dtype = qkv_ptr.dtype.element_ty
         a = ((a * rms).to(dtype).to(tl.float32) * tl.where(is_query[:, None], q_low, k_low)).to(dtype).to(tl.float32)
         b = ((b * rms).to(dtype).to(tl.float32) * tl.where(is_query[:, None], q_high, k_high)).to(dtype).to(tl.float32)
@@ -66,14 +79,14 @@ def _rope_kernel(
     sin = tl.load(cos_sin_ptr + position * HEAD_DIM + half + dims, mask=dims < half, other=0.0)[None, :]
     new_low = tl.where(is_value[:, None], low.to(tl.float32), a * cos - b * sin).to(low.dtype)
     new_high = tl.where(is_value[:, None], high.to(tl.float32), b * cos + a * sin).to(low.dtype)
-    tl.store(qkv_ptr + at, new_low, mask=real & is_query[:, None])
-    tl.store(qkv_ptr + at + half, new_high, mask=real & is_query[:, None])
+    tl.store(qkv_ptr + at + first[None, :], new_low, mask=real & is_query[:, None])
+    tl.store(qkv_ptr + at + second[None, :], new_high, mask=real & is_query[:, None])
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
         # K heads, then V heads: the pool's own order within a block.
         side = heads - num_q_heads
         cell = (slot // BLOCK_SIZE * 2 * num_kv_heads + side) * BLOCK_SIZE + slot % BLOCK_SIZE
-        where = cell[:, None] * HEAD_DIM + dims[None, :]
+        where = cell[:, None] * HEAD_DIM
         keep = real & (side >= 0)[:, None]
         kv_type = cache_ptr.dtype.element_ty
         kv_low = new_low
@@ -82,8 +95,8 @@ def _rope_kernel(
             scale = tl.load(kv_scale_ptr + side, mask=(side >= 0) & (heads < num_heads), other=1.0)[:, None]
             kv_low = _within(tl.div_rn(new_low.to(tl.float32), scale))
             kv_high = _within(tl.div_rn(new_high.to(tl.float32), scale))
-        tl.store(cache_ptr + where, kv_low.to(kv_type), mask=keep)
-        tl.store(cache_ptr + where + half, kv_high.to(kv_type), mask=keep)
+        tl.store(cache_ptr + where + first[None, :], kv_low.to(kv_type), mask=keep)
+        tl.store(cache_ptr + where + second[None, :], kv_high.to(kv_type), mask=keep)
 
 
 @triton.jit
@@ -104,12 +117,15 @@ def rope_and_cache(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     kv_scale: Tensor | None = None,
+    rotary_dim: int = 0,
+    interleaved: bool = False,
 ) -> None:
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
     cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
-    [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it.
+    [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it. Of each head the first
+    `rotary_dim` dimensions rotate (0: all), in pairs of their halves or, `interleaved`, of neighbours.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_heads = num_q_heads + 2 * num_kv_heads
@@ -134,6 +150,8 @@ def rope_and_cache(
         HALF_PAD=triton.next_power_of_2(head_dim // 2),
         BLOCK_SIZE=block_size,
         HEADS=heads,
+        ROTARY_DIM=rotary_dim or head_dim,
+        INTERLEAVED=interleaved,
         num_warps=4,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 
 
 def cos_sin_tables(ropes: Iterable[RopeConfig], head_dim: int, num_positions: int) -> dict[RopeConfig, Tensor]:
@@ -17,13 +18,18 @@ def cos_sin_tables(ropes: Iterable[RopeConfig], head_dim: int, num_positions: in
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """Returns [num_positions, head_dim] fp32: head_dim / 2 cosines, then as many sines."""
+    """Returns [num_positions, head_dim] fp32: head_dim / 2 cosines, then as many sines, unrotated pairs last."""
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
-    return torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor(rope)
+    factor, still = attention_factor(rope), (0, head_dim // 2 - angles.shape[1])
+    cos, sin = functional.pad(angles.cos() * factor, still, value=1.0), functional.pad(angles.sin() * factor, still)
+    return torch.cat((cos, sin), dim=1)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns radians per position, [head_dim / 2] fp32."""
+    """Returns radians per position, [rotated pairs] fp32."""
+    if rope.kind == NO_ROPE:
+        return torch.empty(0)
+    head_dim = rope.rotary_dim or head_dim
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.kind == "linear":
         return plain / rope.factor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KINDS = ("default", "linear", "llama3", "yarn")
+NO_ROPE = "none"  # no rotation; not a kind of config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class RopeConfig:
     attention_factor: float | None = None  # None: computed from the factor
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    rotary_dim: int = 0  # rotated dimensions, at the start of each head; 0: all
+    interleaved: bool = False  # pairs are neighbours, not halves of the rotated dimensions
 
     @property
     def extended_length(self) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading_rope import read_rope
+from baton.worker.models.reading_sizes import read_head_dim, read_max_position_embeddings
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +26,10 @@ class Family:
     ignores_auto_map: bool = False  # checkpoints refer to remote code that is no longer needed
 
 
-def read_attention(fields: Fields) -> AttentionSpec:
-    """Reads heads and RoPE, without biases, norms or a window."""
+def read_attention(fields: Fields, rope: RopeConfig | None = None) -> AttentionSpec:
+    """Reads heads, and RoPE unless it is given, without biases, norms or a window."""
     num_q_heads = fields.positive_int("num_attention_heads")
-    head_dim = fields.positive_int("head_dim", default=fields.positive_int("hidden_size") // num_q_heads)
+    head_dim = read_head_dim(fields)
     num_kv_heads = fields.positive_int("num_key_value_heads", default=num_q_heads)
     if num_q_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
@@ -35,7 +39,7 @@ def read_attention(fields: Fields) -> AttentionSpec:
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=read_rope(fields, read_max_position_embeddings(fields)),
+        rope=read_rope(fields) if rope is None else rope,
         scale=float(head_dim) ** -0.5,
     )
 
@@ -56,6 +60,7 @@ def read_model(
     embedding_scale: float = 1.0,
     logits_divisor: float = 1.0,
     default_eps: float = 1e-6,
+    default_tied: bool = False,
 ) -> ModelConfig:
     """Reads the rest of the config around the layers."""
     return ModelConfig(
@@ -65,7 +70,7 @@ def read_model(
         layers=tuple(layers),
         rms_norm_eps=fields.positive_float("rms_norm_eps", default=default_eps),
         max_position_embeddings=read_max_position_embeddings(fields),
-        tie_embeddings=fields.flag("tie_word_embeddings", default=False),
+        tie_embeddings=fields.flag("tie_word_embeddings", default=default_tied),
         initializer_range=fields.positive_float("initializer_range", default=0.02),
         dtype=fields.text("dtype", default=fields.text("torch_dtype", default="")),
         eos_token_ids=_read_eos_token_ids(fields),
@@ -79,29 +84,38 @@ def read_num_layers(fields: Fields) -> int:
     return fields.positive_int("num_hidden_layers")
 
 
-def read_windows(fields: Fields, num_layers: int, first: float = 0) -> list[int]:
-    """Reads sliding_window. It applies to the layers given by layer_types, else to layers from `first` on."""
+def read_windows(fields: Fields, num_layers: int, slides: Sequence[bool] | None = None) -> list[int]:
+    """Reads sliding_window. It applies to the layers given by layer_types, else by `slides` (None: all)."""
     if fields.raw.get("sliding_window") is None:
         return [0] * num_layers
     window = fields.positive_int("sliding_window")
-    kinds = fields.raw.get("layer_types")
+    return [window if each else 0 for each in read_slides(fields, slides or [True] * num_layers)]
+
+
+def read_slides(fields: Fields, default: Sequence[bool]) -> Sequence[bool]:
+    """Reads layer_types. Returns True for the layers with a window."""
+    kinds, num_layers = fields.raw.get("layer_types"), len(default)
     if kinds is None:
-        return [window if layer >= first else 0 for layer in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
-        raise fields.error("layer_types", f"a list of {num_layers} x full_attention or sliding_attention")
-    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+        return default
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(LAYER_TYPES):
+        raise fields.error("layer_types", f"a list of {num_layers} x {' or '.join(LAYER_TYPES)}")
+    return [kind == "sliding_attention" for kind in kinds]
 
 
-def read_optional_windows(fields: Fields, num_layers: int) -> list[int]:
-    """Reads windows that apply only with use_sliding_window; without layer_types, from max_window_layers on."""
+def read_optional_windows(fields: Fields, num_layers: int, slides: Sequence[bool] | None = None) -> list[int]:
+    """Reads windows that apply only with use_sliding_window, to the layers given by layer_types, else by `slides`
+    (None: from max_window_layers on)."""
     if not fields.flag("use_sliding_window", default=False):
         return [0] * num_layers
-    return read_windows(fields, num_layers, fields.number("max_window_layers", default=28))
+    if slides is None:
+        first = fields.number("max_window_layers", default=28)
+        slides = [layer >= first for layer in range(num_layers)]
+    return read_windows(fields, num_layers, slides)
 
 
-def read_max_position_embeddings(fields: Fields) -> int:
-    """Reads the length that the model was trained for."""
-    return fields.positive_int("max_position_embeddings", default=2048)
+def all_but_every(period: int, num_layers: int) -> list[bool]:
+    """Returns True for the layers with a window, if every `period`-th layer has none."""
+    return [layer % period != 0 for layer in range(1, num_layers + 1)]
 
 
 def _read_eos_token_ids(fields: Fields) -> tuple[int, ...]:

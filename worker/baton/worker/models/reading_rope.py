@@ -2,23 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from baton.worker.layers.rope_config import KINDS, RopeConfig
 from baton.worker.models.fields import Fields
+from baton.worker.models.reading_sizes import read_head_dim, read_max_position_embeddings
 
 
-def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
+@dataclass(frozen=True, slots=True)
+class RopeDefaults:
+    """A family's RoPE, where its config has no value."""
+
+    theta: float = 10000.0
+    partial: float | None = None  # rotated fraction of each head; None: configs may not set one
+    interleaved: bool = False
+
+
+_PLAIN = RopeDefaults()
+
+
+def read_rope(fields: Fields, defaults: RopeDefaults = _PLAIN) -> RopeConfig:
     """Reads rope_parameters, or rope_theta and rope_scaling."""
-    scaling = fields.inner("rope_parameters") or fields.inner("rope_scaling")
-    theta = fields.positive_float("rope_theta", default=10000.0)
-    if scaling is None:
-        return RopeConfig("default", theta)
-    theta = scaling.positive_float("rope_theta", default=theta)
+    return _read_set(fields, _scaling(fields), fields, defaults)
+
+
+def read_ropes(fields: Fields, full: RopeDefaults, sliding: RopeDefaults) -> tuple[RopeConfig, RopeConfig]:
+    """Returns the RoPE of layers with full attention and of layers with windows. rope_parameters has one for each; the
+    older rope_scaling applies to full attention only."""
+    scaling, nothing = _scaling(fields), Fields({}, fields.source)
+    if scaling is None or not any(isinstance(value, dict) for value in scaling.raw.values()):
+        return _read_set(fields, scaling, fields, full), _read_set(nothing, None, fields, sliding)
+    return (
+        _read_set(nothing, scaling.inner("full_attention"), fields, full),
+        _read_set(nothing, scaling.inner("sliding_attention"), fields, sliding),
+    )
+
+
+def _scaling(fields: Fields) -> Fields | None:
+    return fields.inner("rope_parameters") or fields.inner("rope_scaling")
+
+
+def _read_set(outside: Fields, scaling: Fields | None, model: Fields, defaults: RopeDefaults) -> RopeConfig:
+    """Reads one set of parameters. Older configs keep some of them in `outside`."""
+    scaling = scaling or Fields({}, outside.source)
+    if nested := [key for key, value in scaling.raw.items() if isinstance(value, dict)]:
+        raise scaling.error(nested[0], "absent: all layers of this architecture share one set of parameters")
+    theta = scaling.positive_float("rope_theta", default=outside.positive_float("rope_theta", default=defaults.theta))
+    rope = _read_scaled(scaling, theta, read_max_position_embeddings(model))
+    rotary_dim = _rotary_dim(scaling, outside, read_head_dim(model), defaults)
+    return replace(rope, rotary_dim=rotary_dim, interleaved=defaults.interleaved)
+
+
+def _rotary_dim(scaling: Fields, outside: Fields, head_dim: int, defaults: RopeDefaults) -> int:
+    """Returns RopeConfig.rotary_dim."""
+    key = "partial_rotary_factor"
+    where = outside if scaling.raw.get(key) is None else scaling
+    if defaults.partial is None:
+        if scaling.number(key, default=1.0) != 1.0:
+            raise scaling.error(key, "1")
+        return 0
+    width = int(head_dim * where.positive_float(key, default=defaults.partial))
+    if not 0 < width <= head_dim or width % 2:
+        raise where.error(key, f"such that an even number of head_dim ({head_dim}) dimensions rotates")
+    return width if width < head_dim else 0
+
+
+def _read_scaled(scaling: Fields, theta: float, max_position_embeddings: int) -> RopeConfig:
     kind_key = "rope_type" if "rope_type" in scaling.raw else "type"
     kind = scaling.text(kind_key, default="default")
     if kind not in KINDS:
         raise scaling.error(kind_key, f"one of {', '.join(KINDS)}")
-    if scaling.number("partial_rotary_factor", default=1.0) != 1.0:
-        raise scaling.error("partial_rotary_factor", "1")
     if kind == "default":
         return RopeConfig(kind, theta)
     factor = scaling.positive_float("factor")

@@ -22,6 +22,11 @@ _MODULES = (  # of baton.worker.models.families
     "phi3",
     "granite",
     "olmo2",
+    "olmo3",
+    "smollm3",
+    "glm",
+    "glm4",
+    "granite4",
 )
 
 

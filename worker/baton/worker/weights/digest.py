@@ -8,11 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import LayerSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.checkpoint import Checkpoint
 
 DIGEST_BYTES = 16
+_LATER_ROPE: Mapping[str, Any] = {"rotary_dim": 0, "interleaved": False}  # what earlier versions assume
 _SAMPLES = 4  # a tensor
 _SAMPLE_BYTES = 64
 
@@ -54,7 +56,7 @@ def kv_facts(config: ModelConfig) -> dict[str, Any]:
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope": dataclasses.asdict(attention.rope),
+        "rope": _rope_facts(attention.rope),
         "tie_embeddings": config.tie_embeddings,
         "qkv_bias": attention.qkv_bias,
         "o_bias": attention.o_bias,
@@ -63,6 +65,11 @@ def kv_facts(config: ModelConfig) -> dict[str, Any]:
         "windows": config.windows,
     }
     return facts | _later_facts(config)
+
+
+def _rope_facts(rope: RopeConfig) -> dict[str, Any]:
+    facts = dataclasses.asdict(rope)
+    return {name: value for name, value in facts.items() if name not in _LATER_ROPE or value != _LATER_ROPE[name]}
 
 
 def _later_facts(config: ModelConfig) -> dict[str, Any]:

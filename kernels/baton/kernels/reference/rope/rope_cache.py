@@ -9,19 +9,28 @@ from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.kernels.reference.norm.rms_norm import rms_norm
 
 
-def rotation(cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The two factors of `rotate` at these positions, each [num_tokens, 1, head_dim].
+def rotation(
+    cos_sin: Tensor, positions: Tensor, rotary_dim: int = 0, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The two factors of `rotate` at these positions, each [num_tokens, 1, rotary_dim]; 0: of whole heads.
 
     cos_sin [max_position, head_dim] holds head_dim / 2 cosines, then as many sines.
     """
-    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    pairs = (rotary_dim or cos_sin.shape[-1]) // 2
+    cos, sin = (each[..., :pairs] for each in cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1))
+    if interleaved:
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(a, b) -> (a cos - b sin, b cos + a sin) for the halves a, b of heads [num_tokens, num_heads, head_dim]."""
-    num_tokens, num_heads, head_dim = heads.shape
-    swapped = heads.view(num_tokens, num_heads, 2, head_dim // 2).flip(2).view(num_tokens, num_heads, head_dim)
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """(a, b) -> (a cos - b sin, b cos + a sin) for pairs of the first dimensions of heads [num_tokens, num_heads,
+    head_dim], as many as cos and sin have: their halves a, b, or `interleaved` each even one and the one behind it."""
+    width = cos.shape[-1]
+    if width < heads.shape[-1]:
+        return torch.cat((rotate(heads[..., :width], cos, sin, interleaved), heads[..., width:]), -1)
+    pairs, swapped_dim = ((-1, 2), -1) if interleaved else ((2, -1), -2)
+    swapped = heads.unflatten(-1, pairs).flip(swapped_dim).flatten(-2)
     return torch.addcmul(heads * cos, swapped, sin).to(heads.dtype)
 
 
@@ -39,6 +48,7 @@ def normed_and_rotated(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    interleaved: bool = False,
 ) -> Tensor:
     """Returns the query and key heads of qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim] for attention."""
     num_rotated = num_q_heads + num_kv_heads
@@ -46,7 +56,7 @@ def normed_and_rotated(
     if q_norm is not None and k_norm is not None:
         queries, keys = heads.split((num_q_heads, num_kv_heads), dim=1)
         heads = torch.cat((rms_norm(queries, q_norm, eps), rms_norm(keys, k_norm, eps)), dim=1)
-    return rotate(heads, cos, sin)
+    return rotate(heads, cos, sin, interleaved)
 
 
 def rope_and_cache(
@@ -61,18 +71,21 @@ def rope_and_cache(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     kv_scale: Tensor | None = None,
+    rotary_dim: int = 0,
+    interleaved: bool = False,
 ) -> None:
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
     cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
-    [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it.
+    [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it. `rotary_dim` and
+    `interleaved` as in `rotate`; 0: whole heads rotate.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_rotated = num_q_heads + num_kv_heads
     heads = qkv.view(qkv.shape[0], num_q_heads + 2 * num_kv_heads, head_dim)
-    cos, sin = rotation(cos_sin, positions)
-    rotated = normed_and_rotated(heads, cos, sin, num_q_heads, num_kv_heads, q_norm, k_norm, eps)
+    cos, sin = rotation(cos_sin, positions, rotary_dim, interleaved)
+    rotated = normed_and_rotated(heads, cos, sin, num_q_heads, num_kv_heads, q_norm, k_norm, eps, interleaved)
     keys_values = torch.stack((rotated[:, num_q_heads:], heads[:, num_rotated:]), dim=1)
     if kv_scale is None:
         keys_values = keys_values.to(cache.dtype)

@@ -30,7 +30,9 @@ class CpuAttention:
         num_q, num_kv = spec.num_q_heads, spec.num_kv_heads
         heads = qkv.view(-1, spec.num_qkv_heads, spec.head_dim)
         cos, sin = self._rotation(step)
-        rotated = normed_and_rotated(heads, cos, sin, num_q, num_kv, self._q_norm, self._k_norm, self._eps)
+        rotated = normed_and_rotated(
+            heads, cos, sin, num_q, num_kv, self._q_norm, self._k_norm, self._eps, spec.rope.interleaved
+        )
         # Rotated keys go back beside the values, so that one op writes both.
         heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
         keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
@@ -59,5 +61,6 @@ class CpuAttention:
         """Cosines and sines of the step's positions, which the layers of one RoPE share."""
         key = id(self._cos_sin)
         if key not in step.rotations:
-            step.rotations[key] = rotation(self._cos_sin, step.positions)
+            rope = self._spec.rope
+            step.rotations[key] = rotation(self._cos_sin, step.positions, rope.rotary_dim, rope.interleaved)
         return step.rotations[key]

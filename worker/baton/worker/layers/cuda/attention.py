@@ -140,6 +140,8 @@ class CudaAttention:
             k_norm=self._k_norm,
             eps=self._eps,
             kv_scale=shared.kv_scales[self._index],
+            rotary_dim=self.spec.rope.rotary_dim,
+            interleaved=self.spec.rope.interleaved,
         )
         return qkv
 

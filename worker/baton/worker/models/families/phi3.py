@@ -9,16 +9,15 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading import Family, read_attention, read_mlp, read_model, read_num_layers, read_windows
+from baton.worker.models.reading_rope import RopeDefaults, read_rope
 
 ARCHITECTURE = "Phi3ForCausalLM"
 _NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers without biases. Raises InvalidRequest for long RoPE and for partial RoPE."""
-    if fields.number("partial_rotary_factor", default=1.0) != 1.0:
-        raise fields.error("partial_rotary_factor", "1")
-    attention, mlp = read_attention(fields), read_mlp(fields)
+    """Reads layers without biases. Raises InvalidRequest for long RoPE."""
+    attention, mlp = read_attention(fields, read_rope(fields, RopeDefaults(partial=1.0))), read_mlp(fields)
     windows = read_windows(fields, read_num_layers(fields))
     layers = [LayerSpec(replace(attention, window=window), mlp) for window in windows]
     return read_model(fields, ARCHITECTURE, layers, names=_NAMES, default_eps=1e-5)
