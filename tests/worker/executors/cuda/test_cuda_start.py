@@ -18,10 +18,17 @@ from baton.worker.executors.cuda.startup.memory import (
     check_weights_fit,
     graph_bytes,
     num_blocks_that_fit,
+    num_kv_blocks,
     open_device,
 )
 from baton.worker.executors.cuda.startup.phases import StartPhases
-from baton.worker.executors.cuda.startup.support import check_supported, compute_dtype, dtype_name, kv_dtype
+from baton.worker.executors.cuda.startup.support import (
+    check_supported,
+    checked_model_len,
+    compute_dtype,
+    dtype_name,
+    kv_dtype,
+)
 from baton.worker.executors.cuda.startup.warm_up import largest_step, small_steps
 from baton.worker.executors.cuda.steps.graphs import graph_sizes
 from baton.worker.kv_spec import full_spec
@@ -45,6 +52,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_device_name": lambda *_: "NVIDIA Test",
         "mem_get_info": lambda *_: (70 * GIB, 80 * GIB),
         "memory_reserved": lambda *_: 6 * GIB,
+        "max_memory_reserved": lambda *_: 18 * GIB,
         "set_device": lambda *_: None,
     }
     for name, fake in fakes.items():
@@ -122,6 +130,24 @@ def test_the_pool_gets_what_weights_steps_and_others_leave() -> None:
     assert num_blocks_that_fit(1 << 20, 0.9, 20 * GIB, GPU) == (72 - 4 - 20) * 1024
     with pytest.raises(InvalidRequest, match=r"no KV block fits.*gpu_memory_utilization"):
         num_blocks_that_fit(1 << 20, 0.5, 60 * GIB, GPU)
+
+
+def test_blocks_are_those_set_those_of_the_memory_set_or_what_fits_beside_the_peak_and_the_graphs() -> None:
+    def num_blocks(**values: int | float) -> int:
+        return num_kv_blocks(replace(CONFIG, **values), 1 << 20, 2 * GIB, GPU)
+
+    assert num_blocks(num_blocks=7, kv_cache_memory=GIB) == 7
+    assert num_blocks(kv_cache_memory=3 << 20) == num_blocks(kv_cache_memory=(4 << 20) - 1) == 3
+    assert num_blocks(gpu_memory_utilization=0.9) == num_blocks_that_fit(1 << 20, 0.9, (18 + 2) * GIB, GPU)
+    with pytest.raises(InvalidRequest, match=r"kv_cache_memory=1048575 holds no block.*at least 1048576 bytes"):
+        num_blocks(kv_cache_memory=(1 << 20) - 1)
+
+
+def test_a_request_may_have_fewer_tokens_than_the_model_allows_but_not_more() -> None:
+    most = MODEL.max_model_len
+    assert [checked_model_len(wanted, MODEL) for wanted in (0, 1, most)] == [most, 1, most]
+    with pytest.raises(InvalidRequest, match=rf"max_model_len={most + 1} .*at most {most}"):
+        checked_model_len(most + 1, MODEL)
 
 
 def test_graphs_count_by_their_number_and_the_largest() -> None:

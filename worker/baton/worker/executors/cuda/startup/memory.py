@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.table import MIN_CAPABILITY
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
+from baton.worker.config import WorkerConfig
 from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.build import weight_bytes
@@ -92,6 +93,24 @@ def graph_bytes(config: ModelConfig, dtype: torch.dtype, sizes: list[int]) -> in
     """About what captured steps of these sizes take: the largest's activations, and each one's nodes."""
     width = 2 * config.hidden_size + config.num_qkv_heads * config.head_dim + 3 * config.intermediate_size
     return len(sizes) * _BYTES_PER_GRAPH + 4 * max(sizes) * width * dtype.itemsize
+
+
+def num_kv_blocks(config: WorkerConfig, bytes_per_block: int, graph_bytes: int, device: torch.device) -> int:
+    """Returns the blocks that are set, those in the memory that is set, or those that fit beside all else.
+
+    Call after the largest step, and before graphs of so many bytes are captured.
+    """
+    if config.num_blocks:
+        return config.num_blocks
+    if config.kv_cache_memory:
+        if config.kv_cache_memory < bytes_per_block:
+            raise InvalidRequest(
+                f"kv_cache_memory={config.kv_cache_memory} holds no block: it must be at least {bytes_per_block} bytes",
+                field="kv_cache_memory",
+            )
+        return config.kv_cache_memory // bytes_per_block
+    peak = torch.cuda.max_memory_reserved(device) + graph_bytes
+    return num_blocks_that_fit(bytes_per_block, config.gpu_memory_utilization, peak, device)
 
 
 def num_blocks_that_fit(bytes_per_block: int, utilization: float, peak_bytes: int, device: torch.device) -> int:

@@ -1,0 +1,112 @@
+"""Steps that the device computes, from their last kernel's launch until their results are read. Knows no model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.worker.core import StepPlan, StepResult
+from baton.worker.executors.cuda.completions import DeviceWatch
+from baton.worker.executors.cuda.failures import raise_if_lost
+from baton.worker.executors.cuda.sampling.generate_head import Computed
+from baton.worker.executors.cuda.sampling.undrawn import leave_out
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    token_ids: Tensor  # pinned
+    computed: Computed
+    started: torch.cuda.Event
+    done: torch.cuda.Event
+    waited: tuple[torch.cuda.Event, torch.cuda.Event] | None  # from when to when the device waited for masks
+
+    @property
+    def seconds(self) -> float:
+        """How long the device computed. Valid once it is done."""
+        waited = 0.0 if self.waited is None else self.waited[0].elapsed_time(self.waited[1])
+        return float(self.started.elapsed_time(self.done) - waited) / 1000
+
+
+class LaunchedSteps:
+    """Reads results in the order of launches. `wait` waits for the device; `traced`: results have idle_seconds."""
+
+    def __init__(
+        self, num_rows: int, depth: int, watch: DeviceWatch, wait: Callable[[], None], *, traced: bool
+    ) -> None:
+        self._pinned = [torch.empty(num_rows, dtype=torch.int32, pin_memory=True) for _ in range(depth + 2)]
+        self._turn = 0
+        self._launched: deque[_Launched] = deque()
+        self._last_done: torch.cuda.Event | None = None
+        self._watch = watch
+        self._wait = wait
+        self._traced = traced
+        self._wake: Callable[[], None] | None = None
+
+    def add(
+        self,
+        plan: StepPlan,
+        computed: Computed,
+        started: torch.cuda.Event,
+        waited: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
+    ) -> None:
+        """Queues the copy of a step's tokens to the host. All else of the step is queued."""
+        self._turn = (self._turn + 1) % len(self._pinned)
+        token_ids = self._pinned[self._turn][: len(computed.token_ids)]
+        token_ids.copy_(computed.token_ids, non_blocking=True)
+        done = record_event()
+        self._launched.append(_Launched(plan, token_ids, computed, started, done, waited))
+        if self._wake is not None:
+            self._watch.add(done, self._wake)
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest step."""
+        launched = self._launched.popleft()
+        try:
+            launched.done.synchronize()
+        except Exception as error:
+            raise_if_lost(error, self._wait)
+            raise
+        logprobs, prompt_logprobs = launched.computed.logprobs, launched.computed.prompt_logprobs
+        result = StepResult(
+            step=launched.plan.step,
+            token_ids=launched.token_ids.numpy().copy(),
+            counts=launched.plan.samples.astype(np.int32),
+            logprobs={} if logprobs is None else logprobs.read(),
+            prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
+            seconds=launched.seconds,
+        )
+        leave_out(result, launched.plan, launched.computed.left_out)
+        if self._traced:
+            if self._last_done is not None:
+                result.idle_seconds = self._last_done.elapsed_time(launched.started) / 1000
+            self._last_done = launched.done
+        return result
+
+    def ended(self) -> bool:
+        """Whether collect would return at once."""
+        return not self._launched or self._launched[0].done.query()  # type: ignore[no-untyped-call]
+
+    def watch(self, wake: Callable[[], None] | None) -> None:
+        """Calls `wake`, from a thread, when a step has ended, those in flight included. None: no more."""
+        if wake is not None and self._wake is None:
+            for launched in self._launched:
+                self._watch.add(launched.done, wake)
+        self._wake = wake
+
+    def drop(self) -> bool:
+        """Forgets the steps. Returns whether there were any."""
+        launched, self._launched = self._launched, deque()
+        return bool(launched)
+
+
+def record_event() -> torch.cuda.Event:
+    """Returns an event that takes the time at this place of the current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
