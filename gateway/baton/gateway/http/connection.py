@@ -12,15 +12,13 @@ import logging
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import cast
 
 from baton.gateway.errors.http import HttpError
 from baton.gateway.fairness.fair_queue import Turn
+from baton.gateway.http.answering import Answering, App
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.http.half_close import HalfCloseWatch, can_be_probed
 from baton.gateway.http.intake import Intake, network_of
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.request_reader import RequestReader, State
@@ -37,17 +35,13 @@ _WRITE_LOW_WATER = 16 << 10
 # Chunks read per turn (0.5 ms of work), and the pause before the next turn.
 _CHUNKS_A_TURN = 512
 _CHUNK_REST_SECONDS = 0.002
-_REQUEST_COST = 2048  # of a turn, in addition to the body's bytes
 _BULK_BYTES = 64 << 10  # a after this much at once, a client's next bytes are received in turns
-
-App = Callable[[Exchange], Coroutine[None, None, None] | None]
 
 
 class HttpConnection(asyncio.Protocol):
     """Parses requests and runs the app on them in order. The server finds it in `connections`."""
 
     def __init__(self, app: App, limits: HttpLimits, connections: Connections, intake: Intake) -> None:
-        self._app = app
         self._limits = limits
         self._connections = connections
         self._intake = intake
@@ -56,10 +50,9 @@ class HttpConnection(asyncio.Protocol):
         self._unread = Unread()
         self._idle_deadline = math.inf  # for waiting for a request, or lingering
         self._stall_deadline = math.inf
-        self._current: Exchange | None = None
+        self._answering = Answering(app, intake, self.watch_disconnect)
         self._pending: deque[Exchange] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._turn: Turn | None = None  # the turn that `current` or the next chunks wait for
+        self._chunk_turn: Turn | None = None  # the turn that the next chunks wait for
         self._reads_in_turn = False  # whether the next chunks wait for a turn
         self._receipt: Turn | None = None  # the turn that the next bytes of a bulk wait for
         self._receives_in_turn = False  # whether the next bytes wait for a turn
@@ -67,7 +60,6 @@ class HttpConnection(asyncio.Protocol):
         self._lingering = False
         self._lingered_bytes = 0
         self._eof = False
-        self._watch: HalfCloseWatch | None = None
         self._closed_for_reading = False  # nothing more is read
         self._draining = False
         self.unused = True  # no byte of a request has arrived
@@ -118,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
         if self._over_tls:
             self._stop_current()
             return False
-        self._watch_for_disconnect()
+        self.watch_disconnect()
         return self._current is not None or bool(self._pending) or bool(self._unread)
 
     def pause_writing(self) -> None:
@@ -128,10 +120,11 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         self._stall_deadline = math.inf
-        if self._current is None:
+        exchange = self._current
+        if exchange is None:
             self._next()
         else:
-            for hook in self._current.on_writable:
+            for hook in exchange.on_writable:
                 hook()
 
     def data_received(self, data: bytes) -> None:
@@ -148,7 +141,9 @@ class HttpConnection(asyncio.Protocol):
         """Acts on expired deadlines. The server calls it about once per second."""
         reads = self._reader.state if not (self._lingering or self._closed_for_reading) else State.WAITING
         if now >= self._stall_deadline:
-            _log.warning("closing the connection of a client that does not read its response", extra=self._log_fields())
+            _log.warning(
+                "closing the connection of a client that does not read its response", extra=self._answering.log_fields
+            )
             self._transport.abort()
         elif reads is State.WAITING:
             if now >= self._idle_deadline:
@@ -183,13 +178,11 @@ class HttpConnection(asyncio.Protocol):
 
     def watch_disconnect(self) -> None:
         if self._eof:
-            self._watch_for_disconnect()
+            self._answering.watch_for_disconnect(self._socket, self._transport)
 
     def exchange_ended(self, exchange: Exchange, keep_alive: bool) -> None:
-        if exchange is not self._current:
+        if not self._answering.end(exchange):
             return
-        self._current = None
-        self._stop_watch()
         if exchange.rejection is not None:
             self._linger()
         elif not keep_alive:
@@ -201,6 +194,10 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_soon(self._next)
 
     # Reading
+
+    @property
+    def _current(self) -> Exchange | None:
+        return self._answering.exchange
 
     @property
     def _may_read(self) -> bool:
@@ -226,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
             if exchange is not None and self._reader.chunked:
                 self._reads_in_turn = True
                 owner = self._intake.owner(exchange, self._network)
-                self._turn = self._intake.chunks.take(owner, 1.0, self._read_chunks)
+                self._chunk_turn = self._intake.chunks.take(owner, 1.0, self._read_chunks)
             else:
                 self._read_slice()
         self._hold_reading()
@@ -299,7 +296,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if not self.writable:
             return  # The client must first read its responses, of which there may be many large ones.
-        self._run(self._pending.popleft())
+        self._answering.begin(self._pending.popleft(), self._network)
 
     def _await_request(self) -> None:
         waiting = self._reader.state is State.WAITING
@@ -310,76 +307,10 @@ class HttpConnection(asyncio.Protocol):
         if waiting and not self._closed_for_reading:
             self._idle_deadline = self._loop.time() + self._limits.idle_timeout
 
-    def _run(self, exchange: Exchange) -> None:
-        self._current = exchange
-        if exchange.rejection is not None:
-            exchange.fail(exchange.rejection)
-            return
-        owner = exchange.owner = self._intake.owner(exchange, self._network)
-        cost = _REQUEST_COST + exchange.num_body_bytes
-        self._turn = self._intake.requests.take(owner, cost, partial(self._start, exchange))
-
-    def _start(self, exchange: Exchange) -> None:
-        try:
-            work = self._app(exchange)
-        except Exception as error:
-            self._handler_failed(exchange, error)
-            return
-        if work is not None:
-            self._task = self._loop.create_task(self._finish(exchange, work))
-            self._task.add_done_callback(self._forget)
-            self.watch_disconnect()
-
-    async def _finish(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except asyncio.CancelledError:
-            exchange.close_after()
-            raise
-        except Exception as error:
-            self._handler_failed(exchange, error)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        # A cancelled task keeps its frames, and with them the request.
-        if self._task is task:
-            self._task = None
-
-    def _handler_failed(self, exchange: Exchange, error: Exception) -> None:
-        # The app handles its own errors; others are defects.
-        _log.error("%s %s failed", exchange.method, exchange.path, exc_info=error, extra=self._log_fields())
-        exchange.fail(error)
-
-    # Disconnects
-
-    def _watch_for_disconnect(self) -> None:
-        """Watches a client that sends no more while it waits for a long response."""
-        exchange = self._current
-        if exchange is None or self._watch is not None or not (exchange.on_disconnect or self._is_working):
-            return
-        if can_be_probed(self._socket):
-            self._watch = HalfCloseWatch(self._socket, exchange.probe, self._transport.abort)
-        else:
-            self._stop_current()
-            self._transport.close()
-
-    @property
-    def _is_working(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    def _stop_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.stop()
-
     def _stop_current(self) -> None:
-        self._stop_watch()
-        if self._turn is not None:
-            self._turn.cancel()
-        exchange, self._current = self._current, None
-        if exchange is not None:
-            exchange.disconnected()
-        if self._task is not None and self._is_working:
-            self._task.cancel()
+        if self._chunk_turn is not None:
+            self._chunk_turn.cancel()
+        self._answering.stop()
 
     def _linger(self) -> None:
         self._lingering = True
@@ -395,6 +326,3 @@ class HttpConnection(asyncio.Protocol):
         self._lingered_bytes += num_bytes
         if self._lingered_bytes > _LINGER_BYTES:
             self._transport.abort()
-
-    def _log_fields(self) -> dict[str, str]:
-        return {"request_id": self._current.request_id if self._current is not None else ""}

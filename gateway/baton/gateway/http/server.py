@@ -8,7 +8,8 @@ import ssl
 from types import TracebackType
 from typing import Self
 
-from baton.gateway.http.connection import App, HttpConnection
+from baton.gateway.http.answering import App
+from baton.gateway.http.connection import HttpConnection
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.intake import Intake
 from baton.gateway.http.limits import HttpLimits
