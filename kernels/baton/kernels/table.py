@@ -153,6 +153,9 @@ TABLE = (
     Row("rms_norm", f"{_REFERENCE}.norm.rms_norm:rms_norm", device="cpu"),
     Row("silu_mul", "baton.kernels.activation.silu_mul:silu_mul"),
     Row("silu_mul", f"{_REFERENCE}.activation.silu_mul:silu_mul", device="cpu"),
+    # A GPU has PyTorch's choice of experts, and no kernels for them yet.
+    *(Row("route", f"{_REFERENCE}.moe.route:route", device=device) for device in ("cuda", "cpu")),
+    Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),
     Row("rope_and_cache", f"{_REFERENCE}.rope.rope_cache:rope_and_cache", device="cpu"),
     Row("sample", "baton.kernels.sampling:sample_tokens"),

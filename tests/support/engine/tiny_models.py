@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.engine.tiny_moe_models import MOE_MODELS
+from support.engine.tiny_shape import SHAPE, VOCAB_SIZE
 from transformers import (
     AutoModelForCausalLM,
     Glm4Config,
@@ -35,20 +37,6 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
-
-VOCAB_SIZE = 160
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 def _llama(**more: Any) -> PreTrainedModel:
@@ -109,6 +97,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "glm": lambda: GlmForCausalLM(GlmConfig(**SHAPE, pad_token_id=0, head_dim=24)),
     "glm4": lambda: Glm4ForCausalLM(Glm4Config(**SHAPE, pad_token_id=0, head_dim=16)),
     "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, partial_rotary_factor=0.75)),
+    **MOE_MODELS,
 }
 
 

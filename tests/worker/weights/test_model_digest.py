@@ -77,3 +77,25 @@ def test_the_digest_holds_what_later_families_add() -> None:
     changed = [{}, *({scale: 2.0} for scale in scales)]
     digests = {dummy_digest(parse_config({**granite, **change}, "granite"), 0) for change in changed}
     assert len(digests) == len(changed)
+
+
+def test_the_digest_holds_how_experts_are_chosen() -> None:
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    changed: list[dict[str, Any]] = [
+        {},
+        {"num_experts": 4},
+        {"num_experts_per_tok": 3},
+        {"moe_intermediate_size": 32},
+        {"norm_topk_prob": True},
+        {"mlp_only_layers": [2]},
+        {"mlp_only_layers": [0]},
+    ]
+    base = {**SMALL, **sizes, "architectures": ["Qwen3MoeForCausalLM"]}
+    digests = {dummy_digest(parse_config({**base, **change}, "qwen3_moe"), 0) for change in changed}
+    assert len(digests) == len(changed)
+
+
+def test_fields_of_experts_at_their_defaults_do_not_count() -> None:
+    """Pins the digest of a model with experts: what a later version adds is left out at its default."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "architectures": ["MixtralForCausalLM"]}
+    assert dummy_digest(parse_config({**SMALL, **experts}, "mixtral"), 0).hex() == "5d001f06b9f72856d923f12048c51492"

@@ -81,6 +81,27 @@ def test_weights_are_the_files_tensors_fused(whole: Path) -> None:
     assert loaded.weights.lm_head.params["weight"] is loaded.weights.embed
 
 
+def test_experts_are_stacked_by_one_tensor_each(tmp_path: Path) -> None:
+    make_model("mixtral", tmp_path)
+    layer = load_model(str(tmp_path), "auto", torch.float32).weights.layers[1]
+    tensors = load_file(tmp_path / WEIGHTS)
+    experts, prefix = layer.mlp.experts.params, "model.layers.1.block_sparse_moe."
+    assert torch.equal(layer.mlp.router.params["weight"], tensors[prefix + "gate.weight"])
+    assert experts["gate_up"].shape == (8, 192, 64)
+    for expert in range(8):
+        gate, down, up = (tensors[f"{prefix}experts.{expert}.w{index}.weight"] for index in (1, 2, 3))
+        assert torch.equal(experts["gate_up"][expert], torch.cat((gate, up)))
+        assert torch.equal(experts["down"][expert], down)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    make_model("mixtral", tmp_path)
+    name = "model.layers.2.block_sparse_moe.experts.5.w3.weight"
+    change(tmp_path, **{name.replace(".", "__"): None})
+    with pytest.raises(InvalidRequest, match=rf"no file holds the tensor {name} \[96, 64\]"):
+        load_model(str(tmp_path), "auto", torch.float32)
+
+
 def test_shards_make_the_same_model(whole: Path, sharded: Path) -> None:
     one, many = (load_model(str(folder), "safetensors", torch.float32) for folder in (whole, sharded))
     assert one.digest == many.digest

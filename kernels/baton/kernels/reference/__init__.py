@@ -4,6 +4,8 @@ from baton.kernels.reference.activation.silu_mul import silu_mul
 from baton.kernels.reference.attention.paged_attention import decode_attention, prefill_attention
 from baton.kernels.reference.kv.blocks import gather_blocks, scatter_blocks
 from baton.kernels.reference.kv.quantization import dequantize_kv, quantize_kv
+from baton.kernels.reference.moe.experts import run_experts
+from baton.kernels.reference.moe.route import route
 from baton.kernels.reference.norm.rms_norm import rms_norm
 from baton.kernels.reference.rope.rope_cache import rope_and_cache
 from baton.kernels.reference.sampling.draw import sample
@@ -27,7 +29,9 @@ __all__ = [
     "quantize_kv",
     "rms_norm",
     "rope_and_cache",
+    "route",
     "row_logprobs",
+    "run_experts",
     "sample",
     "scatter_blocks",
     "silu_mul",

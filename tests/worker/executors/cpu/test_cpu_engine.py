@@ -22,7 +22,11 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @pytest.fixture(
     scope="module",
-    params=["llama3-rope", "mistral-window", "qwen2", "qwen3", "phi3", "granite", "olmo2", "storyteller-7m"],
+    params=[
+        *("llama3-rope", "mistral-window", "qwen2", "qwen3", "phi3", "granite", "olmo2"),
+        *("mixtral", "qwen3_moe"),
+        "storyteller-7m",
+    ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     if request.param in MODELS:

@@ -179,6 +179,14 @@ def test_what_the_kernels_cannot_do_is_named() -> None:
     assert "not float32" in refused(replace(CONFIG, kv_cache_dtype="fp8_e4m3", dtype="float32"))
 
 
+def test_experts_are_refused_by_the_models_name() -> None:
+    sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    experts = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = parse_config({**sizes, **experts, "architectures": ["MixtralForCausalLM"]}, "config")
+    message = "MixtralForCausalLM has experts, which executor=cuda does not compute yet; use executor=cpu"
+    assert refused(model=model) == message
+
+
 def test_8_bit_kv_needs_a_card_that_knows_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, kv_cache_dtype="fp8_e4m3")
     check_supported(config, MODEL, torch.bfloat16, GPU)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
+from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm
 
 S_contra = TypeVar("S_contra", contravariant=True)  # the inputs of a step, prepared by the device's executor
@@ -33,6 +34,9 @@ class Device(Protocol[S_contra]):
 
     def linear_ops(self, method: QuantMethod) -> LinearOps:
         """Returns the ops shared by all linears of a weight format."""
+
+    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
+        """Returns the ops of a weight format of experts."""
 
     def embed(self, table: Tensor, step: S_contra) -> Tensor:
         """Returns the rows of `table` [vocab_size, hidden_size] for the step's tokens."""

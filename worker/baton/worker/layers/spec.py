@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baton.kernels.routing import Gate, RouterSpec
 from baton.worker.layers.rope_config import RopeConfig
 
 # Norms of queries and keys: none, of each head, or of all heads of a token together.
@@ -48,13 +49,36 @@ class MlpSpec:
     intermediate_size: int
     bias: bool = False
 
+    @property
+    def token_width(self) -> int:
+        """Intermediate values of one token."""
+        return self.intermediate_size
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The weighted sum of a token's experts, each an MLP; plus one that all tokens share, where there is one."""
+
+    router: RouterSpec
+    intermediate_size: int  # of one expert
+    gate: Gate = Gate()  # noqa: RUF009 - frozen
+    bias: bool = False  # of the experts' linears
+    router_bias: bool = False  # of the logits
+    shared: MlpSpec | None = None
+    shared_gate: bool = False  # the shared expert's output is scaled by the sigmoid of a linear of its own
+
+    @property
+    def token_width(self) -> int:
+        """Intermediate values of one token."""
+        return self.router.top_k * self.intermediate_size + (self.shared.intermediate_size if self.shared else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """residual += attention, then residual += MLP; each may norm its input, its output or both."""
 
     attention: AttentionSpec
-    mlp: MlpSpec
+    mlp: MlpSpec | ExpertsSpec
     input_norms: bool = True
     output_norms: bool = False
     residual_scale: float = 1.0  # of updates to the residual stream

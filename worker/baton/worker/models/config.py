@@ -53,8 +53,8 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Intermediate size of the widest layer."""
-        return max(layer.mlp.intermediate_size for layer in self.layers)
+        """Values between the linears of the widest MLP, of one token."""
+        return max(layer.mlp.token_width for layer in self.layers)
 
     @property
     def windows(self) -> tuple[int, ...]:

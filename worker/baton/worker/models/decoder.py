@@ -16,8 +16,10 @@ from torch import Tensor
 
 from baton.worker.layers.attention import Attention
 from baton.worker.layers.device import Device
+from baton.worker.layers.experts import Experts, ExpertsWeights
 from baton.worker.layers.linear import Linear
-from baton.worker.layers.mlp import Mlp
+from baton.worker.layers.mlp import Mlp, MlpWeights
+from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.weights import ModelWeights
 from baton.worker.quantization.neighbours import Norm, Stream
@@ -70,7 +72,7 @@ class SegmentGraphs(Protocol[S_contra]):
 
 class _Layer(NamedTuple, Generic[S]):
     attention: Attention[S]
-    mlp: Mlp
+    mlp: Mlp | Experts
 
 
 class Decoder(Generic[S]):
@@ -79,8 +81,8 @@ class Decoder(Generic[S]):
     def __init__(self, config: ModelConfig, weights: ModelWeights, device: Device[S]) -> None:
         self._config = config
         self._device = device
-        # With biases, updates are deferred to the next norm, so that norm is a launch in any case.
-        self._fuse_norms = not any(layer.attention.o_bias or layer.mlp.bias for layer in config.layers)
+        # With biases or experts, updates are deferred to the next norm, so that norm is a launch in any case.
+        self._fuse_norms = not any(_defers_updates(layer) for layer in config.layers)
         self.weights = weights
 
     @property
@@ -95,7 +97,7 @@ class Decoder(Generic[S]):
         self._layers = [
             _Layer(
                 Attention(index, spec.attention, layer.attention, config.rms_norm_eps, spec.residual_scale, device),
-                Mlp(layer.mlp, config.rms_norm_eps, spec.residual_scale, device),
+                _mlp(spec, layer.mlp, config.rms_norm_eps, device),
             )
             for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
         ]
@@ -157,3 +159,14 @@ class Decoder(Generic[S]):
         if buffers is None:
             return Stream(embedded, fuse_norms=self._fuse_norms and step.fuse_norms)
         return Stream(buffers.residual.copy_(embedded))
+
+
+def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, eps: float, device: Device[S]) -> Mlp | Experts:
+    if isinstance(weights, MlpWeights):
+        return Mlp(weights, eps, spec.residual_scale, device)
+    assert isinstance(spec.mlp, ExpertsSpec), "weights are built by the layer's spec"
+    return Experts(spec.mlp, weights, eps, spec.residual_scale, device)
+
+
+def _defers_updates(layer: LayerSpec) -> bool:
+    return layer.attention.o_bias or not isinstance(layer.mlp, MlpSpec) or layer.mlp.bias

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.worker.quantization.experts import ExpertNames
+
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
@@ -23,3 +25,9 @@ class TensorNames:
     mlp_output_norm: str = ""
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one, gates first
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    router_correction: str = "mlp.gate.e_score_correction_bias"  # with its ending
+    experts: ExpertNames = ExpertNames()  # noqa: RUF009 - frozen
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_output_gate: str = "mlp.shared_expert_gate"

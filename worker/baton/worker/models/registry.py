@@ -17,8 +17,10 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 _MODULES = (  # of baton.worker.models.families
     "llama",
     "mistral",
+    "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
     "phi3",
     "granite",
     "olmo2",

@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from baton.kernels.routing import RouterSpec
+
 
 class Norm(NamedTuple):
     """RMSNorm of a linear's input or output."""
@@ -27,6 +29,9 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
+
+    def route(self, logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor, Tensor]:
+        """Returns weights [num_tokens, top_k] fp32 and ids of the experts that tokens choose."""
 
 
 class Stream:

@@ -10,19 +10,24 @@ import torch
 from torch import Tensor
 
 from baton.worker.layers.attention import AttentionWeights
+from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights, StackedWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
-from baton.worker.layers.spec import LayerSpec
+from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.names import TensorNames
 from baton.worker.models.weights import LayerWeights, ModelWeights
 from baton.worker.quantization.base import LinearShape, Part, QuantMethod, Source
-from baton.worker.quantization.registry import UNQUANTIZED
+from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
+from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.kv_scales import is_kv_scale
 
 _log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
+_METHOD: QuantMethod = UNQUANTIZED
+_EXPERTS_METHOD: ExpertsMethod = UNQUANTIZED_EXPERTS
 
 
 def load_weights(
@@ -59,12 +64,12 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Returns what the weights take on a device, in their formats. Allocates nothing."""
-    return _assemble(config, _Allocator(dtype, torch.device("meta"), UNQUANTIZED)).num_bytes
+    return _assemble(config, _Allocator(dtype, torch.device("meta"))).num_bytes
 
 
 def build_weights(config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device = _CPU) -> ModelWeights:
     """Fuses what `source` returns."""
-    return _assemble(config, _Loader(dtype, device, UNQUANTIZED, source))
+    return _assemble(config, _Loader(dtype, device, source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +78,15 @@ class _Allocator:
 
     dtype: torch.dtype
     device: torch.device
-    method: QuantMethod
 
     def linear(self, shape: LinearShape) -> LinearWeights:
-        return LinearWeights(self.method, self.method.create(shape, self.dtype, self.device))
+        return LinearWeights(_METHOD, _METHOD.create(shape, self.dtype, self.device))
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def experts(self, shape: ExpertsShape) -> StackedWeights:
+        return StackedWeights(_EXPERTS_METHOD, _EXPERTS_METHOD.create(shape, self.dtype, self.device))
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +100,13 @@ class _Loader(_Allocator):
         weights.method.load(weights.params, shape, self.source)
         return weights
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return _Allocator.tensor(self, name, shape).copy_(self.source(name, shape))
+    def experts(self, shape: ExpertsShape) -> StackedWeights:
+        weights = _Allocator.experts(self, shape)
+        weights.method.load(weights.params, shape, self.source)
+        return weights
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return _Allocator.tensor(self, name, shape, dtype).copy_(self.source(name, shape))
 
 
 def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
@@ -108,36 +120,80 @@ def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
     return ModelWeights(embed, layers, maker.tensor(f"{names.norm}.weight", (hidden,)), lm_head)
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerMaker:
+    """Makes what one layer's parts have in common."""
+
+    maker: _Allocator
+    names: TensorNames
+    prefix: str
+    hidden: int
+
+    def linear(
+        self, suffixes: tuple[str, ...], sizes: tuple[int, ...], in_features: int, bias: bool = False
+    ) -> LinearWeights:
+        sizes = sizes if len(suffixes) > 1 else (sum(sizes),)
+        parts = [Part(self.prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
+        return self.maker.linear(LinearShape(parts, in_features, bias))
+
+    def norm(self, suffix: str, size: int, wanted: bool) -> Tensor | None:
+        return self.maker.tensor(f"{self.prefix}{suffix}.weight", (size,)) if wanted else None
+
+
 def _layer(config: ModelConfig, maker: _Allocator, index: int, spec: LayerSpec) -> LayerWeights:
-    names, hidden, attention = config.names, config.hidden_size, spec.attention
-    prefix = names.layer.format(index)
-    ffn = spec.mlp.intermediate_size
+    names = config.names
+    layer = _LayerMaker(maker, names, names.layer.format(index), config.hidden_size)
+    mlp = _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
+    return LayerWeights(_attention(layer, spec), mlp)
+
+
+def _attention(layer: _LayerMaker, spec: LayerSpec) -> AttentionWeights:
+    names, hidden, attention = layer.names, layer.hidden, spec.attention
     qk_sizes = {"none": (0, 0), "head": (attention.head_dim,) * 2, "projection": (attention.q_size, attention.kv_size)}
     q_norm_size, k_norm_size = qk_sizes[attention.qk_norm]
+    return AttentionWeights(
+        input_norm=layer.norm(names.attention_input_norm, hidden, spec.input_norms),
+        qkv=layer.linear(names.qkv, (attention.q_size, *(attention.kv_size,) * 2), hidden, attention.qkv_bias),
+        q_norm=layer.norm(names.q_norm, q_norm_size, q_norm_size > 0),
+        k_norm=layer.norm(names.k_norm, k_norm_size, k_norm_size > 0),
+        o=layer.linear((names.o,), (hidden,), attention.q_size, attention.o_bias),
+        output_norm=layer.norm(names.attention_output_norm, hidden, spec.output_norms),
+    )
 
-    def linear(suffixes: tuple[str, ...], sizes: tuple[int, ...], in_features: int, bias: bool) -> LinearWeights:
-        sizes = sizes if len(suffixes) > 1 else (sum(sizes),)
-        parts = [Part(prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
-        return maker.linear(LinearShape(parts, in_features, bias))
 
-    def norm(suffix: str, size: int, wanted: bool) -> Tensor | None:
-        return maker.tensor(f"{prefix}{suffix}.weight", (size,)) if wanted else None
+def _mlp(layer: _LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:
+    names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
+    return MlpWeights(
+        input_norm=layer.norm(names.mlp_input_norm, hidden, spec.input_norms),
+        gate_up=layer.linear(names.gate_up, (ffn, ffn), hidden, mlp.bias),
+        down=layer.linear((names.down,), (hidden,), ffn, mlp.bias),
+        output_norm=layer.norm(names.mlp_output_norm, hidden, spec.output_norms),
+    )
 
-    return LayerWeights(
-        AttentionWeights(
-            input_norm=norm(names.attention_input_norm, hidden, spec.input_norms),
-            qkv=linear(names.qkv, (attention.q_size, *(attention.kv_size,) * 2), hidden, attention.qkv_bias),
-            q_norm=norm(names.q_norm, q_norm_size, q_norm_size > 0),
-            k_norm=norm(names.k_norm, k_norm_size, k_norm_size > 0),
-            o=linear((names.o,), (hidden,), attention.q_size, attention.o_bias),
-            output_norm=norm(names.attention_output_norm, hidden, spec.output_norms),
-        ),
-        MlpWeights(
-            input_norm=norm(names.mlp_input_norm, hidden, spec.input_norms),
-            gate_up=linear(names.gate_up, (ffn, ffn), hidden, spec.mlp.bias),
-            down=linear((names.down,), (hidden,), ffn, spec.mlp.bias),
-            output_norm=norm(names.mlp_output_norm, hidden, spec.output_norms),
-        ),
+
+def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> ExpertsWeights:
+    names, hidden, router = layer.names, layer.hidden, experts.router
+    shape = ExpertsShape(
+        names.experts, layer.prefix, router.num_experts, hidden, experts.intermediate_size, experts.bias
+    )
+    correction = layer.prefix + names.router_correction
+    return ExpertsWeights(
+        input_norm=layer.norm(names.mlp_input_norm, hidden, spec.input_norms),
+        router=layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias),
+        # The bias is large against what sets experts apart.
+        correction=layer.maker.tensor(correction, (router.num_experts,), torch.float32) if router.corrected else None,
+        experts=layer.maker.experts(shape),
+        shared=None if experts.shared is None else _shared_expert(layer, experts.shared, experts.shared_gate),
+        output_norm=layer.norm(names.mlp_output_norm, hidden, spec.output_norms),
+    )
+
+
+def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExpertWeights:
+    names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
+    return SharedExpertWeights(
+        gate_up=layer.linear(names.shared_gate_up, (ffn, ffn), hidden, mlp.bias),
+        down=layer.linear((names.shared_down,), (hidden,), ffn, mlp.bias),
+        output_gate=layer.linear((names.shared_output_gate,), (1,), hidden) if gated else None,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import LayerSpec
+from baton.worker.layers.spec import ExpertsSpec, LayerSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.checkpoint import Checkpoint
 
@@ -83,6 +83,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "residual_scale": (first.residual_scale, 1.0),
         "embedding_scale": (config.embedding_scale, 1.0),
         "logits_divisor": (config.logits_divisor, 1.0),
+        "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "other_layers": (_other_layers(config), {}),
     }
     return {name: value for name, (value, assumed) in found.items() if value != assumed}
@@ -91,9 +92,17 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
 def _other_layers(config: ModelConfig) -> Mapping[int, Any]:
     """What differs from layer 0 in more than its window."""
     first = _without_window(config.layers[0])
-    return {
-        index: dataclasses.asdict(layer) for index, layer in enumerate(config.layers) if _without_window(layer) != first
-    }
+    return {index: _changed(layer) for index, layer in enumerate(config.layers) if _without_window(layer) != first}
+
+
+def _changed(spec: Any) -> dict[str, Any]:
+    """Returns the fields, at any depth, that do not have their defaults: a later version's fields are left out."""
+    found: dict[str, Any] = {"kind": type(spec).__name__}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if value != field.default:
+            found[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
+    return found
 
 
 def _without_window(layer: LayerSpec) -> LayerSpec:

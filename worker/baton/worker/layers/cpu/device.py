@@ -12,6 +12,7 @@ from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
+from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
 
 
@@ -20,6 +21,7 @@ class CpuKernels:
 
     rms_norm = staticmethod(find("rms_norm", Case("cpu")).load())
     silu_mul = staticmethod(find("silu_mul", Case("cpu")).load())
+    route = staticmethod(find("route", Case("cpu")).load())
 
 
 class CpuDevice:
@@ -36,6 +38,10 @@ class CpuDevice:
         if method.name not in self._linear_ops:
             self._linear_ops[method.name] = method.on_cpu(self.kernels)
         return self._linear_ops[method.name]
+
+    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
+        """Returns the ops of a weight format of experts."""
+        return method.on_cpu(self.kernels)
 
     def embed(self, table: Tensor, step: StepInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""

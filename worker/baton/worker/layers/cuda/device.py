@@ -14,6 +14,7 @@ from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
+from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
 
 
@@ -22,6 +23,7 @@ class CudaKernels:
 
     rms_norm = staticmethod(find("rms_norm", Case("cuda")).load())
     silu_mul = staticmethod(find("silu_mul", Case("cuda")).load())
+    route = staticmethod(find("route", Case("cuda")).load())
 
 
 class CudaDevice:
@@ -36,6 +38,7 @@ class CudaDevice:
         self._cos_sin = {rope: table.to(self._device) for rope, table in cos_sin.items()}
         self._invariant = batch_invariant
         self._linear_ops: dict[str, LinearOps] = {}
+        self._experts_ops: dict[str, ExpertsOps] = {}
         self._layers: dict[int, CudaAttention] = {}
 
     def linear_ops(self, method: QuantMethod) -> LinearOps:
@@ -44,6 +47,13 @@ class CudaDevice:
             made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)
             self._linear_ops[method.name] = made
         return self._linear_ops[method.name]
+
+    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
+        """Returns the ops of a weight format of experts."""
+        if method.name not in self._experts_ops:
+            made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)
+            self._experts_ops[method.name] = made
+        return self._experts_ops[method.name]
 
     def embed(self, table: Tensor, step: StepInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
@@ -60,6 +70,8 @@ class CudaDevice:
         self.paged.reset()
         for ops in self._linear_ops.values():
             ops.reset()
+        for experts_ops in self._experts_ops.values():
+            experts_ops.reset()
 
     def warm_up(self) -> None:
         """Launches attention in every form that no step of the warm-up asks for."""

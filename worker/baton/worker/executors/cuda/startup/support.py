@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from baton.kernels.table import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, WIDTH_STEP
+from baton.kernels.table import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, WIDTH_STEP, Case, find
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
+from baton.worker.layers.spec import ExpertsSpec
 from baton.worker.models.config import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,6 +52,7 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
             field="model",
         )
+    _check_experts(model, compute, device)
     widths = {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
@@ -63,6 +65,19 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             )
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
+
+
+def _check_experts(model: ModelConfig, compute: torch.dtype, device: torch.device) -> None:
+    if not any(isinstance(layer.mlp, ExpertsSpec) for layer in model.layers):
+        return
+    capability, _ = torch.cuda.get_device_capability(device)
+    try:
+        find("run_experts", Case("cuda", capability, compute))
+    except LookupError as error:
+        raise InvalidRequest(
+            f"{model.architecture} has experts, which executor=cuda does not compute yet; use executor=cpu",
+            field="model",
+        ) from error
 
 
 def _check_fp8(compute: torch.dtype, device: torch.device) -> None:

@@ -1,0 +1,66 @@
+"""Experts over sorted tokens against a sum over tokens and their experts, and against Transformers' experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+from baton.kernels.reference import run_experts
+from baton.kernels.routing import Gate
+
+NUM_EXPERTS, HIDDEN, SIZE = 6, 24, 40
+
+
+class Case(NamedTuple):
+    x: Tensor
+    weights: Tensor
+    ids: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    def expected(self) -> Tensor:
+        """Token by token."""
+        out = torch.zeros_like(self.x)
+        for token, (weights, ids) in enumerate(zip(self.weights, self.ids, strict=True)):
+            for weight, expert in zip(weights, ids.tolist(), strict=True):
+                gate, up = (self.gate_up[expert] @ self.x[token]).chunk(2)
+                out[token] += weight * (self.down[expert] @ (functional.silu(gate) * up))
+        return out
+
+
+def case(num_tokens: int, top_k: int, spread: int = NUM_EXPERTS) -> Case:
+    """Of tokens that choose among `spread` experts."""
+    torch.manual_seed(num_tokens)
+    ids = torch.stack([torch.randperm(spread)[:top_k] for _ in range(num_tokens)])
+    gate_up, down = torch.randn(NUM_EXPERTS, 2 * SIZE, HIDDEN), torch.randn(NUM_EXPERTS, HIDDEN, SIZE)
+    return Case(torch.randn(num_tokens, HIDDEN), torch.rand(num_tokens, top_k), ids, gate_up / 4, down / 4)
+
+
+@pytest.mark.parametrize(("num_tokens", "top_k", "spread"), [(1, 2, 6), (33, 3, 6), (20, 2, 2), (9, 6, 6)])
+def test_the_sum_is_that_of_each_tokens_experts(num_tokens: int, top_k: int, spread: int) -> None:
+    one = case(num_tokens, top_k, spread)
+    torch.testing.assert_close(run_experts(*one, Gate()), one.expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_biases_and_clamped_gates_are_those_of_transformers() -> None:
+    one = case(30, 3)
+    config = GptOssConfig(
+        hidden_size=HIDDEN, intermediate_size=SIZE, num_local_experts=NUM_EXPERTS, swiglu_limit=1.2, swiglu_alpha=1.5
+    )
+    theirs = GptOssExperts(config)
+    up_bias, down_bias = torch.randn(NUM_EXPERTS, 2 * SIZE), torch.randn(NUM_EXPERTS, HIDDEN)
+    with torch.no_grad():
+        gates, ups = one.gate_up.chunk(2, dim=1)
+        theirs.gate_up_proj.copy_(torch.stack((gates, ups), 2).flatten(1, 2).transpose(1, 2))
+        theirs.gate_up_proj_bias.copy_(torch.stack(up_bias.chunk(2, dim=1), 2).flatten(1))
+        theirs.down_proj.copy_(one.down.transpose(1, 2))
+        theirs.down_proj_bias.copy_(down_bias)
+        expected = theirs(one.x, one.ids, one.weights)
+    out = run_experts(*one, Gate(1.2, 1.5), up_bias, down_bias)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,86 @@
+"""The MLP half of a layer that mixes experts: its weights, and its order of ops on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.worker.layers.device import Device
+from baton.worker.layers.linear import Linear, LinearWeights
+from baton.worker.layers.spec import ExpertsSpec
+from baton.worker.quantization.base import Params
+from baton.worker.quantization.experts import ExpertsMethod
+from baton.worker.quantization.neighbours import Stream, norm_of
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeights:
+    """The parameters of all experts' linears in their format."""
+
+    method: ExpertsMethod
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpertWeights:
+    """The expert that all tokens share."""
+
+    gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first
+    down: LinearWeights  # [hidden_size, intermediate_size]
+    output_gate: LinearWeights | None  # [1, hidden_size]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsWeights:
+    """Vectors and linears of one layer's router and experts."""
+
+    input_norm: Tensor | None  # [hidden_size]
+    router: LinearWeights  # [num_experts, hidden_size]
+    correction: Tensor | None  # [num_experts] fp32, of the choice
+    experts: StackedWeights
+    shared: SharedExpertWeights | None
+    output_norm: Tensor | None  # [hidden_size]
+
+
+class Experts:
+    """norm -> router -> experts, and the shared one -> norm -> residual stream"""
+
+    def __init__(
+        self, spec: ExpertsSpec, weights: ExpertsWeights, eps: float, scale: float, device: Device[Any]
+    ) -> None:
+        self._spec = spec
+        self._kernels = device.kernels
+        self._input_norm = norm_of(weights.input_norm, eps)
+        self._output_norm = norm_of(weights.output_norm, eps)
+        self._router = Linear(weights.router, device)
+        self._correction = weights.correction
+        self._params = weights.experts.params
+        self._ops = device.experts_ops(weights.experts.method)
+        self._shared = None if weights.shared is None else _SharedExpert(weights.shared, device)
+        self._scale = scale
+
+    def add(self, stream: Stream) -> None:
+        """Adds the experts' sum to the stream."""
+        x = stream.normed(self._input_norm, self._kernels)
+        weights, ids = self._kernels.route(self._router.multiply(x), self._correction, self._spec.router)
+        update = self._ops.run(self._params, x, weights, ids, self._spec.gate)
+        if self._shared is not None:
+            update.add_(self._shared.of(x))
+        if self._output_norm is not None:
+            update = self._kernels.rms_norm(update, self._output_norm.weight, self._output_norm.eps)
+        stream.add(update if self._scale == 1 else update.mul_(self._scale))
+
+
+class _SharedExpert:
+    def __init__(self, weights: SharedExpertWeights, device: Device[Any]) -> None:
+        self._gate_up = Linear(weights.gate_up, device)
+        self._down = Linear(weights.down, device)
+        self._output_gate = None if weights.output_gate is None else Linear(weights.output_gate, device)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Returns [num_tokens, hidden_size]."""
+        out = self._down.multiply(self._gate_up.gate(Stream(x), None))
+        return out if self._output_gate is None else out.mul_(torch.sigmoid(self._output_gate.multiply(x)))

@@ -1,0 +1,41 @@
+"""What families with experts read from config.json in one way."""
+
+from __future__ import annotations
+
+from baton.kernels.routing import RouterSpec
+from baton.worker.models.fields import Fields
+from baton.worker.quantization.experts import ExpertNames
+
+# Mixtral's names, which others took over.
+W_NAMES = ExpertNames(
+    gate_up=("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+    down="block_sparse_moe.experts.{}.w2.weight",
+)
+
+
+def read_router(
+    fields: Fields,
+    num_experts_keys: tuple[str, ...] = ("num_experts", "num_local_experts"),
+    top_k_key: str = "num_experts_per_tok",
+) -> RouterSpec:
+    """Reads how many experts there are and how many a token has: the best by softmax. The first key present counts."""
+    key = next((key for key in num_experts_keys if fields.raw.get(key) is not None), num_experts_keys[0])
+    num_experts, top_k = fields.positive_int(key), fields.positive_int(top_k_key)
+    if top_k > num_experts:
+        raise fields.error(top_k_key, f"at most {key} ({num_experts})")
+    return RouterSpec(num_experts, top_k)
+
+
+def check_silu(fields: Fields) -> None:
+    """Raises InvalidRequest where experts have another activation."""
+    if fields.text("hidden_act", default="silu") != "silu":
+        raise fields.error("hidden_act", "silu")
+
+
+def read_sparse_layers(fields: Fields, num_layers: int) -> list[bool]:
+    """Reads which layers have experts: those that mlp_only_layers does not list, every decoder_sparse_step of them."""
+    step = fields.positive_int("decoder_sparse_step", default=1)
+    dense = fields.raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.error("mlp_only_layers", "a list of layers")
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]

@@ -1,0 +1,72 @@
+"""How the linears of a layer's experts are kept: the interface of a weight format, as base has it for one linear."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.kernels.routing import Gate
+from baton.worker.quantization.base import Params, Source
+from baton.worker.quantization.neighbours import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the experts' tensors. A name with {} is of one expert, one without of all, stacked."""
+
+    gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")  # or one, fused
+    down: str = "mlp.experts.{}.down_proj.weight"
+    gate_up_bias: tuple[str, ...] = ()
+    down_bias: str = ""
+    transposed: bool = False  # matrices are [in_features, out_features]
+    interleaved: bool = False  # gates and ups take turns; else gates come first
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """The experts of one layer."""
+
+    names: ExpertNames
+    prefix: str  # of the names
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+
+
+class ExpertsOps(ABC):
+    """A format on a device."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def reset(self) -> None:  # noqa: B027 - most formats have no scratch memory
+        """Restores scratch memory after a step that failed midway."""
+
+    @abstractmethod
+    def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        """Returns the sum of each token's experts `ids` by `weights`, both [num_tokens, top_k]."""
+
+
+class ExpertsMethod(Protocol):
+    """A weight format."""
+
+    @property
+    def name(self) -> str:
+        """As the registry has it."""
+
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Params:
+        """Allocates the parameters of all experts."""
+
+    def load(self, params: Params, shape: ExpertsShape, source: Source) -> None:
+        """Fills them from a checkpoint."""
+
+    def on_cpu(self, kernels: Kernels) -> ExpertsOps:
+        """Returns the format's ops on a CPU."""
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
+        """Returns the format's ops on a GPU."""

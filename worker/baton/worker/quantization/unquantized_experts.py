@@ -1,0 +1,90 @@
+"""Experts as they are computed with: two stacks of matrices, and of biases where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.kernels.routing import Gate
+from baton.kernels.table import Case, find
+from baton.worker.quantization.base import Params, Source
+from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
+from baton.worker.quantization.neighbours import Kernels
+
+
+class UnquantizedExperts:
+    """Implements ExpertsMethod: `gate_up` [num_experts, 2 intermediate_size, hidden_size], gates first, and `down`
+    [num_experts, hidden_size, intermediate_size]; `gate_up_bias` and `down_bias` without the last dimension."""
+
+    name = "unquantized"
+
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Params:
+        """Allocates the stacks."""
+        wide, hidden, size = 2 * shape.intermediate_size, shape.hidden_size, shape.intermediate_size
+        sizes: dict[str, tuple[int, ...]] = {"gate_up": (wide, hidden), "down": (hidden, size)}
+        if shape.bias:
+            sizes |= {"gate_up_bias": (wide,), "down_bias": (hidden,)}
+        return {name: torch.empty(shape.num_experts, *size, dtype=dtype, device=device) for name, size in sizes.items()}
+
+    def load(self, params: Params, shape: ExpertsShape, source: Source) -> None:
+        """Copies each expert, or all at once where the checkpoint has stacks, converted to the parameters' dtype."""
+        names = shape.names
+        _fill(params["gate_up"], names.gate_up, shape, source, _Layout(names.transposed, names.interleaved))
+        _fill(params["down"], (names.down,), shape, source, _Layout(names.transposed, False))
+        if shape.bias:
+            _fill(params["gate_up_bias"], names.gate_up_bias, shape, source, _Layout(False, names.interleaved))
+            _fill(params["down_bias"], (names.down_bias,), shape, source, _Layout(False, False))
+
+    def on_cpu(self, kernels: Kernels) -> ExpertsOps:
+        """Returns a product for each expert that has tokens."""
+        return _Ops(kernels, Case("cpu"))
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
+        """Returns the kernels of the card. Raises LookupError where there are none."""
+        capability, _ = torch.cuda.get_device_capability(device)
+        return _Ops(kernels, Case("cuda", capability, batch_invariant=batch_invariant))
+
+
+class _Ops(ExpertsOps):
+    def __init__(self, kernels: Kernels, case: Case) -> None:
+        super().__init__(kernels)
+        self._run: Callable[..., Tensor] = find("run_experts", case).load()
+
+    def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        biases = params.get("gate_up_bias"), params.get("down_bias")
+        return self._run(x, weights, ids, params["gate_up"], params["down"], gate, *biases)
+
+
+class _Layout(NamedTuple):
+    """How a checkpoint's tensor differs from ours."""
+
+    transposed: bool
+    interleaved: bool
+
+
+def _fill(stack: Tensor, names: Sequence[str], shape: ExpertsShape, source: Source, layout: _Layout) -> None:
+    """Fills the rows of `stack` [num_experts, rows, ...] with the named parts, one below the other."""
+    rows = stack.shape[1] // len(names)
+    for index, name in enumerate(names):
+        part = stack[:, index * rows : (index + 1) * rows]
+        if "{}" not in name:
+            part.copy_(_read(source, shape.prefix + name, part, 1, layout))
+            continue
+        for expert, mine in enumerate(part.unbind()):
+            mine.copy_(_read(source, shape.prefix + name.format(expert), mine, 0, layout))
+
+
+def _read(source: Source, name: str, like: Tensor, rows_dim: int, layout: _Layout) -> Tensor:
+    """Returns the checkpoint's tensor in the layout of `like`, whose dimension `rows_dim` is the linear's rows."""
+    size = tuple(like.shape)
+    if layout.transposed:
+        found = source(name, (*size[:-2], size[-1], size[-2])).transpose(-1, -2)
+    else:
+        found = source(name, size)
+    if not layout.interleaved:
+        return found
+    pairs = found.unflatten(rows_dim, (-1, 2))  # type: ignore[no-untyped-call]
+    return torch.cat(pairs.unbind(rows_dim + 1), rows_dim)
