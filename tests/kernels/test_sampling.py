@@ -16,6 +16,7 @@ from baton.kernels import reference
 from baton.kernels.reference.sampling.noise import gumbel_noise, noise_words
 from baton.kernels.sampling import MOST_LIKELY, SamplingState, Sizes, sample_special, sample_tokens, score_tokens
 from baton.kernels.sampling.columns import (
+    FLAGS,
     MIN_P,
     NUM_COLUMNS,
     NUM_LOGPROBS,
@@ -26,7 +27,6 @@ from baton.kernels.sampling.columns import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    WISHES,
     SamplingColumns,
 )
 from baton.kernels.sampling.needs import NEEDS_FILTERS, NEEDS_ROW
@@ -113,7 +113,7 @@ def random_rows(num_rows: int, vocab_size: int, device: str, sizes: Sizes) -> Ro
         columns.numbers(column).copy_(half)
     warm = columns.fractions(TEMPERATURE) > 0
     filters = (columns.numbers(TOP_K) > 0) | (columns.fractions(TOP_P) < 1) | (columns.fractions(MIN_P) > 0)
-    columns.numbers(WISHES).copy_((warm & filters).int() * SPECIAL.value)
+    columns.numbers(FLAGS).copy_((warm & filters).int() * SPECIAL.value)
     return Rows(state, seeds.to(device))
 
 
@@ -164,7 +164,7 @@ def test_a_row_draws_the_same_token_whatever_shares_the_batch(case: Case, device
         alone[own] = draw(logits[own], rows, batch_rows[own], seq_lens[own], known)
         alone_bounds[own] = rows.state.bounds[:1]
     assert torch.equal(together, alone)
-    special = rows.state.columns.numbers(WISHES) != 0
+    special = rows.state.columns.numbers(FLAGS) != 0
     assert torch.equal(bounds[special], alone_bounds[special])
 
 
@@ -197,7 +197,7 @@ def test_no_row_is_searched_whole_where_its_logits_are_independent(vocab_size: i
     columns.numbers(TOP_K).zero_()
     columns.fractions(TOP_P).uniform_(0.3, 0.97)
     columns.fractions(MIN_P).zero_()
-    columns.numbers(WISHES).fill_(SPECIAL.value)
+    columns.numbers(FLAGS).fill_(SPECIAL.value)
     known = torch.zeros(num_rows, 100, dtype=torch.int32, device=device)
     batch_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
     logits = spread * torch.randn(num_rows, vocab_size, device=device)
@@ -331,5 +331,5 @@ def test_every_column_has_a_place_of_its_own() -> None:
 def test_rows_that_nobody_wrote_keep_every_token() -> None:
     columns = SamplingColumns(3, torch.device("cpu"))
     assert torch.equal(columns.fractions(TOP_P), torch.ones(3))
-    assert torch.equal(columns.numbers(WISHES), torch.zeros(3, dtype=torch.int32))
+    assert torch.equal(columns.numbers(FLAGS), torch.zeros(3, dtype=torch.int32))
     assert torch.equal(columns.numbers(NUM_LOGPROBS), torch.full((3,), -1, dtype=torch.int32))

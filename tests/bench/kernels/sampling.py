@@ -33,8 +33,8 @@ class Draw:
     presence: float = 0.0  # and frequency
 
     @property
-    def wishes(self) -> int:
-        """Bits of columns.WISHES."""
+    def flags(self) -> int:
+        """Bits of columns.FLAGS."""
         penalized = words.PENALIZED.value if self.presence or self.repetition != 1 else 0
         filtered = self.top_k or self.top_p < 1 or self.min_p
         return penalized | (words.SPECIAL.value if filtered or penalized else 0)
@@ -81,7 +81,7 @@ def _prepare(draw: Draw, count: int, vocab: int, device: torch.device) -> Prepar
     ):
         columns.fractions(column).fill_(value)
     columns.numbers(words.TOP_K).fill_(draw.top_k)
-    columns.numbers(words.WISHES).fill_(draw.wishes)
+    columns.numbers(words.FLAGS).fill_(draw.flags)
     seeds = torch.randint(1 << 62, (count,), device=device)
     for column, half in zip((words.SEED_LOW, words.SEED_HIGH), seeds.view(torch.int32).view(-1, 2).t(), strict=True):
         columns.numbers(column).copy_(half)
@@ -94,7 +94,7 @@ def _prepare(draw: Draw, count: int, vocab: int, device: torch.device) -> Prepar
 
     def launch(logits: Tensor) -> None:
         sample_tokens(logits, out, state, rows, lengths, token_ids)
-        if draw.wishes:
+        if draw.flags:
             sample_special(logits, out, state, rows, lengths, token_ids)
 
     def error() -> float:
@@ -116,7 +116,7 @@ def _prepare(draw: Draw, count: int, vocab: int, device: torch.device) -> Prepar
 
 
 def _penalized(logits: Tensor, counts: Tensor, draw: Draw, prompt_flag: int) -> Tensor:
-    if not draw.wishes & words.PENALIZED.value:
+    if not draw.flags & words.PENALIZED.value:
         return logits
     rows, tokens = counts.nonzero().unbind(1)
     drawn = counts[rows, tokens] & (prompt_flag - 1)

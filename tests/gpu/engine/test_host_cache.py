@@ -81,7 +81,7 @@ def test_blocks_come_back_bit_for_bit(folder: Path, kv_cache_dtype: str, monkeyp
 def test_staging_goes_round_and_round(folder: Path) -> None:
     executor = executor_for(folder, dtype="bfloat16", host_cache_gb=0.05)
     host = host_of(executor)
-    whole = host.room()
+    whole = host.capacity()
     assert whole > 3
     count = whole * 2 // 3
     for number in range(8):
@@ -89,9 +89,9 @@ def test_staging_goes_round_and_round(folder: Path) -> None:
         expected = fill(executor, block_ids, seed=number)
         slots = [HostSlot(number + index) for index in range(count)]
         host.offload(list(zip(block_ids, slots, strict=True)))
-        assert host.room() == whole - count
+        assert host.capacity() == whole - count
         wait_for(host, num_slots=count)
-        assert host.room() == whole
+        assert host.capacity() == whole
         fill(executor, block_ids, seed=None)
         host.restore(RestoreCopy(number, tuple(zip(slots, block_ids, strict=True)), fenced=False))
         wait_for(host, num_restores=1)

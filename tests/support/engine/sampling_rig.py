@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.sampling import SamplingState, Sizes, sample_special, sample_tokens, score_tokens
-from baton.kernels.sampling.columns import PENALIZED, WISHES
+from baton.kernels.sampling.columns import FLAGS, PENALIZED
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, TokenLogprobs, TokenMasks
 from baton.worker.executors.cuda.sampling.row_parameters import column_words, is_penalized, row_lists
 from baton.worker.sampling.sampler import Sampler
@@ -74,7 +74,7 @@ class DeviceRows:
     def settle(self, rows: Tensor, drawn: Tensor, wanted: Tensor) -> None:
         """Rows go on as if they had drawn `wanted`."""
         self.token_ids[rows, self.seq_lens[rows].long() - 1] = wanted
-        penalized = (self.state.columns.numbers(WISHES)[rows] & PENALIZED.value) != 0
+        penalized = (self.state.columns.numbers(FLAGS)[rows] & PENALIZED.value) != 0
         counts, own = self.state.counts.by_token, rows[penalized]
         for tokens, change in ((drawn, -1), (wanted, 1)):
             counts[own, tokens[penalized].long()] += change
@@ -84,7 +84,7 @@ class DeviceRows:
 
 
 def random_sampling(generator: random.Random, vocab_size: int) -> SamplingParams:
-    """Some of the wishes that a request can have."""
+    """Some of the flags that a request can have."""
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(generator.randrange(vocab_size) for _ in range(count))

@@ -162,8 +162,8 @@ def test_a_truncated_file_is_told(copy: Path, kept: float) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no whole safetensors file: 0 bytes"),
-        (b"\xff" * 64, "no whole safetensors file"),
+        (b"", "not a complete safetensors file: 0 bytes"),
+        (b"\xff" * 64, "not a complete safetensors file"),
         (b"\x04\0\0\0\0\0\0\0nope", "broken safetensors header"),
         (b"\x0c\0\0\0\0\0\0\0" + b'{"a": "bcd"}', "broken safetensors header"),
         (b"\x02\0\0\0\0\0\0\0[]", "broken safetensors header"),

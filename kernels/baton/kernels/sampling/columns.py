@@ -24,7 +24,7 @@ TOP_K = tl.constexpr(6)  # 0 is off
 NUM_PROMPT = tl.constexpr(7)
 SEED_LOW = tl.constexpr(8)
 SEED_HIGH = tl.constexpr(9)
-WISHES = tl.constexpr(10)
+FLAGS = tl.constexpr(10)
 MIN_TOKENS = tl.constexpr(11)
 LISTS_LOW = tl.constexpr(12)  # the address of the row's lists
 LISTS_HIGH = tl.constexpr(13)
@@ -38,7 +38,7 @@ NUM_LOGPROBS = tl.constexpr(20)  # -1: none
 NUM_NAMED = tl.constexpr(21)  # tokens whose log-probabilities are asked for by name
 NUM_COLUMNS = 22
 
-# Bits of WISHES. Rows without SPECIAL are drawn from their logits as they are, without filters.
+# Bits of FLAGS. Rows without SPECIAL are drawn from their logits as they are, without filters.
 SPECIAL = tl.constexpr(1)
 BIASED = tl.constexpr(2)
 PENALIZED = tl.constexpr(4)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.sampling.columns import MIN_P, TEMPERATURE, TOP_K, TOP_P, WISHES, load_fraction, load_number
+from baton.kernels.sampling.columns import FLAGS, MIN_P, TEMPERATURE, TOP_K, TOP_P, load_fraction, load_number
 from baton.kernels.sampling.edits import edited_logits
 from baton.kernels.sampling.keys import kth_largest, ordered, unordered
 from baton.kernels.sampling.needs import NEEDS_FILTERS, NEEDS_RESTRICTION, NEEDS_SAMPLE, NEEDS_TRIAL
@@ -198,7 +198,7 @@ def _sample_kernel(
         inside,
         row_ptr,
         stride,
-        load_number(row_ptr, stride, WISHES),
+        load_number(row_ptr, stride, FLAGS),
         counts_ptr + batch_row * counts_stride,
         bits_ptr + row * bits_stride,
         (needs & NEEDS_RESTRICTION) != 0,

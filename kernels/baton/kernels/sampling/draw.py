@@ -7,13 +7,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.sampling.columns import (
+    FLAGS,
     NUM_PROMPT,
     PENALIZED,
     SEED_LOW,
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    WISHES,
     load_fraction,
     load_long,
     load_number,
@@ -57,7 +57,7 @@ def _draw_kernel(
     if batch_row < 0:
         return
     row_ptr = columns_ptr + batch_row
-    if (load_number(row_ptr, stride, WISHES) & _SPECIAL) != 0:
+    if (load_number(row_ptr, stride, FLAGS) & _SPECIAL) != 0:
         return
     index = part * PART + tl.arange(0, PART)
     inside = index < vocab_size
@@ -121,7 +121,7 @@ def _draw_special_kernel(
         inside,
         row_ptr,
         stride,
-        load_number(row_ptr, stride, WISHES),
+        load_number(row_ptr, stride, FLAGS),
         counts_ptr + batch_row * counts_stride,
         bits_ptr + row * bits_stride,
         (needs & NEEDS_RESTRICTION) != 0,
@@ -205,7 +205,7 @@ def _prove_kernel(
         (winner >= 0) & (winner < vocab_size),
         row_ptr,
         stride,
-        load_number(row_ptr, stride, WISHES),
+        load_number(row_ptr, stride, FLAGS),
         counts_ptr + batch_row * counts_stride,
         bits_ptr + row * bits_stride,
         (needs & NEEDS_RESTRICTION) != 0,
@@ -245,11 +245,11 @@ def _choose_kernel(
         if not SPECIAL:
             tl.store(out_ptr + row, 0)
         return
-    wishes = load_number(columns_ptr + batch_row, stride, WISHES)
+    flags = load_number(columns_ptr + batch_row, stride, FLAGS)
     if SPECIAL:
         if (tl.load(needs_ptr + row) & NEEDS_CHOICE) == 0:
             return
-    elif (wishes & _SPECIAL) != 0:
+    elif (flags & _SPECIAL) != 0:
         return
     parts = tl.arange(0, PARTS_PAD)
     used = parts < num_parts
@@ -262,6 +262,6 @@ def _choose_kernel(
     seq_len = tl.load(seq_lens_ptr + row)
     tl.store(token_ids_ptr + batch_row * tokens_stride + seq_len, token, mask=seq_len < tokens_stride)
     if SPECIAL:  # noqa: SIM102
-        if (wishes & PENALIZED) != 0:
+        if (flags & PENALIZED) != 0:
             place = counts_ptr + batch_row * counts_stride + token
             tl.store(place, tl.load(place) + 1)

@@ -28,7 +28,7 @@ def edited_logits(
     inside,  # of the vocabulary
     row_ptr,  # the row's first column
     stride,
-    wishes,
+    flags,
     counts_ptr,  # the row's, by token
     bits_ptr,  # the row's, by token / 32
     restricted,  # whether bits_ptr counts
@@ -36,13 +36,13 @@ def edited_logits(
 ):
     """bias; l / r if l > 0 else l * r; - frequency * count - presence * [count > 0]; -inf where a bit is not set"""
     logits = tl.load(logits_ptr + index, mask=inside, other=float("-inf")).to(tl.float32)
-    if (wishes & BIASED) != 0:
+    if (flags & BIASED) != 0:
         lists = load_lists(row_ptr, stride)
         count = load_number(row_ptr, stride, NUM_BIASES)
         for item in range(count):
             bias = tl.load(lists + count + item).to(tl.float32, bitcast=True)
             logits = tl.where(index == tl.load(lists + item), logits + bias, logits)
-    if (wishes & PENALIZED) != 0:
+    if (flags & PENALIZED) != 0:
         seen = tl.load(counts_ptr + index, mask=inside, other=0).to(tl.int32)
         repetition = load_fraction(row_ptr, stride, REPETITION)
         drawn = seen & (PROMPT - 1)

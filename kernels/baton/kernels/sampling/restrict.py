@@ -8,6 +8,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.sampling.columns import (
     ALLOWED,
+    FLAGS,
     MIN_TOKENS,
     NUM_BIASES,
     NUM_PROMPT,
@@ -21,7 +22,6 @@ from baton.kernels.sampling.columns import (
     SPECIAL,
     SUPPRESSED,
     TEMPERATURE,
-    WISHES,
     is_filtered,
     load_fraction,
     load_lists,
@@ -61,11 +61,11 @@ def _restrict_kernel(
     if batch_row < 0:
         return
     row_ptr = columns_ptr + batch_row
-    wishes = load_number(row_ptr, stride, WISHES)
+    flags = load_number(row_ptr, stride, FLAGS)
     mask = tl.load(mask_of_ptr + row).to(tl.int64)
-    if ((wishes & SPECIAL) == 0) & (mask < 0):
+    if ((flags & SPECIAL) == 0) & (mask < 0):
         return
-    restricted = ((wishes & RESTRICTED) != 0) | (mask >= 0)
+    restricted = ((flags & RESTRICTED) != 0) | (mask >= 0)
     drawn = tl.where(is_filtered(row_ptr, stride), NEEDS_FILTERS, NEEDS_DRAW)
     needs = tl.where(load_fraction(row_ptr, stride, TEMPERATURE) == 0, NEEDS_ARGMAX, drawn)
     tl.store(needs_ptr + row, needs | NEEDS_CHOICE | tl.where(restricted, NEEDS_RESTRICTION, 0))
@@ -74,19 +74,19 @@ def _restrict_kernel(
     num_outputs = tl.load(seq_lens_ptr + row) - load_number(row_ptr, stride, NUM_PROMPT)
     output_ptr = token_ids_ptr + batch_row * tokens_stride + load_number(row_ptr, stride, NUM_PROMPT)
     lists = load_lists(row_ptr, stride) + 2 * load_number(row_ptr, stride, NUM_BIASES)
-    has_allowed = (wishes & ALLOWED) != 0
+    has_allowed = (flags & ALLOWED) != 0
     allowed = lists
     if has_allowed:
         lists += num_words
     suppressed = lists
-    if (wishes & SUPPRESSED) != 0:
+    if (flags & SUPPRESSED) != 0:
         lists += num_words
-    suppresses = ((wishes & SUPPRESSED) != 0) & (num_outputs < load_number(row_ptr, stride, MIN_TOKENS))
+    suppresses = ((flags & SUPPRESSED) != 0) & (num_outputs < load_number(row_ptr, stride, MIN_TOKENS))
     num_sequences = load_number(row_ptr, stride, NUM_SEQUENCES)
     width = load_number(row_ptr, stride, SEQUENCE_WIDTH)
     end = lists + num_sequences * (width + 1)
     forced = tl.full([], -1, tl.int32)
-    if (wishes & RULED) != 0:
+    if (flags & RULED) != 0:
         forced = _forced(row_ptr, stride, end, output_ptr, num_outputs, MANY)
     bits = bits_ptr + row * bits_stride
     for start in range(0, num_words, WORDS):

@@ -8,6 +8,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.sampling.columns import (
     ALLOWED,
+    FLAGS,
     NUM_BIASES,
     NUM_LOGPROBS,
     NUM_NAMED,
@@ -15,7 +16,6 @@ from baton.kernels.sampling.columns import (
     NUM_SEQUENCES,
     SEQUENCE_WIDTH,
     SUPPRESSED,
-    WISHES,
     load_lists,
     load_number,
 )
@@ -128,9 +128,9 @@ def _score_rows_kernel(
         heads += (tokens == token).to(tl.int32)
     num_named = tl.minimum(load_number(row_ptr, stride, NUM_NAMED), NAMED)
     if num_named > 0:
-        wishes = load_number(row_ptr, stride, WISHES)
+        flags = load_number(row_ptr, stride, FLAGS)
         lists = load_lists(row_ptr, stride) + 2 * load_number(row_ptr, stride, NUM_BIASES)
-        lists += num_words * (((wishes & ALLOWED) != 0).to(tl.int32) + ((wishes & SUPPRESSED) != 0).to(tl.int32))
+        lists += num_words * (((flags & ALLOWED) != 0).to(tl.int32) + ((flags & SUPPRESSED) != 0).to(tl.int32))
         width = load_number(row_ptr, stride, SEQUENCE_WIDTH)
         lists += load_number(row_ptr, stride, NUM_SEQUENCES) * (width + 1)
         lists += load_number(row_ptr, stride, NUM_REASONING_END)

@@ -11,13 +11,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.sampling.columns import (
+    FLAGS,
     MIN_P,
     NUM_PROMPT,
     SEED_LOW,
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    WISHES,
     load_fraction,
     load_long,
     load_number,
@@ -290,7 +290,7 @@ def _search_row(
     SCAN: tl.constexpr,
 ):
     """The bound by bisection over the whole row: for rows whose cuts were wrong, or that none were made for."""
-    wishes = load_number(row_ptr, stride, WISHES)
+    flags = load_number(row_ptr, stride, FLAGS)
     temperature = load_fraction(row_ptr, stride, TEMPERATURE)
     top_k = load_number(row_ptr, stride, TOP_K)
     top_p = load_fraction(row_ptr, stride, TOP_P)
@@ -316,7 +316,7 @@ def _search_row(
                     index = start + tl.arange(0, SCAN)
                     inside = index < vocab_size
                     logits = edited_logits(
-                        logits_ptr, index, inside, row_ptr, stride, wishes, counts_ptr, bits_ptr, restricted, PROMPT
+                        logits_ptr, index, inside, row_ptr, stride, flags, counts_ptr, bits_ptr, restricted, PROMPT
                     )
                     scaled = tl.div_rn(logits, tl.zeros_like(logits) + temperature)
                     passes = inside & (ordered(scaled) >= tl.maximum(probe, least)) & (logits > float("-inf"))

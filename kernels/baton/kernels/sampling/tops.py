@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.sampling.columns import TEMPERATURE, WISHES, load_fraction, load_number
+from baton.kernels.sampling.columns import FLAGS, TEMPERATURE, load_fraction, load_number
 from baton.kernels.sampling.edits import edited_logits
 from baton.kernels.sampling.needs import NEEDS_ARGMAX, NEEDS_FILTERS, NEEDS_RESTRICTION
 
@@ -55,7 +55,7 @@ def _tops_kernel(
         inside,
         row_ptr,
         stride,
-        load_number(row_ptr, stride, WISHES),
+        load_number(row_ptr, stride, FLAGS),
         counts_ptr + batch_row * counts_stride,
         bits_ptr + row * bits_stride,
         (needs & NEEDS_RESTRICTION) != 0,

@@ -7,7 +7,7 @@ import pytest
 
 from baton.kernels.sampling import columns
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams
-from baton.worker.executors.cuda.sampling.row_parameters import RowLists, column_words, row_lists, wishes_of
+from baton.worker.executors.cuda.sampling.row_parameters import RowLists, column_words, flags_of, row_lists
 
 VOCABULARY = 100
 
@@ -28,14 +28,14 @@ def words_of(sampling: SamplingParams, lists: RowLists, address: int = 0) -> dic
     }
 
 
-def wishes(*bits: str) -> int:
+def flags(*bits: str) -> int:
     return sum(getattr(columns, bit).value for bit in bits)
 
 
 def test_a_request_without_wishes_has_no_lists_and_no_bits():
     lists = row_lists(SamplingParams(temperature=0.7, seed=-1), VOCABULARY)
     words = words_of(SamplingParams(temperature=0.7, seed=-1), lists)
-    assert (len(lists.words), words["WISHES"], words["NUM_LOGPROBS"], words["REASONING_START"]) == (0, 0, -1, -1)
+    assert (len(lists.words), words["FLAGS"], words["NUM_LOGPROBS"], words["REASONING_START"]) == (0, 0, -1, -1)
     assert (words["SEED_LOW"], words["SEED_HIGH"]) == (-1, -1)
     assert words["TEMPERATURE"] == pytest.approx(0.7)
     assert (words["TOP_P"], words["REPETITION"], words["NUM_PROMPT"]) == (1.0, 1.0, 5)
@@ -61,7 +61,7 @@ def test_every_list_lies_behind_the_one_before():
     assert (tokens_of(allowed), tokens_of(suppressed)) == ([1, 31, 32, 98], [2, 3])
     assert (prefixes.reshape(2, 2).tolist(), lasts.tolist()) == ([[-1, -1], [8, 9]], [7, 10])
     assert (end.tolist(), named.tolist()) == ([20, 21], [50, 51, 52])
-    assert words["WISHES"] == wishes("SPECIAL", "BIASED", "ALLOWED", "SUPPRESSED", "RULED")
+    assert words["FLAGS"] == flags("SPECIAL", "BIASED", "ALLOWED", "SUPPRESSED", "RULED")
     counts = ("NUM_BIASES", "NUM_SEQUENCES", "SEQUENCE_WIDTH", "NUM_REASONING_END", "NUM_NAMED", "MIN_TOKENS")
     assert [words[name] for name in counts] == [2, 2, 2, 2, 3, 6]
     assert (words["REASONING_TOKENS"], words["REASONING_START"], words["NUM_LOGPROBS"]) == (12, 19, 0)
@@ -77,11 +77,11 @@ def test_tokens_that_the_vocabulary_does_not_have_are_left_out():
         forbidden_sequences=((1, 100),),
     )
     lists = row_lists(sampling, VOCABULARY)
-    assert (len(lists.words), lists.wishes, lists.num_biases, lists.num_sequences) == (0, 0, 0, 0)
+    assert (len(lists.words), lists.flags, lists.num_biases, lists.num_sequences) == (0, 0, 0, 0)
 
 
 def test_suppressed_tokens_count_only_where_a_least_length_is_asked_for():
-    assert row_lists(SamplingParams(suppressed_token_ids=(2,)), VOCABULARY).wishes == 0
+    assert row_lists(SamplingParams(suppressed_token_ids=(2,)), VOCABULARY).flags == 0
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_suppressed_tokens_count_only_where_a_least_length_is_asked_for():
 )
 def test_a_rows_bits_say_which_kernels_it_needs(fields, bits):
     sampling = SamplingParams(**fields)
-    assert wishes_of(sampling, row_lists(sampling, VOCABULARY)) == wishes(*bits)
+    assert flags_of(sampling, row_lists(sampling, VOCABULARY)) == flags(*bits)
 
 
 @pytest.mark.parametrize(("top_k", "kept"), [(0, 0), (1, 1), (99, 99), (100, 0), (1 << 30, 0)])

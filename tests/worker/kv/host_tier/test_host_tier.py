@@ -126,7 +126,7 @@ def test_the_audit_sees_a_pin_that_no_restore_has():
 
 def make_pool(num_blocks: int, num_slots: int = 8, target: int = 0, room: int = 100) -> tuple[BlockPool, Offloads]:
     offloads = Offloads(HostTier(num_slots), target)
-    offloads.room = room
+    offloads.capacity = room
     return BlockPool(num_blocks, offloads), offloads
 
 
@@ -164,7 +164,7 @@ def test_a_part_of_the_room_is_kept_for_what_must_be_copied_now():
     pool, offloads = make_pool(8, target=8, room=17)
     cache(pool, *range(8))
     assert len(offloads.take(pool.num_empty)) == 3
-    assert offloads.room == 14
+    assert offloads.capacity == 14
     assert pool.allocate(8) is not None
     assert len(offloads.take(pool.num_empty)) == 5
     assert offloads.num_dropped == 0
@@ -267,7 +267,7 @@ class OffloadMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), first=st.integers(0, 12), room=st.integers(0, 4))
     def step(self, count: int, first: int, room: int) -> None:
         """Schedules, starts copies, launches: the device reads, and then overwrites."""
-        self.offloads.room = room
+        self.offloads.capacity = room
         block_ids = self.pool.allocate(count) or []
         self.start_copies()
         self.read_queued()
@@ -278,7 +278,7 @@ class OffloadMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, 4))
     def start_copies_behind_a_step(self, room: int) -> None:
-        self.offloads.room = room
+        self.offloads.capacity = room
         self.start_copies()
 
     def start_copies(self) -> None:
@@ -425,9 +425,9 @@ def test_staging_places_are_taken_round_the_ring():
     assert ring.take(3) == [(0, 3)]
     ring.put_back(2)
     assert ring.take(4) == [(3, 2), (0, 2)]
-    assert ring.room == 0
+    assert ring.num_free == 0
     ring.undo(4)
-    assert ring.room == 4
+    assert ring.num_free == 4
     assert ring.take(1) == [(3, 1)]
 
 

@@ -60,7 +60,7 @@ class HostCopier:
         for num_blocks, seconds in landed.timed:
             self._scheduler.restores.cost.observe(num_blocks, seconds)
             counters.restore_seconds += seconds
-        offloads.room = self._host.room()
+        offloads.capacity = self._host.capacity()
 
     def start(self) -> None:
         """Starts the decided copies. Call between schedule and launch. Raises DeviceLost."""

@@ -35,35 +35,34 @@ class LandedCopies:
     """The copies that completed since the last call."""
 
     slots: list[HostSlot] = field(default_factory=list)
-    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds; 0: `timed` has them later
+    restores: list[tuple[int, float]] = field(default_factory=list)  # restore_id, seconds; 0: in `timed`, later
     timed: list[tuple[int, float]] = field(default_factory=list)  # blocks and seconds of restores after `hurry`
-    offload_seconds: float = 0.0  # while blocks were copied out
+    offload_seconds: float = 0.0  # spent copying blocks to the host
 
 
 class HostCopies(Protocol):
     """Copies of blocks between the device and host memory. Only `wait` waits for the device.
 
-    Copies to the host read their blocks after all steps that were launched before, and before later ones. Copies from
-    the host are ordered with nothing, but for steps that were launched before if `fenced`. A call that raises starts
-    nothing.
+    Copies to the host read their blocks after all steps launched earlier, and before later ones. Copies from the host
+    are unordered, except that they follow steps launched earlier if `fenced`. A call that raises starts nothing.
     """
 
     num_slots: int
 
-    def room(self) -> int:
-        """The blocks that offload accepts now."""
+    def capacity(self) -> int:
+        """Returns the number of blocks that `offload` accepts now."""
 
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
-        """Starts to copy blocks to the host."""
+        """Starts copying blocks to the host."""
 
     def restore(self, restore: RestoreCopy) -> None:
-        """Starts to copy blocks from the host. They are not read or written until that has landed."""
+        """Starts copying blocks from the host. They are not read or written until the copy has landed."""
 
     def hurry(self) -> None:
         """Makes steps launched from now on wait, on the device, for copies from the host, so that poll returns those at
         once.
 
-        For restores that no other request waits beside. Does nothing where steps are not launched ahead.
+        For restores while no other request runs. Does nothing if an executor launches one step at a time.
         """
 
     def poll(self) -> LandedCopies:
@@ -73,50 +72,50 @@ class HostCopies(Protocol):
         """Returns when a restore has landed, or after `seconds`."""
 
 
-# Called when a layer's KV of a step is written: (plan, layer).
+# Called with (plan, layer) when a layer's KV of a step is written.
 LayerHook = Callable[[StepPlan, int], None]
 
 
 class Executor(Protocol):
     """Computes steps in the order they are launched.
 
-    Several steps may be in flight (`depth`): a launched row's input token may be one that an
-    earlier, uncollected step samples, so executors keep sampled tokens themselves. Where max_step_tokens is above 1
-    they also keep how many tokens of each row are computed: plans know only the most that it may be.
+    Several steps may be in flight (`depth`). A launched row's input token may be sampled by an earlier step that is
+    not collected yet, so executors keep sampled tokens themselves. With max_step_tokens above 1 they also keep the
+    number of computed tokens of each row, because plans have only an upper bound.
     """
 
     num_blocks: int
-    depth: int  # steps that may be launched and not collected
-    max_step_tokens: int  # tokens that a decoding row may get in one step
+    depth: int  # most steps in flight: launched and not collected
+    max_step_tokens: int  # most tokens that a decoding row gets in one step
 
     @property
     def model(self) -> ModelSpec:
-        """Of the weights in use."""
+        """The model of the weights in use."""
 
     @property
     def kv_spec(self) -> KvSpec:
-        """Of the blocks, for the weights in use."""
+        """The KV spec of the blocks, for the weights in use."""
 
     @property
     def kv_bytes(self) -> Sequence[NDArray[np.uint8]] | None:
-        """The blocks, for each KV layer [num_blocks, bytes], where they lie in host memory."""
+        """The blocks of each KV layer, [num_blocks, bytes], if they are in host memory."""
 
     @property
     def kv(self) -> KvCopies | None:
-        """The blocks, where they lie on a CUDA device."""
+        """The blocks, if they are on a CUDA device."""
 
     @property
     def host(self) -> HostCopies | None:
-        """None: no host memory is set apart for blocks."""
+        """Host memory for evicted blocks; None if there is none."""
 
     def launch(self, plan: StepPlan) -> None:
         """Applies the plan's differences and starts the step."""
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """Ends the launch of a plan whose masks_follow, before the next launch: takes its masks, and draws its tokens.
+        """Completes the launch of a plan with masks_follow, before the next launch: applies its masks and samples.
 
-        `undrawn`: indices into the plan's rows with `samples`, as in masks. They get no token; what is computed of such
-        a row stays, and a later plan computes its last token again.
+        `undrawn` are indices into the plan's rows with `samples`, as in masks. These rows get no token; their KV is
+        kept, and a later plan computes their last token again.
         """
 
     def collect(self) -> StepResult:
@@ -126,10 +125,10 @@ class Executor(Protocol):
         """Whether collect returns at once. Always True if collect itself computes the step."""
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """Calls `wake`, from any thread, when a launched step has ended. None: no longer."""
+        """Calls `wake`, on any thread, when a launched step has ended. None stops that."""
 
     def watch_layers(self, hook: LayerHook | None) -> None:
-        """Calls `hook`, on the executor's thread, for each layer of the steps launched from now on. None: no longer."""
+        """Calls `hook`, on the executor's thread, for each layer of steps launched from now on. None stops that."""
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
         """Copies one KV layer of these blocks to the host: len(block_ids) x layer_bytes bytes. Thread-safe."""
@@ -153,7 +152,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewWeights:
-    """Weights that were read and fit the executor, but are not in use yet."""
+    """Weights that fit the executor and are not in use yet."""
 
     model: str  # the folder or hub id
     digest: bytes  # 16 bytes
@@ -189,7 +188,7 @@ class Resident(Protocol):
     def wake(self, new: NewWeights | None) -> None:
         """Allocates the memory again, with the weights `new` after level 2. Blocks are zeros.
 
-        Raises a ServiceError if there is no room, and stays asleep.
+        Raises a ServiceError without enough memory, and stays asleep.
         """
 
 

@@ -1,4 +1,4 @@
-"""Which executor a configuration asks for. The simulator pulls in no torch."""
+"""Creates the configured executor. Does not import PyTorch for the simulator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from baton.worker.executors.sim.executor import SimSettings
 
 _SIM_NUM_BLOCKS = 8192
-_SIM_BYTES_PER_TOKEN = 131072  # of host memory: an 8B model's KV, as the simulator's speed is
+_SIM_BYTES_PER_TOKEN = 131072  # of host memory: the KV of an 8B model, which the simulator's speed is from
 
 
 def make_executor(config: WorkerConfig) -> RankGroup:
-    """Loads the model. Raises InvalidRequest where the configuration or the model's folder is wrong."""
+    """Creates the executor with its model. Raises InvalidRequest for a wrong configuration or model folder."""
     return start_ranks(lambda: _make_leader(config))
 
 
@@ -45,7 +45,7 @@ def _make_leader(config: WorkerConfig) -> ServingExecutor:
 
 
 def sim_settings(config: WorkerConfig) -> SimSettings:
-    """The simulator of the configured model: vocabulary, context and end tokens are the model's, where there is one."""
+    """Returns the simulator's settings, with the vocabulary, context and end tokens of the configured model, if any."""
     from baton.worker.executors.sim.executor import SimSettings, SimSpeed
 
     speed = SimSpeed(
@@ -73,7 +73,7 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
 
 
 def _sim_settings_of(config: WorkerConfig, model: str) -> SimSettings:
-    """The simulator of another folder, which must be there. Folders with the same config.json are the same model."""
+    """Returns the settings for another folder, which must exist. Folders with equal config.json are the same model."""
     path = Path(model) / "config.json"
     if not path.is_file():
         raise InvalidRequest(f"model={model!r}: there is no {path}", field="model")

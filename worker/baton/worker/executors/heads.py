@@ -1,4 +1,4 @@
-"""Heads: what a model makes of a step's last hidden states, one for each kind of result that requests ask for."""
+"""The interface of heads, which compute results from the last hidden states of a step. One for each kind of result."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
     from baton.worker.models.decoder import Decoder
 
-S_contra = TypeVar("S_contra", contravariant=True)  # a step's inputs on one kind of device
+S_contra = TypeVar("S_contra", contravariant=True)  # the inputs of a step on one type of device
 U = TypeVar("U")  # a step between `run` and `finish`
-R_co = TypeVar("R_co", covariant=True)  # what a step leaves behind
+R_co = TypeVar("R_co", covariant=True)  # the results of a step
 
 
 class Head(Protocol[S_contra, U, R_co]):
-    """One head on one device, with what it keeps of the batch's rows."""
+    """A head on a device, with its state of the batch's rows."""
 
     def take_rows(self, plan: StepPlan) -> None:
-        """Forgets the plan's freed rows, and takes what requests of its admitted rows ask for."""
+        """Drops the plan's freed rows and stores the parameters of its admitted rows."""
 
     def run(self, plan: StepPlan, step: S_contra, decoder: Decoder[Any], hidden: Tensor) -> U:
-        """Takes the residual stream [num_tokens, hidden_size] of the step's tokens. Does what needs no masks."""
+        """Computes all that needs no masks, from the residual stream [num_tokens, hidden_size] of the step's tokens."""
 
     def finish(self, plan: StepPlan, undrawn: U, masks: TokenMasks | None, left_out: Int32) -> R_co:
-        """Makes the results of the plan's rows, but of those left out: see Executor.draw."""
+        """Computes the results of the plan's rows, except those left out. See Executor.draw."""

@@ -1,7 +1,7 @@
-"""One executor over several ranks: the leader in this process, and followers that run every step beside it.
+"""An executor over several ranks: the leader in this process, and followers that run every step with it.
 
-Each rank has one device. The group is what the engine sees: it sends a step's plan to every follower before the leader
-launches it, so that all can compute it together, and takes the leader's result. A group of one rank has no followers.
+Each rank has one device. The engine uses the group, which sends the plan of a step to every follower before the leader
+launches it, so that all compute it together, and returns the leader's result. A group of one rank has no followers.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 class Follower(Protocol):
-    """A rank other than the leader, in a process of its own. It applies every plan in the order in which they come.
+    """A rank other than the leader, in a process of its own. It applies all plans in the order of their launch.
 
-    Its device samples the same tokens as the leader's: the noise of a token depends on its request alone.
+    It samples the same tokens as the leader, because the noise of a token depends only on its request.
     """
 
     def wait_ready(self) -> None:
-        """Returns when the rank has loaded its part of the model. Raises a ServiceError where it cannot."""
+        """Waits until the rank has loaded its part of the model. Raises a ServiceError if it cannot."""
 
     def launch(self, plan: StepPlan) -> None:
         """Sends the plan. Does not wait for the rank."""
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """Sends what follows the last plan, as Executor.draw. Does not wait for the rank."""
+        """Sends the arguments of Executor.draw. Does not wait for the rank."""
 
     def check(self) -> None:
-        """Raises DeviceLost where the rank's process has ended or a step of it failed. Does not wait."""
+        """Raises DeviceLost if the rank's process has ended or one of its steps failed. Does not wait."""
 
     def close(self) -> None:
         """Ends the rank's process. Idempotent."""
 
 
 class RankGroup:
-    """A ServingExecutor. Blocks, layers and host memory are the leader's part of them."""
+    """Implements ServingExecutor. Blocks, layers and host memory are those of the leader."""
 
     def __init__(self, leader: ServingExecutor, followers: Sequence[Follower] = ()) -> None:
         self._leader = leader
@@ -61,7 +61,7 @@ class RankGroup:
 
     @property
     def size(self) -> int:
-        """Ranks, the leader included."""
+        """Number of ranks, including the leader."""
         return 1 + len(self._followers)
 
     @property
@@ -87,7 +87,7 @@ class RankGroup:
     # Steps.
 
     def launch(self, plan: StepPlan) -> None:
-        """Starts the step on every rank. Raises DeviceLost where a rank is lost."""
+        """Starts the step on every rank. Raises DeviceLost if a rank is lost."""
         for follower in self._followers:
             follower.check()
             follower.launch(plan)
@@ -98,7 +98,7 @@ class RankGroup:
             raise
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """Draws the tokens of the last step on every rank. Raises DeviceLost where a rank is lost."""
+        """Samples the last step's tokens on every rank. Raises DeviceLost if a rank is lost."""
         for follower in self._followers:
             follower.draw(masks, undrawn)
         try:
@@ -108,7 +108,7 @@ class RankGroup:
             raise
 
     def collect(self) -> StepResult:
-        """Waits for the leader's part of the oldest step. Raises DeviceLost where a rank is lost."""
+        """Waits for the leader's result of the oldest step. Raises DeviceLost if a rank is lost."""
         try:
             result = self._leader.collect()
         except Exception as error:
@@ -141,7 +141,7 @@ class RankGroup:
             follower.close()
         self._leader.close()
 
-    # What leaves memory and comes back.
+    # Sleep, wake-up and new weights.
 
     def read_weights(self, model: str) -> NewWeights:
         self._check_alone("model", "other weights cannot be loaded")
@@ -158,7 +158,7 @@ class RankGroup:
         self._leader.wake(new)
 
     def _raise_if_parted(self, error: Exception) -> None:
-        """Raises DeviceLost where followers go on with a step that the leader could not make."""
+        """Raises DeviceLost if followers compute a step that the leader could not launch."""
         if self._followers and not isinstance(error, DeviceLost):
             raise DeviceLost(f"a step failed on rank 0 of {self.size}, and not on the others: {error}") from error
 
@@ -170,9 +170,9 @@ class RankGroup:
 def start_ranks(
     make_leader: Callable[[], ServingExecutor], followers: Sequence[Callable[[], Follower]] = ()
 ) -> RankGroup:
-    """Starts the followers' processes, then the leader, and waits for all: they load their parts at the same time.
+    """Starts the followers' processes, then the leader, and waits for all. They load their parts concurrently.
 
-    Where one cannot start, ends the others and raises its error.
+    If one fails to start, ends the others and raises its error.
     """
     with contextlib.ExitStack() as started:
         others: list[Follower] = []

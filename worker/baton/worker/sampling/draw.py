@@ -1,7 +1,7 @@
-"""Draws a token a row on the host: the bits of baton.kernels.reference.sampling.draw, in a few NumPy calls a step.
+"""Samples one token per row on the host, bit for bit as baton.kernels.reference.sampling.draw, in a few NumPy calls.
 
-NumPy's calls on some dozens of candidates cost a fraction of PyTorch's. Logarithms, exponentials and their sums are
-left to PyTorch, whose roundings the tokens have.
+NumPy's calls on some dozens of candidates cost a fraction of PyTorch's. Logarithms, exponentials and their sums use
+PyTorch, because their rounding decides tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from baton.worker.sampling.noise import (
 
 _FIRST_WIDTH = 64
 _WIDEN = 16
-_MAX_SCORES = 1 << 16  # at once, of rows drawn from the whole vocabulary: what they need stays in a core's cache
+_MAX_SCORES = 1 << 16  # per pass, of rows without filters: they fit in a core's cache
 _BUFFER_SIZE = 1024
 _NEVER = np.float32("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Parameters of rows, [num_rows] each."""
+    """Sampling parameters of rows, [num_rows] each."""
 
     temperature: Float32  # 0: greedy
     top_k: Int64  # 0: off
@@ -43,28 +43,28 @@ class Draws:
     seeds: UInt64
 
     def of(self, rows: Int64 | NDArray[np.bool_]) -> Draws:
-        """Those of some rows."""
+        """Returns the parameters of some rows."""
         return Draws(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seeds[rows])
 
 
 def draw_tokens(logits: Float32, draws: Draws, positions: Int64) -> Int64:
-    """Token ids [num_rows] for logits [num_rows, vocab_size]; positions: which output token each is."""
-    # NumPy reads a row's own scalar through a buffer of this size where rows are shorter, at twice the cost.
+    """Returns token ids [num_rows] for logits [num_rows, vocab_size]. `positions` are indices in the rows' outputs."""
+    # For shorter rows, NumPy reads per-row scalars through a buffer of this size, at twice the cost.
     before = np.setbufsize(_BUFFER_SIZE)
     try:
-        with np.errstate(all="ignore"):  # infinities subtract and overflow as they should
+        with np.errstate(all="ignore"):  # infinities are subtracted and overflow as intended
             return _draw(logits, draws, positions)
     finally:
         np.setbufsize(before)
 
 
 class _Candidates(NamedTuple):
-    """Tokens that rows may draw, row by row."""
+    """Candidate tokens, row after row."""
 
     rows: Int64
     token_ids: Int64
-    scaled: Float32  # their logits over the temperature
-    words: UInt32  # of their noise
+    scaled: Float32  # logits divided by temperature
+    words: UInt32  # random bits of the noise
 
 
 def _draw(logits: Float32, draws: Draws, positions: Int64) -> Int64:
@@ -90,7 +90,7 @@ def _best_logits(logits: Float32) -> Int64:
 
 
 def _free(logits: Float32, draws: Draws, positions: Int64) -> _Candidates:
-    """Of rows drawn from the whole vocabulary, some rows at a time."""
+    """Returns the candidates of rows without filters, some rows at a time."""
     step = max(1, _MAX_SCORES // logits.shape[1])
     if step >= len(logits):
         return _likely(logits, draws, positions)
@@ -103,7 +103,7 @@ def _free(logits: Float32, draws: Draws, positions: Int64) -> _Candidates:
 
 
 def _likely(logits: Float32, draws: Draws, positions: Int64) -> _Candidates:
-    """Tokens that may win by the bounds of their noise, whose logarithms are taken only for these."""
+    """Returns the tokens that may win, by bounds of their noise. Only these need the noise's logarithms."""
     vocab_size = logits.shape[1]
     words = vocabulary_noise_words(draws.seeds, positions, vocab_size)[:, :vocab_size]
     scaled = logits / draws.temperature[:, None]
@@ -112,13 +112,13 @@ def _likely(logits: Float32, draws: Draws, positions: Int64) -> _Candidates:
     every = np.arange(len(logits))
     likely = bounds.argmax(1)
     reached = scaled[every, likely] + gumbel_noise(words[every, likely])
-    # NaN is not less than anything, and so is among the candidates, as are sums that were rounded down.
-    rows, token_ids = _places(~(bounds < (reached - 4 * np.spacing(np.abs(reached)))[:, None]))
+    # NaN compares false, so it stays a candidate, as do sums that were rounded down.
+    rows, token_ids = _nonzero(~(bounds < (reached - 4 * np.spacing(np.abs(reached)))[:, None]))
     return _Candidates(rows, token_ids, scaled[rows, token_ids], words[rows, token_ids])
 
 
 def _filtered(logits: Float32, draws: Draws, positions: Int64, width: int = _FIRST_WIDTH) -> _Candidates:
-    """Among each row's `width` most likely tokens, and anew where its filters look beyond these."""
+    """Returns the candidates among each row's `width` most likely tokens, or among more if the filters need them."""
     vocab_size = logits.shape[1]
     width = min(max(width, int(draws.top_k.max()) + 1), vocab_size)
     token_ids = _most_likely(logits, width)
@@ -130,7 +130,7 @@ def _filtered(logits: Float32, draws: Draws, positions: Int64, width: int = _FIR
     again = np.flatnonzero(wider) if width < vocab_size else wider[:0]
     if len(again):
         passes[again] = False
-    rows, columns = _places(passes)
+    rows, columns = _nonzero(passes)
     token_ids = token_ids[rows, columns]
     words = noise_words(draws.seeds[rows], positions[rows], token_ids)
     found = _Candidates(rows, token_ids, values[rows, columns], words)
@@ -141,7 +141,7 @@ def _filtered(logits: Float32, draws: Draws, positions: Int64, width: int = _FIR
 
 
 def _most_likely(logits: Float32, width: int) -> Int64:
-    """Token ids [num_rows, width] in any order."""
+    """Returns token ids [num_rows, width] in any order."""
     vocab_size = logits.shape[1]
     if width == vocab_size:
         return np.broadcast_to(np.arange(vocab_size), logits.shape)
@@ -149,9 +149,9 @@ def _most_likely(logits: Float32, width: int) -> Int64:
 
 
 def _threshold(logits: Float32, values: Float32, draws: Draws) -> tuple[Float32, Float32]:
-    """The least scaled logit [num_rows] that may be drawn, and the least that decides this.
+    """Returns the lowest scaled logit [num_rows] that passes the filters, and the lowest that they depend on.
 
-    values [num_rows, width] are the largest scaled logits, in any order.
+    `values` [num_rows, width] are the largest scaled logits, in any order.
     """
     values = np.ascontiguousarray(np.sort(values, axis=1)[:, ::-1])
     top, top_p = values[:, :1], draws.top_p[:, None]
@@ -161,7 +161,7 @@ def _threshold(logits: Float32, values: Float32, draws: Draws) -> tuple[Float32,
     if (top_p < 1).any():
         mass = _exp(values - top)
         mass *= passes
-        # Sums of fp64, as PyTorch's are.
+        # fp64 sums, as in PyTorch.
         before = np.cumsum(mass, axis=1, dtype=np.float64).astype(np.float32)
         total = before[:, -1:].copy()  # `before` changes below
         rest = ~limited & (draws.top_p < 1)
@@ -171,18 +171,18 @@ def _threshold(logits: Float32, values: Float32, draws: Draws) -> tuple[Float32,
         passes &= (before < top_p * total) | (top_p >= 1)
     least = np.where(passes, values, np.float32("inf")).min(1)
     threshold = np.maximum(least, top[:, 0] + torch.log(torch.from_numpy(draws.min_p)).numpy())
-    # All that tie with the kth count for top_p.
+    # top_p sums all tokens that tie with the kth.
     return threshold, np.where(limited, kth, threshold)
 
 
 def _total_mass(logits: Float32, top: Float32, temperature: Float32) -> Float32:
-    """Of the whole vocabulary, [num_rows, 1], where the most likely token's is 1."""
+    """Returns the mass of the whole vocabulary [num_rows, 1], relative to the most likely token's."""
     scaled = torch.from_numpy(logits / temperature[:, None])
     return _exp(torch.logsumexp(scaled, 1, keepdim=True).numpy() - top)
 
 
-def _places(chosen: NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """np.nonzero of [num_rows, width], at a fraction of its cost."""
+def _nonzero(chosen: NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """Returns np.nonzero of [num_rows, width], at a fraction of its cost."""
     return np.divmod(np.flatnonzero(chosen), chosen.shape[1])
 
 
@@ -191,7 +191,7 @@ def _joined(parts: Sequence[_Candidates]) -> _Candidates:
 
 
 def _best(candidates: _Candidates, num_rows: int) -> Int64:
-    """Each row's best; the lowest of equals, and 0 of none."""
+    """Returns each row's best token: the lowest id of equal scores, 0 without candidates."""
     rows, token_ids, scaled, words = candidates
     order = np.lexsort((token_ids, -(scaled + gumbel_noise(words)), rows))
     rows = rows[order]

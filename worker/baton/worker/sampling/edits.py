@@ -1,4 +1,4 @@
-"""What some requests do to their logits before a token is drawn. Rows without wishes are not here, and cost nothing."""
+"""Edits of logits before sampling: penalties, bias, allowed and suppressed tokens. Rows without edits cost nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER = np.float32("-inf")
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdits:
-    """One row's wishes. Empty arrays and None are no wish."""
+    """The edits of one row. Empty arrays and None edit nothing."""
 
     penalties: Penalties
     counts: TokenCounts | None  # None: no penalty
@@ -32,11 +32,11 @@ class LogitsEdits:
     biases: NDArray[np.float32]
     allowed: Ids
     suppressed: Ids
-    min_tokens: int  # output tokens below which `suppressed` holds
-    rules: OutputRules | None  # None: the output so far says nothing of the next token
+    min_tokens: int  # output tokens before which `suppressed` applies
+    rules: OutputRules | None  # None: the next token does not depend on the output
 
     def add(self, token_id: int) -> None:
-        """One more output token."""
+        """Counts an output token."""
         if self.counts is not None:
             self.counts.add(token_id)
         if self.rules is not None:
@@ -44,7 +44,7 @@ class LogitsEdits:
 
 
 def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
-    """None for a request that wants its logits as they are."""
+    """Returns the edits of a request; None if there are none."""
     sampling = init.sampling
     penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     penalized = penalties != (1.0, 0.0, 0.0)
@@ -57,7 +57,7 @@ def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
         _log.warning("logit_bias names tokens outside the vocabulary of %d; they are ignored", vocab_size)
     return LogitsEdits(
         penalties=penalties,
-        # The prompt counts for the repetition penalty alone.
+        # Only the repetition penalty includes the prompt.
         counts=TokenCounts(prompt if penalties[0] != 1.0 else prompt[:0], output) if penalized else None,
         bias_ids=np.array([token_id for token_id, _ in biased], np.int64),
         biases=np.array([bias for _, bias in biased], np.float32),
@@ -69,21 +69,21 @@ def edits_of(init: RowInit, vocab_size: int) -> LogitsEdits | None:
 
 
 def apply_edits(logits: Float32, edits: Sequence[tuple[int, LogitsEdits]], num_outputs: Ids) -> None:
-    """In place, for logits [num_rows, vocab_size]; edits are of (row of logits, wishes)."""
+    """Edits logits [num_rows, vocab_size] in place. `edits` has pairs of a row of `logits` and its edits."""
     biased = [(row, edit) for row, edit in edits if edit.bias_ids.size]
     if biased:
-        places = _places((row, edit.bias_ids) for row, edit in biased)
-        np.add.at(logits, places, np.concatenate([edit.biases for _, edit in biased]))
+        indices = _indices_of((row, edit.bias_ids) for row, edit in biased)
+        np.add.at(logits, indices, np.concatenate([edit.biases for _, edit in biased]))
     _apply_penalties(logits, [(row, edit.penalties, edit.counts) for row, edit in edits if edit.counts is not None])
     allowed = [(row, edit.allowed) for row, edit in edits if edit.allowed.size]
     if allowed:
-        places = _places(allowed)
-        kept = logits[places]
+        indices = _indices_of(allowed)
+        kept = logits[indices]
         logits[[row for row, _ in allowed]] = _NEVER
-        logits[places] = kept
+        logits[indices] = kept
     suppressed = [(row, edit.suppressed) for row, edit in edits if num_outputs[row] < edit.min_tokens]
     if suppressed:
-        logits[_places(suppressed)] = _NEVER
+        logits[_indices_of(suppressed)] = _NEVER
     for row, edit in edits:
         if edit.rules is not None:
             _apply_rules(logits[row], edit.rules)
@@ -99,15 +99,15 @@ def _apply_penalties(logits: Float32, rows: Sequence[tuple[int, Penalties, Token
         np.repeat(np.array(column, np.float32), sizes) for column in zip(*(each[1] for each in rows), strict=True)
     )
     output_counts = np.concatenate([counts.counts for _, _, counts in rows])
-    places = _places((row, counts.token_ids) for row, _, counts in rows)
-    seen = logits[places]
+    indices = _indices_of((row, counts.token_ids) for row, _, counts in rows)
+    seen = logits[indices]
     seen = np.where(seen > 0, seen / repetition, seen * repetition)
     seen -= frequency * output_counts + presence * (output_counts > 0)
-    logits[places] = seen
+    logits[indices] = seen
 
 
 def _apply_rules(logits: Float32, rules: OutputRules) -> None:
-    """In place, for one row's logits [vocab_size]."""
+    """Edits one row's logits [vocab_size] in place."""
     forbidden = rules.forbidden()
     if forbidden:
         logits[forbidden] = _NEVER
@@ -118,13 +118,13 @@ def _apply_rules(logits: Float32, rules: OutputRules) -> None:
 
 
 def apply_masks(logits: Float32, masks: TokenMasks) -> None:
-    """In place, for logits [num_rows, vocab_size]: what a mask forbids becomes -inf."""
+    """Sets logits [num_rows, vocab_size] of masked tokens to -inf, in place."""
     kept = np.unpackbits(masks.bits.astype("<i4", copy=False).view(np.uint8), axis=1, bitorder="little")
     for row, each in zip(masks.indices.tolist(), kept, strict=True):
         logits[row, each[: logits.shape[1]] == 0] = _NEVER
 
 
-def _places(parts: Iterable[tuple[int, Ids]]) -> tuple[Ids, Ids]:
+def _indices_of(parts: Iterable[tuple[int, Ids]]) -> tuple[Ids, Ids]:
     listed = list(parts)
     rows = np.repeat([row for row, _ in listed], [ids.size for _, ids in listed])
     return rows, np.concatenate([ids for _, ids in listed])
@@ -134,9 +134,9 @@ def _suppresses(sampling: SamplingParams) -> bool:
     return sampling.min_tokens > 0 and bool(sampling.suppressed_token_ids)
 
 
-def _known(token_ids: Sequence[int], vocab_size: int, what: str) -> Ids:
+def _known(token_ids: Sequence[int], vocab_size: int, field: str) -> Ids:
     ids = np.asarray(token_ids, np.int64)
     known = ids[(ids >= 0) & (ids < vocab_size)]
     if len(known) < len(ids):
-        _log.warning("%s names tokens outside the vocabulary of %d; they are ignored", what, vocab_size)
+        _log.warning("%s names tokens outside the vocabulary of %d; they are ignored", field, vocab_size)
     return known

@@ -1,4 +1,4 @@
-"""Random numbers by (seed, position, token id), in NumPy: the bits of baton.kernels.reference.sampling.noise."""
+"""Random numbers by (seed, position, token id), in NumPy, bit for bit as baton.kernels.reference.sampling.noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def noise_words(seeds: UInt64, positions: Int64, token_ids: Int64) -> UInt32:
-    """32 random bits for each token [n], under seeds and positions [n].
+    """Returns 32 random bits for each token [n], by seeds and positions [n].
 
     Token t takes word t % LANES of Philox-4x32-10's counter (t // LANES, position, 0, 0).
     """
@@ -38,7 +38,7 @@ def noise_words(seeds: UInt64, positions: Int64, token_ids: Int64) -> UInt32:
 
 
 def vocabulary_noise_words(seeds: UInt64, positions: Int64, vocab_size: int) -> UInt32:
-    """noise_words of every token, [num_rows, vocab_size rounded up to LANES], for seeds and positions [num_rows]."""
+    """Returns noise_words of all tokens [num_rows, vocab_size rounded up to LANES]; seeds, positions: [num_rows]."""
     num_rows, num_counters = len(seeds), -(-vocab_size // LANES)
     keys = _keys(seeds[:, None])
     multiplied = np.empty((2, num_rows, num_counters), np.uint64)
@@ -61,9 +61,9 @@ def vocabulary_noise_words(seeds: UInt64, positions: Int64, vocab_size: int) -> 
 
 
 def _philox(multiplied: UInt64, added: UInt64, keys: UInt64) -> tuple[UInt64, UInt64]:
-    """A counter's words 0 and 2, which are multiplied, and 1 and 3, after a round for each of the keys.
+    """Runs one round of Philox per key. Returns a counter's words 0 and 2, which rounds multiply, and words 1 and 3.
 
-    Words are [2, ...]; the high halves of `added` mean nothing. Overwrites both.
+    Words are [2, ...]; the high halves of `added` are undefined. Overwrites both.
     """
     factors = _MULTIPLIERS.reshape(2, *(1,) * (multiplied.ndim - 1))
     products = np.empty_like(multiplied)
@@ -78,25 +78,25 @@ def _philox(multiplied: UInt64, added: UInt64, keys: UInt64) -> tuple[UInt64, UI
 
 
 def _keys(seeds: UInt64) -> UInt64:
-    """Of each round, [rounds, 2, ...]."""
+    """Returns the keys of all rounds, [rounds, 2, ...]."""
     first = np.stack((seeds & _LOW, seeds >> _SHIFT))
     return (first + _SCHEDULE.reshape(_ROUNDS, 2, *(1,) * seeds.ndim)) & _LOW
 
 
 def gumbel_noise(words: UInt32) -> Float32:
-    """-log(-log u), u uniform in (0, 1), from 32 random bits."""
+    """Returns -log(-log u), u uniform in (0, 1), from 32 random bits."""
     noise = words.astype(np.float32)
     noise += np.float32(0.5)
     noise *= np.float32(2.0**-32)
     np.minimum(noise, np.float32(1.0 - 2.0**-24), out=noise)
     np.negative(noise, out=noise)
-    # PyTorch's logarithms: NumPy's are rounded differently.
+    # PyTorch's logarithms, because NumPy's are rounded differently.
     torch.from_numpy(noise).log1p_().neg_().log_().neg_()
     return noise
 
 
 def noise_bounds(words: UInt32) -> Float32:
-    """What gumbel_noise is less than, by 0.07 where it is from 5 to 15, at a fraction of its cost."""
+    """Returns upper bounds of gumbel_noise at a fraction of its cost; within 0.07 for noise from 5 to 15."""
     # -log(-log1p(-c)) < -log c, and log2 c >= exponent + mantissa - 1: c's bits, read as an integer.
     bounds = words.astype(np.float32).view(np.int32).astype(np.float32)
     bounds *= np.float32(-math.log(2) / (1 << 23))

@@ -1,6 +1,6 @@
-"""What one request's output says of its next token: sequences that may not come, an end of reasoning that must.
+"""Rules for a request's next token by its output: forbidden sequences, and the forced end of reasoning.
 
-A function of the output alone, so it is the same after a preemption, a hand-over and a failover.
+They depend only on the output, so they are the same after a preemption, a hand-over and a failover.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from baton.worker.core import ReasoningLimit, SamplingParams
 
 
 class OutputRules:
-    """One request's, kept up as its output grows."""
+    """The rules of one request, updated as its output grows."""
 
     def __init__(self, sampling: SamplingParams, output_token_ids: Iterable[int]) -> None:
         self._limit = sampling.reasoning_limit
         self._output = list(output_token_ids)
-        self._last: dict[tuple[int, ...], list[int]] = {}  # the last tokens of sequences, by the others
+        self._last: dict[tuple[int, ...], list[int]] = {}  # last tokens of sequences, by their other tokens
         for sequence in sampling.forbidden_sequences:
             self._last.setdefault(sequence[:-1], []).append(sequence[-1])
         self._lengths = sorted({len(prefix) for prefix in self._last})
 
     def add(self, token_id: int) -> None:
-        """One more output token."""
+        """Appends an output token."""
         self._output.append(token_id)
 
     def forbidden(self) -> list[int]:
-        """Tokens that may not come next."""
+        """Returns the tokens that cannot be sampled next."""
         found: list[int] = []
         size = len(self._output)
         for length in self._lengths:
@@ -36,7 +36,7 @@ class OutputRules:
         return found
 
     def forced(self) -> int | None:
-        """The token that must come next; None: any may."""
+        """Returns the token that must be sampled next; None: any."""
         limit = self._limit
         if limit is None:
             return None
@@ -48,17 +48,17 @@ class OutputRules:
 
 
 def has_rules(sampling: SamplingParams) -> bool:
-    """Whether a request has any."""
+    """Returns whether a request has rules."""
     return bool(sampling.forbidden_sequences) or sampling.reasoning_limit is not None
 
 
 def first_forced(limit: ReasoningLimit) -> int:
-    """How many output tokens go before the end that is put in."""
+    """Returns the number of output tokens before the forced end."""
     return limit.max_tokens + (limit.start_token_id is not None)
 
 
 def _reasons(limit: ReasoningLimit, output: Sequence[int]) -> bool:
-    """Whether these tokens begin a reasoning, and do not end it."""
+    """Returns whether these tokens begin reasoning and do not end it."""
     begin = 0
     if limit.start_token_id is not None:
         if not output or output[0] != limit.start_token_id:

@@ -1,4 +1,4 @@
-"""From logits to tokens for the rows of a step. Owns how each row draws; greedy rows cost one argmax."""
+"""Samples tokens from logits for the rows of a step. Owns each row's parameters; greedy rows cost one argmax."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from baton.worker.sampling.draw import Draws, draw_tokens
 from baton.worker.sampling.edits import LogitsEdits, apply_edits, apply_masks, edits_of
 
 _NO_LOGPROBS = -1
-_COLDEST = 1e-5  # what lower temperatures would draw is the argmax
+_COLDEST = 1e-5  # lower temperatures sample the argmax
 _LOW_64 = (1 << 64) - 1
 
 
 def drawn_temperature(sampling: SamplingParams) -> float:
-    """The temperature; 0 where a division by it would overflow."""
+    """Returns the temperature, or 0 if a division by it would overflow."""
     return sampling.temperature if sampling.temperature >= _COLDEST else 0.0
 
 
 class Sampler:
-    """Sampling parameters as columns over the batch's rows."""
+    """The sampling parameters of the batch, as columns over its rows."""
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -36,11 +36,11 @@ class Sampler:
             seeds=np.zeros(num_rows, np.uint64),
         )
         self._num_logprobs = np.full(num_rows, _NO_LOGPROBS)
-        self._chosen: dict[int, tuple[int, ...]] = {}  # by row: the alternatives, where the request says which
+        self._chosen: dict[int, tuple[int, ...]] = {}  # by row: the alternatives that the request lists
         self._edits: dict[int, LogitsEdits] = {}  # by row
 
     def admit(self, init: RowInit) -> None:
-        """Takes a row's parameters and, where they count, its tokens."""
+        """Stores a row's parameters, and its tokens if edits need them."""
         row, sampling = init.row, init.sampling
         draws = self._draws
         draws.temperature[row] = drawn_temperature(sampling)
@@ -61,12 +61,12 @@ class Sampler:
             self._edits[row] = edits
 
     def free(self, row: int) -> None:
-        """Forgets a row."""
+        """Drops a row."""
         self._edits.pop(row, None)
         self._chosen.pop(row, None)
 
     def count(self, row: int, token_id: int) -> None:
-        """Tells a row's wishes of an output token."""
+        """Counts an output token in a row's edits."""
         edits = self._edits.get(row)
         if edits is not None:
             edits.add(token_id)
@@ -74,11 +74,11 @@ class Sampler:
     def sample(
         self, logits: Tensor, rows: Int64, num_outputs: Int64, masks: TokenMasks | None = None
     ) -> tuple[Int64, dict[int, TokenLogprobs]]:
-        """Tokens for logits [len(rows), vocab_size], and logprobs by index. num_outputs: tokens drawn so far."""
+        """Samples from logits [len(rows), vocab_size] after num_outputs tokens. Returns ids and logprobs by index."""
         num_logprobs = self._num_logprobs[rows]
-        asking = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
-        # Taken before the edits: logprobs are the model's own.
-        raw = logits.index_select(0, torch.from_numpy(asking)) if asking.size else None
+        requested = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
+        # Copied before the edits, because logprobs are the model's.
+        raw = logits.index_select(0, torch.from_numpy(requested)) if requested.size else None
         edited = logits.float().numpy()
         edits = self._edits_of(rows)
         if edits:
@@ -90,17 +90,17 @@ class Sampler:
             edit.add(int(token_ids[index]))
         if raw is None:
             return token_ids, {}
-        return token_ids, self._logprobs(raw, token_ids, asking, num_logprobs, rows)
+        return token_ids, self._logprobs(raw, token_ids, requested, num_logprobs, rows)
 
     def _logprobs(
-        self, raw: Tensor, token_ids: Int64, asking: Int64, num_logprobs: Int64, rows: Int64
+        self, raw: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64, rows: Int64
     ) -> dict[int, TokenLogprobs]:
-        found = _logprobs(raw, token_ids, asking, num_logprobs)
+        found = _logprobs(raw, token_ids, requested, num_logprobs)
         if self._chosen:
-            for place, index in enumerate(asking.tolist()):
+            for row_of_raw, index in enumerate(requested.tolist()):
                 chosen = self._chosen.get(int(rows[index]))
                 if chosen is not None:
-                    values = token_logprobs(raw[place : place + 1], torch.tensor([chosen]))[0]
+                    values = token_logprobs(raw[row_of_raw : row_of_raw + 1], torch.tensor([chosen]))[0]
                     found[index] = replace(found[index], top_token_ids=chosen, top_logprobs=tuple(values.tolist()))
         return found
 
@@ -110,11 +110,11 @@ class Sampler:
         return [(index, self._edits[row]) for index, row in enumerate(rows.tolist()) if row in self._edits]
 
 
-def _logprobs(raw: Tensor, token_ids: Int64, asking: Int64, num_logprobs: Int64) -> dict[int, TokenLogprobs]:
-    most = int(num_logprobs[asking].max())
-    found = row_logprobs(raw, torch.from_numpy(token_ids[asking]), most)
+def _logprobs(raw: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64) -> dict[int, TokenLogprobs]:
+    most = int(num_logprobs[requested].max())
+    found = row_logprobs(raw, torch.from_numpy(token_ids[requested]), most)
     columns = zip(
-        asking.tolist(),
+        requested.tolist(),
         found.logprobs.tolist(),
         found.ranks.tolist(),
         found.top_token_ids.tolist(),

@@ -1,4 +1,4 @@
-"""A model's weights from a checkpoint or from random numbers, fused for few launches. Knows no files' format."""
+"""Builds a model's weights from a checkpoint or from random numbers, fused for few launches. Knows no file formats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXPERTS_METHOD: ExpertsMethod = UNQUANTIZED_EXPERTS
 def load_weights(
     config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device = _CPU
 ) -> ModelWeights:
-    """Copies a checkpoint's tensors to the device, converted. Raises InvalidRequest for a missing or misshapen one."""
+    """Copies a checkpoint's tensors to the device, converted. Raises InvalidRequest if one is missing or misshapen."""
     used: set[str] = set()
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -48,7 +48,7 @@ def load_weights(
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> ModelWeights:
-    """Returns random weights, the same for a seed on every device of a kind: a model that makes no sense."""
+    """Returns random weights, which are equal for a seed on all devices of a type. The model outputs nonsense."""
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("norm.weight"):
@@ -63,18 +63,18 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Returns what the weights take on a device, in their formats. Allocates nothing."""
+    """Returns the size of the weights on a device, in their formats. Allocates nothing."""
     return _assemble(config, _Allocator(dtype, torch.device("meta"))).num_bytes
 
 
 def build_weights(config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device = _CPU) -> ModelWeights:
-    """Fuses what `source` returns."""
+    """Returns weights of the tensors that `source` returns."""
     return _assemble(config, _Loader(dtype, device, source))
 
 
 @dataclass(frozen=True, slots=True)
 class _Allocator:
-    """Makes weights of the right sizes, with no values."""
+    """Allocates weights without values."""
 
     dtype: torch.dtype
     device: torch.device
@@ -91,7 +91,7 @@ class _Allocator:
 
 @dataclass(frozen=True, slots=True)
 class _Loader(_Allocator):
-    """Fills them."""
+    """Allocates weights and fills them from `source`."""
 
     source: Source
 
@@ -122,7 +122,7 @@ def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class _LayerMaker:
-    """Makes what one layer's parts have in common."""
+    """Makes the linears and norms of one layer."""
 
     maker: _Allocator
     names: TensorNames

@@ -1,4 +1,4 @@
-"""A model folder's tensors by name, whichever files hold them."""
+"""The tensors of a model folder by name, in one or several files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from baton.worker.weights.safetensors_file import SafetensorsFile, TensorEntry
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Pickles, or made of them: to read one is to run what its author wrote.
+# Pickles or containers of pickles. Reading one may run code of its author.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".bin.index.json")
 
 
 class Checkpoint:
-    """The weights of one folder, memory-mapped, for the lifetime of a `with`."""
+    """The weights of one folder, memory-mapped within a `with` statement."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,15 +52,15 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Every tensor, sorted."""
+        """Names of all tensors, sorted."""
         return sorted(self._file_of)
 
     def entry(self, name: str) -> TensorEntry:
-        """Where a tensor lies."""
+        """Returns the position of a tensor."""
         return self._file_of[name].entries[name]
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A view of the named tensor. Raises InvalidRequest unless it is there in this shape."""
+        """Returns a view of the named tensor. Raises InvalidRequest if it is missing or has another shape."""
         file = self._file_of.get(name)
         if file is None:
             raise InvalidRequest(f"{self.folder}: no file holds the tensor {name} {list(shape)}", field="model")
@@ -72,7 +72,7 @@ class Checkpoint:
         return file.tensor(name)
 
     def sample(self, name: str, offset: int, num_bytes: int) -> bytes:
-        """Some bytes of a tensor."""
+        """Returns some bytes of a tensor."""
         entry = self.entry(name)
         return self._file_of[name].read(entry.start + offset, min(num_bytes, entry.num_bytes - offset))
 
@@ -113,7 +113,7 @@ class Checkpoint:
 
 
 def _other_weights(folder: Path) -> str:
-    """What it holds instead, in words."""
+    """Returns a description of the folder's other weight files."""
     names = sorted(found.name for found in folder.iterdir())
     if others := [name for name in names if name.endswith(".safetensors")]:
         return "it holds " + ", ".join(others[:4])

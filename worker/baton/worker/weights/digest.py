@@ -1,4 +1,4 @@
-"""Which model this is, in 16 bytes: equal for equal weights however they are split into files. Reads little of them."""
+"""Identifies a model in 16 bytes: equal for equal weights, however they are split into files. Reads samples of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLE_BYTES = 64
 
 
 def model_digest(config: ModelConfig, checkpoint: Checkpoint) -> bytes:
-    """Hashes the config, and every tensor's name, type, shape and a few of its bytes."""
+    """Hashes the config and every tensor's name, type, shape and sampled bytes."""
     hasher = _config_hasher(config)
     for name in checkpoint.names:
         entry = checkpoint.entry(name)
@@ -32,17 +32,17 @@ def model_digest(config: ModelConfig, checkpoint: Checkpoint) -> bytes:
 
 
 def dummy_digest(config: ModelConfig, seed: int, device_type: str = "cpu") -> bytes:
-    """Hashes the config of dummy weights, which each type of device draws in its own way."""
+    """Hashes the config of dummy weights, which differ between types of devices."""
     hasher = _config_hasher(config)
     hasher.update(f"dummy:{seed}:{device_type}:{config.initializer_range!r}".encode())
     return hasher.digest()
 
 
 def kv_facts(config: ModelConfig) -> dict[str, Any]:
-    """Returns what changes the KV of a token, by name.
+    """Returns the properties that change the KV of a token, by name.
 
-    Workers of other versions hash the same facts: the names and values of the first part stay as they are, and what a
-    later version describes is left out where it has the value that earlier ones assume.
+    Workers of other versions must compute equal hashes. So the names and values in this function never change, and
+    properties of later versions are omitted if they have the value that earlier versions assume.
     """
     first = config.layers[0]
     attention = first.attention
@@ -90,7 +90,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _other_layers(config: ModelConfig) -> Mapping[int, Any]:
-    """What differs from layer 0 in more than its window."""
+    """Returns the layers that differ from layer 0 in more than the window."""
     first = _without_window(config.layers[0])
     return {index: _changed(layer) for index, layer in enumerate(config.layers) if _without_window(layer) != first}
 

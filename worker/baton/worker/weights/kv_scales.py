@@ -1,4 +1,4 @@
-"""What a quantized KV cache's values are multiplied with, as a checkpoint says. Knows no kernel."""
+"""The scales of a quantized KV cache, as given in a checkpoint. Knows no kernels."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor
 from baton.worker.weights.checkpoint import Checkpoint
 
 _SUFFIXES = (".k_scale", ".v_scale", ".kv_scale")
-# One of these for each of keys and values, or one for both; tensors of one number.
+# Names of one tensor for keys and one for values. Each holds one number.
 _NAMES = (("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("attn.k_scale", "attn.v_scale"))
 
 
 def is_kv_scale(name: str) -> bool:
-    """Whether a tensor is one of them."""
+    """Returns whether the tensor of this name is a KV scale."""
     return name.endswith(_SUFFIXES)
 
 
 def unit_scales(num_layers: int) -> Tensor:
-    """[num_layers, 2] of ones: what a checkpoint without scales means."""
+    """Returns ones, [num_layers, 2], for a checkpoint without scales."""
     return torch.ones(num_layers, 2, dtype=torch.float32)
 
 
 def load_kv_scales(checkpoint: Checkpoint, num_layers: int) -> Tensor:
-    """[num_layers, 2] fp32 on the host: of keys, and of values. 1 where the checkpoint has none."""
+    """Reads the scales of keys and values, [num_layers, 2] fp32 on the host. Missing scales are 1."""
     scales = unit_scales(num_layers)
     present = {name for name in checkpoint.names if is_kv_scale(name)}
     for layer in range(num_layers) if present else ():

@@ -1,4 +1,4 @@
-"""A model by its name and load format: config, weights and digest together."""
+"""Loads a model by its name and load format: config, weights and digest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DUMMY_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Everything that an executor needs to compute."""
+    """A model with all that an executor needs."""
 
     config: ModelConfig
     weights: ModelWeights
@@ -37,14 +37,14 @@ class LoadedModel:
 
 
 def read_config(model: str, load_format: str) -> ModelConfig:
-    """The config of a folder, a hub id or, under load_format dummy, a preset, without its weights."""
+    """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Reads no weights."""
     if load_format == "dummy" and model in PRESETS:
         return parse_config(PRESETS[model], f"preset {model}")
     return load_config(resolve_model(model))
 
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
-    """Raises Mismatch, naming what differs, unless weights of one config fit the other."""
+    """Raises Mismatch with the differences if weights of one config do not fit the other."""
     our_facts, their_facts = _served_facts(ours), _served_facts(theirs)
     different = [
         f"{name} is {their_facts.get(name)}, not {our_facts.get(name)}"
@@ -70,7 +70,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device = torch.device("cpu"),  # noqa: B008
 ) -> LoadedModel:
-    """Loads a folder or hub id; under load_format dummy, random weights for its config or for a preset's name."""
+    """Loads a folder or hub id; with load_format dummy, returns random weights for its config or for a preset."""
     started = time.monotonic()
     if load_format == "dummy":
         config = read_config(model, load_format)

@@ -1,4 +1,4 @@
-"""From what an operator calls a model to a folder on this machine."""
+"""Finds or downloads the folder of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALLOWED = "it must be a folder in Hugging Face form, or a hub id like org/name"
 
 
 def resolve_model(model: str) -> Path:
-    """The model's folder: itself where it exists, else a download from the hub."""
+    """Returns the model's folder if it exists, else downloads it from the hub."""
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder
@@ -45,7 +45,7 @@ def _download(hub_id: str) -> Path:
             f"model {hub_id!r}: no such folder, and the hub does not give it: {error}", field="model"
         ) from error
     except Exception as error:
-        # The hub's client fails in many ways (offline, DNS, proxy, disk); all of them mean the same here.
+        # The hub's client raises many errors (offline, DNS, proxy, disk), which are all handled alike.
         raise Unavailable(
             f"model {hub_id!r}: no such folder, and the hub cannot be reached ({type(error).__name__}: {error})",
             field="model",

@@ -1,4 +1,4 @@
-"""One safetensors file, memory-mapped: its tensors as views, its header checked before anything is read."""
+"""A memory-mapped safetensors file, with tensors as views. The header is checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies in its file."""
+    """The type, shape and position of a tensor in its file."""
 
     dtype: str
     shape: tuple[int, ...]
-    start: int  # bytes from the file's begin
+    start: int  # byte offset in the file
     num_bytes: int
 
 
 class SafetensorsFile:
-    """Open until `close`; views from `tensor` must not outlive it."""
+    """A file that stays open until `close`. Views from `tensor` must not be used after that."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class SafetensorsFile:
             with path.open("rb") as file:
                 size = path.stat().st_size
                 self.entries = _read_entries(path, file.read(_LENGTH_BYTES), file, size)
-                # Copy-on-write, because torch takes writable memory only. Nothing is ever written.
+                # Copy-on-write, because PyTorch requires writable memory. Nothing is written.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise InvalidRequest(f"{path} is missing", field="model") from None
@@ -47,7 +47,7 @@ class SafetensorsFile:
             raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field="model") from error
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the file."""
+        """Returns a tensor as a view of the file."""
         entry = self.entries[name]
         dtype = DTYPES.get(entry.dtype)
         if dtype is None:
@@ -60,7 +60,7 @@ class SafetensorsFile:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start).view(entry.shape)
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Some bytes of the file."""
+        """Returns some bytes of the file."""
         return self._map[start : start + num_bytes]
 
     def close(self) -> None:
@@ -73,7 +73,8 @@ def _read_entries(path: Path, length: bytes, file: Any, size: int) -> dict[str, 
     data_start = _LENGTH_BYTES + num_header_bytes
     if len(length) < _LENGTH_BYTES or num_header_bytes > _MAX_HEADER_BYTES or data_start > size:
         raise InvalidRequest(
-            f"{path} is no whole safetensors file: {size} bytes, header of {num_header_bytes} bytes", field="model"
+            f"{path} is not a complete safetensors file: {size} bytes, header of {num_header_bytes} bytes",
+            field="model",
         )
     try:
         header = json.loads(file.read(num_header_bytes))

@@ -1,4 +1,4 @@
-"""Steps on the host's cores, with PyTorch's own ops: no GPU, no compiler, the same answers."""
+"""The executor on the CPU, with PyTorch's ops."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _KV_SHARE_OF_MEMORY = 10
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step that is computed, and not drawn."""
+    """A step that is computed but not sampled."""
 
     plan: StepPlan
-    undrawn: Undrawn | None  # None: it has no rows
+    undrawn: Undrawn | None  # None: the step has no rows
     started: float
     idle_seconds: float | None
 
 
 class CpuExecutor:
-    """An Executor. A launch computes at once, on the caller's thread; depth is 1."""
+    """Implements Executor. Computes in `launch`, on the caller's thread, with a depth of 1."""
 
     depth = 1
     max_step_tokens = 1
@@ -109,7 +109,7 @@ class CpuExecutor:
             self.draw(plan.masks, np.empty(0, np.int32))
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """Draws the launched step's tokens, but those of some rows."""
+        """Samples the launched step's tokens, except those of some rows."""
         step, self._undrawn = self._undrawn, None
         assert step is not None, "a step was launched, and not drawn"
         plan = step.plan
@@ -124,42 +124,42 @@ class CpuExecutor:
         self._results.append(result)
 
     def collect(self) -> StepResult:
-        """The oldest launched step's tokens."""
+        """Returns the tokens of the launched step."""
         return self._results.pop(0)
 
     def ended(self) -> bool:
-        """A step is computed when it is collected."""
+        """Returns True, because `collect` never waits for another thread."""
         return True
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """No step ends on its own."""
+        """Does nothing, because no step ends asynchronously."""
 
     def watch_layers(self, hook: LayerHook | None) -> None:
         self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
-        """Copies one layer of these blocks out."""
+        """Copies one layer out of these blocks."""
         return self._memory.read(layer, block_ids)
 
     def write_blocks(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """Copies one layer of these blocks in, of all heads or of some."""
+        """Copies one layer into these blocks, of all heads or of some."""
         self._memory.write(layer, block_ids, data, heads)
 
     def close(self) -> None:
-        """Drops what was launched; the memory goes with the executor."""
+        """Drops the launched step. Memory is freed with the executor."""
         self._results.clear()
 
     def read_weights(self, model: str) -> NewWeights:
-        """Reads weights of the same architecture, beside those in use."""
+        """Reads weights of the same architecture, while the others stay in use."""
         source = model or self._source
         check_same(self._config, read_config(source, self._load_format), source)
         loaded = load_model(source, self._load_format, self._dtype)
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def use_weights(self, new: NewWeights) -> None:
-        """The next step computes with these."""
+        """Uses these weights from the next step on."""
         assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
         self._decoder = Decoder(self._config, new.weights, self._device)
         self._source = new.model
@@ -167,7 +167,7 @@ class CpuExecutor:
         self.kv_spec = dataclasses.replace(self.kv_spec, model_digest=new.digest)
 
     def sleep(self, level: int) -> int:
-        """Gives the blocks' pages back, those of host memory too; from level 2 on drops the weights."""
+        """Frees the pages of blocks and of host memory; from level 2 on, also the weights."""
         freed = 0
         if not self._asleep:
             freed = self._memory.free() + (self.host.free() if self.host is not None else 0)
@@ -178,7 +178,7 @@ class CpuExecutor:
         return freed
 
     def wake(self, new: NewWeights | None) -> None:
-        """Pages come back when they are written."""
+        """Sets the new weights. Pages are allocated again when they are written."""
         self._asleep = False
         if new is not None:
             self.use_weights(new)

@@ -1,4 +1,4 @@
-"""The head that generates, on the host: log-probabilities of prompts, and a token for each row that samples."""
+"""The generate head on the host: log-probabilities of prompts, and a token for each row that samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from baton.worker.sampling.sampler import Sampler
 
 
 class Undrawn(NamedTuple):
-    """A step whose tokens are not drawn yet."""
+    """A step that is not sampled yet."""
 
-    logits: Tensor | None  # of the rows that sample; None: there are none
+    logits: Tensor | None  # of the rows that sample; None without such rows
     prompt_logprobs: dict[int, PromptEntries]
 
 
 class GenerateHead:
-    """A Head. Appends what it draws to the batch's rows."""
+    """Implements Head. Appends sampled tokens to the batch's rows."""
 
     def __init__(self, rows: Rows, num_rows: int, config: ModelConfig) -> None:
         self._rows = rows

@@ -1,4 +1,4 @@
-"""What the model thought of the tokens of prompts, for the rows whose requests ask. Others cost nothing."""
+"""Log-probabilities of prompt tokens, for rows whose requests ask for them. Other rows cost nothing."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from baton.kernels.reference.sampling.logprobs import row_logprobs
 from baton.worker.core import RowInit, StepPlan, TokenLogprobs
 from baton.worker.executors.cpu.rows import Rows
 
-# Positions whose logits are made at once: 256 of a vocabulary of 128 Ki are 128 MiB.
+# Positions per chunk of logits: 256 with a vocabulary of 128 Ki take 128 MiB.
 _MAX_POSITIONS = 256
 
-PromptEntries = tuple[int, list[TokenLogprobs]]  # the first place in the prompt, and what is known from there on
+PromptEntries = tuple[int, list[TokenLogprobs]]  # the first prompt position, and the entries from there on
 
 
 class PromptLogprobs:
-    """Which rows ask, and for how many alternatives."""
+    """The rows that ask for log-probabilities, and the number of their alternatives."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._num_top: dict[int, int] = {}  # by row
 
     def admit(self, init: RowInit) -> None:
-        """Takes a row's wish."""
+        """Stores a row's request for log-probabilities."""
         if init.sampling.prompt_logprobs is None:
             self._num_top.pop(init.row, None)
         else:
             self._num_top[init.row] = init.sampling.prompt_logprobs
 
     def free(self, row: int) -> None:
-        """Forgets a row."""
+        """Drops a row."""
         self._num_top.pop(row, None)
 
     def of(self, plan: StepPlan, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> dict[int, PromptEntries]:
-        """By index into the plan's rows, for hidden states [num_tokens, hidden_size] of all that the step computed."""
+        """Returns entries by index into the plan's rows, from the step's hidden states [num_tokens, hidden_size]."""
         found: dict[int, PromptEntries] = {}
         if not self._num_top:
             return found
@@ -46,7 +46,7 @@ class PromptLogprobs:
             num_top = self._num_top.get(row)
             if num_top is None:
                 continue
-            first = int(plan.num_computed_tokens[index]) + 1  # whose token the first computed position foretells
+            first = int(plan.num_computed_tokens[index]) + 1  # position that the first hidden state predicts
             count = min(int(plan.num_scheduled_tokens[index]), int(self._rows.num_prompt_tokens[row]) - first)
             if count > 0:
                 begin = ends[index] - int(plan.num_scheduled_tokens[index])

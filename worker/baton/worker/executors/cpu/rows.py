@@ -1,4 +1,4 @@
-"""The persistent batch: each row's tokens and block table, changed by differences. Knows no model and no tensors."""
+"""The persistent batch: tokens and block table of each row, updated by plans. Knows no model and no tensors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from baton.worker.core import BlockId, Int64, RowInit, StepPlan
 
 
 class Rows:
-    """Columns over all rows. A freed row's columns mean nothing."""
+    """Columns over all rows. Those of freed rows are undefined."""
 
     def __init__(self, num_rows: int, max_model_len: int, block_size: int, null_block: int) -> None:
         self.block_size = block_size
-        # Untouched pages of zeros cost no memory, so the widest row is affordable for all.
+        # Untouched zero pages take no memory, so all rows can have the greatest width.
         self.token_ids = np.zeros((num_rows, max_model_len + 1), np.int32)
-        self.num_tokens = np.zeros(num_rows, np.int64)  # known
+        self.num_tokens = np.zeros(num_rows, np.int64)  # known tokens
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self.num_blocks = np.zeros(num_rows, np.int64)
         self._block_table = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
         self._null_block = null_block
 
     def admit(self, init: RowInit) -> None:
-        """Puts a request into its row, with an empty block table."""
+        """Stores a request in its row, with an empty block table."""
         row, count = init.row, len(init.token_ids)
         if count >= self.token_ids.shape[1]:
             raise InternalError(f"row {row} gets {count} tokens; it holds {self.token_ids.shape[1] - 1}")
@@ -43,12 +43,12 @@ class Rows:
         self.num_blocks[row] = stop
 
     def append(self, rows: Int64, token_ids: Int64) -> None:
-        """One more known token for each of these rows."""
+        """Appends a token to each of these rows."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
 
     def check(self, plan: StepPlan) -> None:
-        """Raises InternalError for a plan that names tokens or blocks that its rows do not have."""
+        """Raises InternalError for a plan with tokens or blocks that its rows do not have."""
         ends = plan.num_computed_tokens + plan.num_scheduled_tokens
         wrong = (ends > self.num_tokens[plan.rows]) | (ends > self.num_blocks[plan.rows] * self.block_size)
         if wrong.any():
@@ -59,7 +59,7 @@ class Rows:
             )
 
     def block_table(self, rows: Int64, seq_lens: Int64) -> Int64:
-        """[len(rows), blocks of the longest], ends padded with the null block."""
+        """Returns [len(rows), blocks of the longest row], padded with the null block."""
         num_blocks = -(-seq_lens // self.block_size)
         width = int(num_blocks.max())
         table = self._block_table[rows, :width].astype(np.int64)
@@ -67,5 +67,5 @@ class Rows:
         return table
 
     def blocks_at(self, rows: Int64, positions: Int64) -> Int64:
-        """The blocks that hold these positions of these rows."""
+        """Returns the blocks of these positions of these rows."""
         return self._block_table[rows, positions // self.block_size].astype(np.int64)

@@ -1,4 +1,4 @@
-"""A plan and the batch become the tensors that all layers of a step share."""
+"""Converts a plan to the tensors that all layers of a step share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from baton.worker.executors.cpu.rows import Rows
 from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs
 from baton.worker.models.config import ModelConfig
 
-# A group of decodes reads as many blocks a sequence as its longest has: one group is one launch a layer more,
-# a short sequence in a long one's group reads that much for nothing.
+# All sequences in a group of decodes read as many blocks as its longest. Each group costs one launch per layer; a short
+# sequence in the group of a long one reads blocks in vain.
 _GROUP_COST_BLOCKS = 32
 
 Plan = TypeVar("Plan", DecodePlan, PrefillPlan)
 
 
 def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch) -> StepInputs:
-    """For a plan whose rows hold all that it names. cache is any layer's: what counts is its shape."""
+    """Returns the inputs of a plan that `Rows.check` accepts. `cache` is that of any layer; only its shape is used."""
     scheduled = plan.num_scheduled_tokens.astype(np.int64)
     computed = plan.num_computed_tokens.astype(np.int64)
     starts = np.cumsum(scheduled) - scheduled
@@ -41,13 +41,13 @@ def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Ten
 
 
 def group_by_length(num_blocks: Int64, group_cost: int = _GROUP_COST_BLOCKS) -> list[Int64]:
-    """Indices of sequences in groups, the longest first, so that padding costs less than the groups do."""
+    """Returns groups of sequence indices, the longest first, so that padding costs less than more groups would."""
     order = np.argsort(-num_blocks, kind="stable")
     groups: list[Int64] = []
     start = 0
     while start < len(order):
         lengths = num_blocks[order[start:]]
-        # Cutting after the first c leaves (rest) x (longest - longest of the rest) blocks unread.
+        # A cut after the first c saves (number of the rest) x (longest - longest of the rest) blocks.
         rest = np.arange(len(lengths) - 1, 0, -1)
         saved = rest * (lengths[0] - lengths[1:])
         cut = int(saved.argmax()) + 1 if len(rest) and saved.max() > group_cost else len(lengths)
@@ -84,7 +84,7 @@ def _prefill_chunks(
 
 
 def _by_window(windows: Sequence[int], longest: int, make: Callable[[int], Plan]) -> dict[int, Plan]:
-    """A plan for each window. Windows that hide nothing of `longest` tokens share the plan without a window."""
+    """Returns a plan for each window. Windows of at least `longest` tokens share the plan without a window."""
     needed = {window: window if window < longest else 0 for window in windows}
     made = {window: make(window) for window in set(needed.values())}
     return {window: made[used] for window, used in needed.items()}
@@ -103,13 +103,13 @@ def _plan_prefill(
     cache: Tensor, scratch: Scratch, table: Int64, seq_len: int, num_tokens: int, window: int
 ) -> PrefillPlan:
     if window:
-        # What the chunk's first query sees starts here.
+        # First key that the chunk's first query attends to.
         first = max(seq_len - num_tokens - window + 1, 0) // cache.shape[3]
         table, seq_len = table[:, first:], seq_len - first * cache.shape[3]
     return PrefillPlan(plan_gather(torch.from_numpy(table), cache, scratch), seq_len, num_tokens, window)
 
 
 def blocks_between(table: Int64, first: Int64, stop: Int64) -> Int64:
-    """Columns first to stop of each row of a block table, padded with what lies behind them or the last column."""
+    """Returns columns `first` to `stop` of each row of a block table, padded with later ones or the last one."""
     columns = first[:, None] + np.arange(int((stop - first).max()))
     return np.take_along_axis(table, np.minimum(columns, table.shape[1] - 1), axis=1)

@@ -1,4 +1,4 @@
-"""A thread that tells of what the device has done, in the order it was recorded, while the engine thread goes on."""
+"""A thread that waits for events of the device, in the order of their recording, beside the engine thread."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Action = Callable[[], None]
 
 
 class DeviceWatch:
-    """Calls an action when its event has passed. Events are of one stream; actions are short, on the thread."""
+    """Calls an action, on its thread, when an event has passed. Events are of one stream; actions must be short."""
 
     def __init__(self) -> None:
         self._entries: queue.SimpleQueue[tuple[torch.cuda.Event, Action] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def add(self, event: torch.cuda.Event, action: Action) -> None:
-        """`event` is recorded already. After a failed wait the action is called too: whoever collects finds out."""
+        """Adds a recorded event. The action is also called after a failed wait, because `collect` raises the error."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="device-watch", daemon=True)
             self._thread.start()
         self._entries.put((event, action))
 
     def close(self) -> None:
-        """Ends the thread, after what it waits for. Idempotent."""
+        """Ends the thread after pending events. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._entries.put(None)
@@ -46,5 +46,5 @@ class DeviceWatch:
                 _log.debug("waiting for the device failed: %s", error)
             try:
                 action()
-            except Exception:  # the thread must not die in silence
+            except Exception:  # the thread must not end silently
                 _log.exception("what follows a step's part failed")

@@ -1,4 +1,4 @@
-"""What went wrong on the device: something that ends one step, or the device itself."""
+"""Errors of the device: those that end one step, and those that end the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COMPILER_ERRORS = ("OutOfResources", "CompilationError", "PTXASError")
 
 
 def raise_if_lost(error: BaseException, synchronize: Callable[[], None]) -> None:
-    """Raises DeviceLost where the device answers nothing any more.
+    """Raises DeviceLost if the device is lost.
 
-    After an illegal access every call fails until the process ends; out of memory, or a launch that was refused, leaves
-    the device as it was.
+    After an illegal access every call fails until the process ends. Errors such as out of memory, or a rejected launch,
+    do not affect the device.
     """
     try:
         synchronize()
@@ -32,7 +32,7 @@ def raise_if_lost(error: BaseException, synchronize: Callable[[], None]) -> None
 
 
 def refusal_of(error: BaseException, config: WorkerConfig, model: ModelConfig, dtype: str) -> InvalidRequest | None:
-    """What the operator can change, for an error of the first steps; None for one that says nothing of the kind."""
+    """Returns advice to the operator for an error of the first steps; None if the operator cannot fix it."""
     kind = type(error).__name__
     if isinstance(error, torch.OutOfMemoryError):
         first = str(error).partition("\n")[0].partition(". Of the allocated")[0]

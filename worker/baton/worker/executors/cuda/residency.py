@@ -1,4 +1,4 @@
-"""Weights and KV pool of one CUDA executor: away from the device, and back. Knows no steps."""
+"""Sleep and wake-up of a CUDA executor's weights and KV pool. Knows no steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from baton.worker.models.weights import ModelWeights
 
 
 class Residency:
-    """`allocate` makes the pool; `record` captures graphs over weights and pool as they lie; `forget` drops those, and
-    whatever else knows an address.
+    """Frees and restores weights and pool. Called without steps in flight.
 
-    Called while no step is in flight.
+    `allocate` allocates the pool. `record` captures graphs at the addresses of weights and pool. `forget` drops the
+    graphs and everything else with such addresses.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class Residency:
 
     @torch.inference_mode()
     def overwrite(self, weights: ModelWeights) -> None:
-        """Writes these over those on the device, where graphs expect them."""
+        """Copies weights to the addresses of the old ones, which graphs use."""
         for ours, theirs in zip(self._decoder.weights.tensors(), weights.tensors(), strict=True):
             ours.copy_(theirs)
         self._wait()
 
     @torch.inference_mode()
     def sleep(self, level: int) -> int:
-        """Frees pool and graphs; weights go to pinned host memory or, from level 2 on, nowhere. Returns the bytes: of
-        this process, for what others have of the device changes meanwhile."""
+        """Frees pool, graphs and weights; on level 1, copies the weights to pinned host memory. Returns the bytes of
+        this process, because other processes' use of the device may change meanwhile."""
         self._wait()
         before = torch.cuda.memory_reserved(self._device)
         if not self._asleep:
             if level == 1:
                 self._offloaded = self._decoder.weights.mapped(_pinned)
-            self._let_go()
+            self._free()
             self._asleep = True
         if level > 1:
             self._offloaded = None
@@ -68,7 +68,7 @@ class Residency:
 
     @torch.inference_mode()
     def wake(self, new: ModelWeights | None) -> None:
-        """Brings weights back, or `new` ones, with a pool of zeros and new graphs. Raises NoCapacity, and sleeps on."""
+        """Restores weights, or `new` ones, with a pool of zeros and new graphs. Raises NoCapacity, and stays asleep."""
         weights = new or self._offloaded
         assert weights is not None, "after level 2 weights are given"
         phases = StartPhases(self._wait)
@@ -79,14 +79,14 @@ class Residency:
             phases.end("KV pool")
             self._record(phases)
         except (torch.OutOfMemoryError, InvalidRequest) as error:
-            self._let_go()
+            self._free()
             free, _ = torch.cuda.mem_get_info(self._device)
             raise NoCapacity(
                 f"the device has {free >> 20} MiB free, too little to wake up: somebody else has taken what was freed"
             ) from error
         self._asleep, self._offloaded = False, None
 
-    def _let_go(self) -> None:
+    def _free(self) -> None:
         self._forget()
         decoder = self._decoder
         decoder.weights = decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
@@ -96,6 +96,6 @@ class Residency:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """A copy in host memory that a device reads fast."""
+    """Returns a copy in pinned host memory."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copy.copy_(tensor)

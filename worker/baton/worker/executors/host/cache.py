@@ -1,4 +1,4 @@
-"""Host memory for evicted blocks beside a pool that is in host memory itself. A copy is complete when it is started."""
+"""Host memory for evicted blocks, for a pool that is in host memory too. A copy is complete when it is started."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from baton.worker.executors.host.resources import usable_memory
 
 
 class HostMemory:
-    """Implements baton.worker.executors.base.HostCopies for the one group of today's models: a slot holds a block's
-    layers, one behind the other."""
+    """Implements baton.worker.executors.base.HostCopies for models with one group. A slot holds the layers of a block,
+    one after the other."""
 
     def __init__(self, memory: KvMemory, num_slots: int) -> None:
         self.num_slots = num_slots
         (group,) = memory.groups
-        self._blocks = group.bytes  # [num_layers, num_blocks, bytes of a block's layer]
+        self._blocks = group.bytes  # [num_layers, num_blocks, bytes of one layer of a block]
         num_layers, _, size = self._blocks.shape
         pages = reserve_slots(num_slots, num_layers * size)
         self._pages = pages
         self._slots = np.frombuffer(pages, np.uint8).reshape(num_slots, num_layers, size)
         self._landed = LandedCopies()
 
-    def room(self) -> int:
-        """All slots: nothing is staged."""
+    def capacity(self) -> int:
+        """Returns the number of slots, because nothing is staged."""
         return self.num_slots
 
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
-        """Copies blocks out."""
         started = time.perf_counter()
         for block_id, slot in copies:
             self._slots[slot] = self._blocks[:, block_id]
@@ -42,30 +41,29 @@ class HostMemory:
         self._landed.offload_seconds += time.perf_counter() - started
 
     def restore(self, restore: RestoreCopy) -> None:
-        """Copies blocks in."""
         started = time.perf_counter()
         for slot, block_id in restore.copies:
             self._blocks[:, block_id] = self._slots[slot]
         self._landed.restores.append((restore.restore_id, time.perf_counter() - started))
 
     def hurry(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def poll(self) -> LandedCopies:
-        """What was copied since the last call."""
+        """Returns the copies since the last call."""
         landed, self._landed = self._landed, LandedCopies()
         return landed
 
     def wait(self, seconds: float) -> None:
-        """Nothing is ever under way."""
+        """Returns at once, because no copy is in progress."""
 
     def free(self) -> int:
-        """Gives the slots' pages back. Returns the bytes."""
+        """Frees the slots' pages. Returns their bytes."""
         return free_pages(self._pages)
 
 
 def reserve_slots(num_slots: int, bytes_per_block: int) -> mmap.mmap:
-    """Memory for so many blocks. Raises InvalidRequest where this machine does not have as much."""
+    """Reserves memory for blocks. Raises InvalidRequest if this machine does not have enough."""
     num_bytes, usable = num_slots * bytes_per_block, usable_memory()
     if num_bytes >= usable:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The KV blocks' memory in the host: one tensor a group for the model, the same bytes for transfers.
+"""The memory of KV blocks in the host: one tensor per group for the model, the same bytes for transfers.
 
 Knows no requests.
 """
@@ -19,44 +19,44 @@ from baton.worker.kv_spec import KvGroup, KvSpec
 
 
 class KvMemory:
-    """The memory of all groups: `num_blocks` blocks and the null block in each."""
+    """The memory of all groups, each with `num_blocks` blocks and the null block."""
 
     def __init__(self, spec: KvSpec, num_blocks: int, dtype: torch.dtype) -> None:
         self.null_block = num_blocks
         self.groups = tuple(GroupMemory(spec, group, num_blocks, dtype) for group in spec.groups)
-        self.layers = [blocks for group in self.groups for blocks in group.bytes]  # a KV layer: [num_blocks + 1, bytes]
+        self.layers = [blocks for group in self.groups for blocks in group.bytes]  # each [num_blocks + 1, bytes]
         self.tensors = [blocks for group in self.groups for blocks in group.tensor.unbind()]  # the same, as values
-        self._places = [(group, index) for group in self.groups for index in range(len(group.bytes))]
+        self._layer_index = [(group, index) for group in self.groups for index in range(len(group.bytes))]
 
     def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """Returns a copy of one KV layer of these blocks of its group."""
-        group, index = self._place(layer)
+        group, index = self._find(layer)
         return group.read(index, block_ids)
 
     def write(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """Copies one KV layer of these blocks in: all heads, or so many from the first on."""
-        group, index = self._place(layer)
+        """Copies one KV layer into these blocks. `heads` are the first head and their number; None: all."""
+        group, index = self._find(layer)
         group.write(index, block_ids, data, heads)
 
     def free(self) -> int:
-        """Gives the pages back; what was in them reads as zeros. Returns the bytes, untouched ones included."""
+        """Frees the pages, which then read as zeros. Returns their bytes, including untouched ones."""
         return sum(group.free() for group in self.groups)
 
-    def _place(self, layer: int) -> tuple[GroupMemory, int]:
-        if not 0 <= layer < len(self._places):
+    def _find(self, layer: int) -> tuple[GroupMemory, int]:
+        if not 0 <= layer < len(self._layer_index):
             raise InvalidRequest(
-                f"layer {layer} does not exist: allowed are 0 to {len(self._places) - 1}", field="layer"
+                f"layer {layer} does not exist: allowed are 0 to {len(self._layer_index) - 1}", field="layer"
             )
-        return self._places[layer]
+        return self._layer_index[layer]
 
 
 class GroupMemory:
-    """Zeroed pages that cost nothing until they are written. One block more than asked for: the null block.
+    """Zeroed pages that take no memory until they are written. Has the null block in addition to `num_blocks`.
 
-    Padded block tables name the null block, so that what other requests computed, be it infinite, is never read.
-    Layers are numbered within the group.
+    Padding in block tables refers to the null block, so that other requests' values, which may be infinite, are never
+    read. Layers are numbered within the group.
     """
 
     def __init__(self, spec: KvSpec, group: KvGroup, num_blocks: int, dtype: torch.dtype) -> None:
@@ -68,7 +68,7 @@ class GroupMemory:
         memory = reserve(num_bytes, f"{num_blocks} KV blocks", "kv_cache_memory")
         self._pages = memory
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
-        # [num_layers, num_blocks + 1, bytes of a block's layer], the same memory.
+        # [num_layers, num_blocks + 1, bytes of one layer of a block], the same memory.
         self.bytes = np.frombuffer(memory, np.uint8).reshape(group.num_layers, num_blocks + 1, self._block_bytes)
 
     @property
@@ -77,7 +77,7 @@ class GroupMemory:
         return self.bytes.reshape(num_layers, num_blocks, self.tensor.shape[2], self._num_heads, -1)
 
     def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
-        """A copy of one layer of these blocks."""
+        """Returns a copy of one layer of these blocks."""
         blocks = self._check(block_ids)
         data = bytearray(len(blocks) * self._block_bytes)
         np.take(
@@ -88,7 +88,7 @@ class GroupMemory:
     def write(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """Copies one layer of these blocks in: all heads, or so many from the first on."""
+        """Copies one layer into these blocks. `heads` are the first head and their number; None: all."""
         blocks = self._check(block_ids)
         num_heads = self._num_heads
         first, count = heads or (0, num_heads)
@@ -111,7 +111,7 @@ class GroupMemory:
                 )
 
     def free(self) -> int:
-        """Gives the pages back; what was in them reads as zeros. Returns the bytes, untouched ones included."""
+        """Frees the pages, which then read as zeros. Returns their bytes, including untouched ones."""
         return free_pages(self._pages)
 
     def _check(self, block_ids: Sequence[BlockId]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -125,7 +125,7 @@ class GroupMemory:
 
 
 def reserve(num_bytes: int, what: str, field: str) -> mmap.mmap:
-    """Zeroed pages, made when they are written. Raises InvalidRequest, naming `field`, where there are not so many."""
+    """Reserves zeroed pages, allocated when written. Raises InvalidRequest with `field` if there are not enough."""
     try:
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
@@ -137,7 +137,7 @@ def reserve(num_bytes: int, what: str, field: str) -> mmap.mmap:
 
 
 def free_pages(pages: mmap.mmap) -> int:
-    """Gives pages of `reserve` back to the machine; they read as zeros. Returns their bytes."""
+    """Returns pages of `reserve` to the system; they then read as zeros. Returns their bytes."""
     if hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
     else:

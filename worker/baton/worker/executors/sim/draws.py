@@ -1,4 +1,4 @@
-"""What the simulated device draws: a row's 64 random bits become a token, under the row's sampling parameters."""
+"""Sampling of the simulated device: maps 64 random bits of a row to a token, by the row's sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.worker.sampling.output_rules import OutputRules, has_rules
 
 
 class SimDraws:
-    """Parameters of the batch's rows. Penalties and logit_bias are not among them."""
+    """The sampling parameters of the batch's rows, without penalties and logit_bias."""
 
     def __init__(
         self, num_rows: int, vocab_size: int, first_token_id: int, eos_token_ids: tuple[int, ...], eos_every: int
@@ -23,17 +23,17 @@ class SimDraws:
         self._eos_every = eos_every
         self._noise = np.zeros(num_rows, np.uint64)  # 0: greedy
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
-        self._special: dict[int, SamplingParams] = {}  # rows that need more than the columns
+        self._special: dict[int, SamplingParams] = {}  # of rows that need more than the columns
         self._rules: dict[int, OutputRules] = {}  # by row
-        self._num_prompt_top: dict[int, int] = {}  # by row that asks for its prompt's log-probabilities
+        self._num_prompt_top: dict[int, int] = {}  # alternatives by row, for rows that ask for prompt log-probabilities
 
     @property
-    def tells_prompts(self) -> bool:
-        """Whether any row asks for its prompt's log-probabilities."""
+    def has_prompt_logprobs(self) -> bool:
+        """Whether any row asks for prompt log-probabilities."""
         return bool(self._num_prompt_top)
 
     def admit(self, row: int, init: RowInit) -> None:
-        """Takes a row's parameters."""
+        """Stores a row's parameters."""
         self.free(row)
         sampling = init.sampling
         seed = np.array([sampling.seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
@@ -48,20 +48,20 @@ class SimDraws:
             self._num_prompt_top[row] = sampling.prompt_logprobs
 
     def free(self, row: int) -> None:
-        """Forgets a row. One that holds nothing is no error."""
+        """Drops a row. It may be empty."""
         self._special.pop(row, None)
         self._rules.pop(row, None)
         self._num_prompt_top.pop(row, None)
 
     def count(self, row: int, token_id: int) -> None:
-        """One more output token of a row."""
+        """Counts an output token of a row."""
         if row in self._rules:
             self._rules[row].add(token_id)
 
     def draw(
         self, rows: Int32, positions: Int64, bits: UInt64, masks: TokenMasks | None = None
     ) -> tuple[Int32, dict[int, TokenLogprobs]]:
-        """The token at each row's position. Greedy rows ignore their seed."""
+        """Returns the token at each row's position. Greedy rows ignore their seed."""
         noise = self._noise[rows]
         bits = np.where(noise == 0, bits, mix(bits ^ mix(noise + positions.astype(np.uint64))))
         token_ids = self._ordinary[(bits % np.uint64(len(self._ordinary))).astype(np.int64)]
@@ -79,7 +79,7 @@ class SimDraws:
         return token_ids, logprobs
 
     def prompt_logprobs(self, row: int, token_ids: UInt64, first: int, stop: int) -> list[TokenLogprobs]:
-        """Of the prompt's tokens from `first` up to `stop`, where the row asks; a function of the token and place."""
+        """Returns log-probabilities of prompt tokens `first` to `stop` if the row asks, by token and position."""
         num_top = self._num_prompt_top.get(row)
         stop = min(stop, int(self._num_prompt_tokens[row]))
         if num_top is None or stop <= first:
@@ -93,7 +93,7 @@ class SimDraws:
     def _draw_masked(
         self, rows: Int32, bits: UInt64, masks: TokenMasks, token_ids: Int32, logprobs: dict[int, TokenLogprobs]
     ) -> None:
-        """A mask has everything in it that a request forbids, but for what its output forbids."""
+        """Samples the masked rows. Masks contain all restrictions of a request, except those by its output."""
         for index, mask in zip(masks.indices.tolist(), masks.bits, strict=True):
             row = int(rows[index])
             sampling, rules = self._special.get(row), self._rules.get(row)
@@ -124,7 +124,7 @@ class SimDraws:
     def _choices(
         self, sampling: SamplingParams, row: int, suppressed: Sequence[int], drawn: int, bits: int
     ) -> list[int]:
-        """The drawn token, or its stand-in where it may not be drawn, and then others."""
+        """Returns the drawn token, or a replacement if it is suppressed, followed by alternatives."""
         rules = self._rules.get(row)
         if rules is not None:
             forced = rules.forced()
@@ -139,7 +139,7 @@ class SimDraws:
     def _filled(
         self, choices: list[int], table: Sequence[int] | Int32, wanted: int, bits: int, without: Collection[int] = ()
     ) -> list[int]:
-        """As many tokens of the table, behind those that are chosen already."""
+        """Appends tokens of the table to `choices`, up to `wanted`."""
         for offset in range(len(table)):
             if len(choices) >= wanted:
                 break
@@ -149,7 +149,7 @@ class SimDraws:
         return choices
 
     def _alternatives(self, choices: list[int], sampling: SamplingParams, bits: int) -> TokenLogprobs:
-        """The drawn token's, and those of the tokens that are asked for."""
+        """Returns log-probabilities of the drawn token and of the requested alternatives."""
         found = _logprobs(choices, sampling.logprobs or 0, bits)
         if not sampling.logprob_token_ids:
             return found
@@ -161,7 +161,7 @@ class SimDraws:
 
 
 def _without(mask: Int32, rules: OutputRules | None) -> Int32:
-    """The mask without what the output forbids."""
+    """Returns the mask without tokens that the output forbids."""
     forbidden = rules.forbidden() if rules is not None else ()
     if not forbidden:
         return mask
@@ -172,14 +172,14 @@ def _without(mask: Int32, rules: OutputRules | None) -> Int32:
 
 
 def _choices_of_mask(mask: Int32, bits: int, wanted: int) -> list[int]:
-    """Tokens that the mask allows: one that `bits` choose, and others."""
+    """Returns up to `wanted` tokens of the mask; `bits` select the first."""
     words = np.flatnonzero(mask)
     chosen: list[int] = []
     for offset in range(len(words)):
         word = int(words[(bits + offset) % len(words)])
         allowed = int(mask[word]) & 0xFFFFFFFF
-        for turn in range(min(allowed.bit_count(), wanted - len(chosen))):
-            bit = _nth_bit(allowed, (bits >> 32) + turn)
+        for index in range(min(allowed.bit_count(), wanted - len(chosen))):
+            bit = _nth_bit(allowed, (bits >> 32) + index)
             chosen.append(word * 32 + bit)
         if len(chosen) >= wanted:
             break
@@ -187,14 +187,14 @@ def _choices_of_mask(mask: Int32, bits: int, wanted: int) -> list[int]:
 
 
 def _nth_bit(word: int, number: int) -> int:
-    """The place of a bit that is set, counted round and round."""
+    """Returns the position of the set bit `number`, modulo their count."""
     for _ in range(number % word.bit_count()):
         word &= word - 1
     return (word & -word).bit_length() - 1
 
 
 def _logprobs(choices: list[int], num_alternatives: int, bits: int) -> TokenLogprobs:
-    """Plausible and deterministic: the drawn token is the likeliest, the others halve from there."""
+    """Returns deterministic log-probabilities: the drawn token is the most likely, each next one about half as much."""
     first = -0.05 - (bits >> 40) % 1000 / 2000
     tops = choices[:num_alternatives]
     return TokenLogprobs(first, 1, tuple(tops), tuple(first - 0.7 * (i + 1) * (i > 0) for i in range(len(tops))))

@@ -1,7 +1,7 @@
-"""The simulated device: a calibrated clock, and KV in miniature. Imports no torch.
+"""The simulated device: a calibrated clock, and small KV. Does not import PyTorch.
 
-What it generates is a function of every token before, read back from the blocks, so prefix reuse, preemption and
-transfers are right exactly when the tokens are the same. Penalties and logit_bias do not move its draws.
+Its output is a function of all earlier tokens, read back from the blocks. So prefix reuse, preemption and transfers are
+correct exactly when the tokens are the same. It ignores penalties and logit_bias.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _LOOK_SECONDS = 0.01  # while stuck
 
 @dataclass(frozen=True, slots=True)
 class SimSpeed:
-    """A step's seconds as a linear function of its load. The defaults are near an 8B model on one H200."""
+    """The duration of a step as a linear function of its load. The defaults are close to an 8B model on one H200."""
 
     base: float = 4.4e-3
     per_prefill_token: float = 26e-6
     per_decode_request: float = 12e-6
-    per_context_token: float = 30e-9  # of the requests that decode
+    per_context_token: float = 30e-9  # of decoding requests
     per_copied_token: float = 2.6e-6  # to or from host memory
-    factor: float = 1.0  # of all; 0: steps take no time
+    factor: float = 1.0  # multiplies all times; 0: steps take no time
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """How long the plan takes."""
+        """Returns the duration of the plan's step."""
         num_decodes = plan.num_decodes
         num_prefill_tokens = plan.num_prefill_tokens
         num_context_tokens = int(plan.num_computed_tokens[:num_decodes].sum())
@@ -61,19 +61,19 @@ class SimSettings:
     max_num_requests: int = 256
     max_model_len: int = 8192
     vocab_size: int = 4096
-    first_token_id: int = 5  # lower ones are special and never generated, but for end-of-sequence
+    first_token_id: int = 5  # lower ones are special and never generated, except end-of-sequence
     eos_token_ids: tuple[int, ...] = (2,)
-    eos_every: int = 0  # end-of-sequence comes once in so many tokens; 0: never
+    eos_every: int = 0  # mean number of tokens until end-of-sequence; 0: never
     num_layers: int = 2
-    num_host_blocks: int = 0  # of host memory
-    host_staging_blocks: int = 64  # on their way to host memory at a time
+    num_host_blocks: int = 0  # blocks of host memory
+    host_staging_blocks: int = 64  # most blocks in copies to host memory
     depth: int = 1
-    max_step_tokens: int = 1  # that a decode gets; how many is a function of what was generated before
-    digest: bytes = b""  # empty: made from the model's values above
+    max_step_tokens: int = 1  # most tokens of a decode; the number depends on earlier output
+    digest: bytes = b""  # empty: computed from the model's values above
     speed: SimSpeed = field(default_factory=SimSpeed)
 
     def validate(self) -> None:
-        """Raises InvalidRequest for a device that cannot be."""
+        """Raises InvalidRequest for invalid settings."""
         for name in ("num_blocks", "block_size", "max_num_requests", "max_model_len", "num_layers", "depth",
                      "max_step_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
@@ -91,7 +91,7 @@ class SimSettings:
 
     @property
     def model_digest(self) -> bytes:
-        """Equal for equal models: what changes tokens or KV goes in."""
+        """Returns the digest of the settings that change tokens or KV."""
         model = (self.vocab_size, self.first_token_id, self.eos_token_ids, self.eos_every, self.num_layers)
         return self.digest or hashlib.blake2b(repr(model).encode(), digest_size=_DIGEST_BYTES).digest()
 
@@ -101,20 +101,20 @@ class _Launched:
     plan: StepPlan
     starts: float
     ends: float
-    idle: float | None  # seconds before it
+    idle: float | None  # seconds of the device before it
     masks: TokenMasks | None
     undrawn: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 class SimExecutor:
-    """An Executor without a device. `clock` and `sleep` may be virtual."""
+    """Implements Executor without a device. `clock` and `sleep` may be virtual."""
 
     def __init__(
         self,
         settings: SimSettings,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        read_settings: Callable[[str], SimSettings] | None = None,  # of another model; None: there is no other
+        read_settings: Callable[[str], SimSettings] | None = None,  # of another model; None: no other model
         is_stuck: Callable[[], bool] | None = None,  # while so, no step ends
     ) -> None:
         settings.validate()
@@ -137,7 +137,7 @@ class SimExecutor:
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
         self.host = self._make_host()
         self._launched: deque[_Launched] = deque()
-        self._ended: float | None = None  # when the step launched last is over
+        self._ended: float | None = None  # when the last launched step ends
         self._draws = SimDraws(
             settings.max_num_requests,
             settings.vocab_size,
@@ -149,14 +149,14 @@ class SimExecutor:
         max_blocks = -(-settings.max_model_len // settings.block_size) + 1
         self._tables = np.zeros((num_rows, max_blocks), np.int32)
         self._table_lens = [0] * num_rows
-        self._prompts: list[UInt64] = [np.empty(0, np.uint64)] * num_rows  # known when the row was admitted
-        self._num_known = np.zeros(num_rows, np.int64)  # of _prompts
+        self._prompts: list[UInt64] = [np.empty(0, np.uint64)] * num_rows  # tokens known at the row's admission
+        self._num_known = np.zeros(num_rows, np.int64)  # lengths of _prompts
         self._num_computed = np.zeros(num_rows, np.int64)
         self._last_tokens = np.zeros(num_rows, np.uint64)
         self._digests = np.zeros(num_rows, np.uint64)
 
     def launch(self, plan: StepPlan) -> None:
-        """Queues the step behind those in flight."""
+        """Queues the step after those in flight."""
         starts = self._clock()
         if self._launched:
             starts = max(starts, self._launched[-1].ends)
@@ -167,15 +167,15 @@ class SimExecutor:
             self.host.num_launched += 1
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """Notes what the step launched last will draw."""
+        """Stores the masks and undrawn rows of the last launched step."""
         step = self._launched[-1]
         assert step.plan.masks_follow, f"step {step.plan.step} has its masks"
         step.masks, step.undrawn = masks, undrawn
 
     def collect(self) -> StepResult:
-        """Computes the oldest launched step and lets its time pass, telling the layer hook of each layer in its time.
+        """Computes the oldest launched step and sleeps for its duration. Calls the layer hook when each layer is due.
 
-        It computes as late as a device might, so that a block that is reused too early shows in the output.
+        Computes as late as a device might, so that a block that is reused too early changes the output.
         """
         step = self._launched.popleft()
         if self.host is not None:
@@ -184,31 +184,31 @@ class SimExecutor:
         result = self._compute(step)
         result.seconds = step.ends - step.starts
         result.idle_seconds = step.idle
-        self._tell_layers(step)
+        self._call_layer_hook(step)
         self._wait(step.ends)
         while self._is_stuck is not None and self._is_stuck():
             self._sleep(_LOOK_SECONDS)
         return result
 
     def ended(self) -> bool:
-        """A step is computed when it is collected."""
+        """Returns True, because `collect` computes the step."""
         return True
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """No step ends on its own."""
+        """Does nothing, because no step ends asynchronously."""
 
     def watch_layers(self, hook: LayerHook | None) -> None:
         self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
-        """Copies one layer of these blocks out."""
+        """Copies one layer out of these blocks."""
         blocks = self._kv.words[layer].reshape(-1, self.kv_spec.block_size)
         return bytearray(blocks[np.asarray(block_ids, np.int64)].tobytes())
 
     def write_blocks(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """Copies one layer of these blocks in. There is one head."""
+        """Copies one layer into these blocks, which have one head."""
         if heads not in (None, (0, 1)):
             raise InvalidRequest(f"KV heads {heads} do not exist: there is one", field="heads")
         expected = len(block_ids) * self.kv_spec.layer_bytes(layer)
@@ -223,7 +223,7 @@ class SimExecutor:
         self._launched.clear()
 
     def read_weights(self, model: str) -> NewWeights:
-        """Another model's values: there are no weights."""
+        """Reads the settings of another model. There are no weights."""
         source = model or self._source
         if self._read_settings is None or not source:
             return NewWeights(source, self.kv_spec.model_digest, None)
@@ -238,18 +238,18 @@ class SimExecutor:
         return NewWeights(source, new.model_digest, None)
 
     def use_weights(self, new: NewWeights) -> None:
-        """Only the digest changes."""
+        """Changes the digest."""
         self._source = new.model
         self.model = replace(self.model, digest=new.digest)
         self.kv_spec = replace(self.kv_spec, model_digest=new.digest)
 
     def sleep(self, level: int) -> int:
-        """Frees the blocks' words, whatever the level."""
+        """Frees the blocks' words at any level."""
         return self._kv.free()
 
     def wake(self, new: NewWeights | None) -> None:
-        """Takes them back, as zeros."""
-        self._kv.take_back()
+        """Allocates the words again, as zeros."""
+        self._kv.allocate()
         if new is not None:
             self.use_weights(new)
 
@@ -262,7 +262,7 @@ class SimExecutor:
             self._kv, settings.num_host_blocks, settings.host_staging_blocks, seconds, self._clock, self._sleep
         )
 
-    def _tell_layers(self, step: _Launched) -> None:
+    def _call_layer_hook(self, step: _Launched) -> None:
         hook = self._layer_hook
         if hook is None:
             return
@@ -305,7 +305,7 @@ class SimExecutor:
         digests = self._digests[plan.rows[left_out]]
         self._decode(plan.rows[: plan.num_decodes])
         if len(left_out):
-            # Their last tokens will be computed again, but what was written stays.
+            # Their last tokens will be computed again, but their KV is kept.
             counts[left_out] = 0
             self._digests[plan.rows[left_out]] = digests
             self._num_computed[plan.rows[left_out]] -= left_out < plan.num_decodes
@@ -316,21 +316,21 @@ class SimExecutor:
         decodes = indices[indices < plan.num_decodes]
         most = plan.num_scheduled_tokens[decodes]
         counts[decodes] += (bits[: len(decodes)] % most.astype(np.uint64)).astype(np.int32)
-        places = np.cumsum(counts) - counts  # of each row's first token
+        firsts = np.cumsum(counts) - counts  # index of each row's first token
         result = StepResult(plan.step, np.empty(counts.sum(), np.int32), counts)
-        result.token_ids[places[indices]] = tokens
-        result.logprobs = {int(places[indices[index]]): entry for index, entry in logprobs.items()}
-        for turn in range(1, counts.max(initial=0)):
-            several = np.flatnonzero(counts[: plan.num_decodes] > turn)
+        result.token_ids[firsts[indices]] = tokens
+        result.logprobs = {int(firsts[indices[index]]): entry for index, entry in logprobs.items()}
+        for offset in range(1, counts.max(initial=0)):
+            several = np.flatnonzero(counts[: plan.num_decodes] > offset)
             self._decode(plan.rows[several])
             tokens, logprobs, _ = self._draw(plan.rows[several])
-            result.token_ids[places[several] + turn] = tokens
-            result.logprobs.update((int(places[several[index]]) + turn, entry) for index, entry in logprobs.items())
+            result.token_ids[firsts[several] + offset] = tokens
+            result.logprobs.update((int(firsts[several[index]]) + offset, entry) for index, entry in logprobs.items())
         result.prompt_logprobs = self._prompt_logprobs(plan)
         return result
 
     def _read_admitted(self, plan: StepPlan) -> None:
-        """Reads all that is there already of the rows that are new."""
+        """Computes the digests of admitted rows from their cached blocks."""
         admitted = {init.row for init in plan.admitted}
         for row, start in zip(plan.rows.tolist(), plan.num_computed_tokens.tolist(), strict=True) if admitted else ():
             if row in admitted:
@@ -346,7 +346,7 @@ class SimExecutor:
             self._num_computed[row] = start + len(chunk)
 
     def _decode(self, rows: Int32) -> None:
-        """Computes each row's next token: a known one, or the one that was drawn last."""
+        """Computes the KV of each row's next token, which is a known one or the last drawn one."""
         if not len(rows):
             return
         positions = self._num_computed[rows]
@@ -356,7 +356,7 @@ class SimExecutor:
         self._num_computed[rows] += 1
 
     def _draw(self, rows: Int32, masks: TokenMasks | None = None) -> tuple[Int32, dict[int, TokenLogprobs], UInt64]:
-        """What follows all that is computed of each row, and the bits that it was made from."""
+        """Returns the next token of each row, and the bits that it was drawn from."""
         positions = self._num_computed[rows]
         bits = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
         token_ids, logprobs = self._draws.draw(rows, positions, bits, masks)
@@ -365,7 +365,7 @@ class SimExecutor:
 
     def _prompt_logprobs(self, plan: StepPlan) -> dict[int, tuple[int, list[TokenLogprobs]]]:
         found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
-        if not self._draws.tells_prompts:
+        if not self._draws.has_prompt_logprobs:
             return found
         for index, row in enumerate(plan.rows.tolist()):
             start, count = int(plan.num_computed_tokens[index]), int(plan.num_scheduled_tokens[index])

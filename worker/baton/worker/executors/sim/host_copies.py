@@ -1,8 +1,8 @@
-"""The simulator's host memory: its copies take time, and read and write as early and as late as a device's might.
+"""The simulator's host memory. Its copies take time, and read and write at the worst times that a device might.
 
-A copy out reads its block only when the next step is about to be computed, or its time is up. A copy in overwrites its
-blocks with nonsense at once, and with what they shall hold when its time is up. So a block that is reused too early, or
-read before it has landed, shows in what is generated.
+A copy out reads its block as late as before the next step, or at its end. A copy in overwrites its blocks with nonsense
+at once, and with the contents at its end. So the output changes if a block is reused too early, or read before it has
+landed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SimHost:
         sleep: Callable[[float], None],
     ) -> None:
         self.num_slots = num_slots
-        self.num_launched = 0  # steps; kept by the executor
+        self.num_launched = 0  # steps; updated by the executor
         self._kv = kv
         self._words: UInt64 = np.zeros((num_slots, len(kv.words), kv.block_size), np.uint64)
         self._staging_blocks = staging_blocks
@@ -61,18 +61,18 @@ class SimHost:
         self._out: deque[_Out] = deque()
         self._in: deque[_In] = deque()
 
-    def room(self) -> int:
-        """Blocks of the staging memory that are free."""
+    def capacity(self) -> int:
+        """Returns the free blocks of staging memory."""
         return self._staging_blocks - sum(len(out.copies) for out in self._out)
 
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
-        """Queues copies out behind the steps launched so far."""
+        """Queues copies to the host after the steps launched so far."""
         begins = max(self._clock(), self._out[-1].ends if self._out else 0.0)
         ends = begins + len(copies) * self._seconds_per_block
         self._out.append(_Out(copies, self.num_launched, begins, ends))
 
     def restore(self, restore: RestoreCopy) -> None:
-        """Queues copies in."""
+        """Queues copies from the host."""
         seconds = len(restore.copies) * self._seconds_per_block
         begins = max(self._clock(), self._in[-1].ends if self._in else 0.0)
         self._in.append(_In(restore, self.num_launched if restore.fenced else 0, seconds, begins + seconds))
@@ -80,10 +80,10 @@ class SimHost:
             self._blocks()[:, [block_id for _, block_id in restore.copies]] = _NONSENSE
 
     def hurry(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def poll(self) -> LandedCopies:
-        """What has landed since the last call."""
+        """Returns the copies that have landed since the last call."""
         landed = LandedCopies()
         now = self._clock()
         while self._out and self._out[0].ends <= now and self._out[0].num_before <= self._num_computed:
@@ -100,14 +100,14 @@ class SimHost:
         return landed
 
     def wait(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Sleeps until a restore lands, or for `seconds`."""
         if self._in:
             seconds = min(seconds, self._in[0].ends - self._clock())
         if seconds > 0:
             self._sleep(seconds)
 
     def before_step(self) -> None:
-        """The next step is about to be computed: copies out ahead of it have read their blocks."""
+        """Reads the blocks of copies out that precede the next step. Called before each step."""
         for out in self._out:
             if out.num_before <= self._num_computed:
                 self._read(out)
@@ -120,5 +120,5 @@ class SimHost:
             self._words[[slot for _, slot in out.copies]] = words.swapaxes(0, 1)
 
     def _blocks(self) -> UInt64:
-        """[num_layers, num_blocks, block_size], the pool itself."""
+        """Returns the pool itself, [num_layers, num_blocks, block_size]."""
         return self._kv.words.reshape(len(self._kv.words), -1, self._kv.block_size)

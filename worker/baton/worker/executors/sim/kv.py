@@ -1,10 +1,10 @@
-"""The simulator's KV: one 64-bit word a token and layer, chained, so that a wrong block changes what is generated.
+"""The simulator's KV: one 64-bit word per token and layer, chained, so that a wrong block changes the output.
 
     kv[l, p] = kv[l, p - 1] * A_l + mix(token_p + K_l)      modulo 2^64, with kv[l, -1] = S_l
     digest(row) = sum over l, p of kv[l, p] * (2 p + 1)
 
-Everything is read through the block table. The digest is read whole when a row enters the batch and kept up from
-there; each step reads the word before, and a few others that its position picks, again.
+All words are read through the block table. A row's digest is computed from all its words when it enters the batch, and
+updated from then on; each step reads again the previous word, and a few others selected by its position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUM_PROBES = 4
 
 
 def mix(values: UInt64) -> UInt64:
-    """splitmix64's finalizer: every bit of the input moves every bit of the output."""
+    """Returns splitmix64's finalizer: every bit of the input affects every bit of the output."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -34,7 +34,7 @@ class SimKv:
         self._shape = (num_layers, num_blocks * block_size)
         self.words: UInt64 = np.zeros(self._shape, np.uint64)
         layers = np.arange(1, num_layers + 1, dtype=np.uint64)
-        self._multiplier = mix(layers) | np.uint64(1)  # odd: it has an inverse
+        self._multiplier = mix(layers) | np.uint64(1)  # odd, so that it has an inverse
         self._inverse = np.array([pow(int(a), -1, 1 << 64) for a in self._multiplier], np.uint64)
         self._salt = mix(layers + np.uint64(1 << 32))
         self._start = mix(layers + np.uint64(1 << 33))
@@ -46,22 +46,22 @@ class SimKv:
         freed, self.words = self.words.nbytes, self.words[:, :0].copy()
         return freed
 
-    def take_back(self) -> None:
-        """As at the start."""
+    def allocate(self) -> None:
+        """Allocates the words again, as zeros."""
         self.words = np.zeros(self._shape, np.uint64)
 
     def slots(self, table: NDArray[np.int32], positions: Int64) -> Int64:
-        """Where positions of one row lie."""
+        """Returns the slots of positions of one row."""
         blocks = table[positions // self.block_size].astype(np.int64)
         return np.asarray(blocks * self.block_size + positions % self.block_size)
 
     def digest(self, table: NDArray[np.int32], num_tokens: int) -> np.uint64:
-        """The digest of a row's first num_tokens tokens, every word read."""
+        """Computes the digest of a row's first num_tokens tokens from all words."""
         positions = np.arange(num_tokens)
         return self._weighted(self.words[:, self.slots(table, positions)], positions)
 
     def prefill(self, table: NDArray[np.int32], start: int, token_ids: UInt64) -> np.uint64:
-        """Computes the words of a chunk that begins at `start`. Returns what it adds to the digest."""
+        """Computes the words of a chunk that begins at `start`. Returns the increment of the digest."""
         count = len(token_ids)
         positions = np.arange(start, start + count)
         slots = self.slots(table, positions)
@@ -74,7 +74,7 @@ class SimKv:
         return self._weighted(words, positions)
 
     def decode(self, tables: NDArray[np.int32], positions: Int64, token_ids: UInt64) -> UInt64:
-        """Computes one word of each row, at positions > 0. Returns what each adds to its digest."""
+        """Computes one word of each row, at positions > 0. Returns the increments of the digests."""
         rows = np.arange(len(positions))
         size = self.block_size
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size

@@ -27,7 +27,7 @@ class Offloads:
 
     def __init__(self, tier: HostTier, target: int) -> None:
         self.tier = tier
-        self.room = 0  # blocks that the executor can copy now without waiting; set by the caller of `take`
+        self.capacity = 0  # blocks that the executor can copy now without waiting; set by the caller of `take`
         self.num_dropped = 0  # blocks evicted without a copy
         self._target = target
         self._dirty: OrderedDict[BlockId, BlockHash] = OrderedDict()  # the next to evict first
@@ -67,7 +67,7 @@ class Offloads:
 
     def take(self, num_empty: int) -> list[tuple[BlockId, HostSlot]]:
         """Returns the copies to start now, before the next step."""
-        for _ in range(-(-self.room // _STEPS_TO_FILL)):
+        for _ in range(-(-self.capacity // _STEPS_TO_FILL)):
             if not self._dirty or num_empty + len(self._clean) >= self._target:
                 break
             block_id, block_hash = next(iter(self._dirty.items()))
@@ -105,10 +105,10 @@ class Offloads:
             raise DataLoss("a block that is not in host memory counts as clean")
 
     def _begin(self, block_id: BlockId, block_hash: BlockHash) -> bool:
-        begun = self.tier.begin(block_hash) if self.room > 0 else None
+        begun = self.tier.begin(block_hash) if self.capacity > 0 else None
         if begun is None:
             return False
-        self.room -= 1
+        self.capacity -= 1
         self._lose(begun.evicted)
         self._begun.append((block_id, begun.slot))
         self._block_of[begun.slot] = block_id

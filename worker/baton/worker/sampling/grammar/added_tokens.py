@@ -1,7 +1,7 @@
-"""Added tokens, such as <tool_call>, and the text that they stand for.
+"""Added tokens, such as <tool_call>, and the text that they represent.
 
-The grammar library takes none of them for text, but offers one alone where a constraint's text spells it: it tokenizes
-texts that have no alternative as the model's tokenizer does.
+The grammar library does not treat them as text. But if a constraint's text spells one and has no alternative, the
+library tokenizes that text as the model's tokenizer does, and its mask has only the added token.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from baton.worker.core import Int32
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """Those that the library does not take for text."""
+    """The added tokens that the library does not treat as text."""
 
-    spellings: Mapping[int, tuple[int, ...]]  # the other tokens that spell each of them
-    in_texts: frozenset[int]  # that may stand in texts themselves: they are not special
-    words: Int32  # the mask's words that have any
-    bits: Int32  # of those words
+    spellings: Mapping[int, tuple[int, ...]]  # by added token: the tokens that spell it
+    in_texts: frozenset[int]  # those that may occur in text, because they are not special
+    words: Int32  # indices of the mask's words that have bits of added tokens
+    bits: Int32  # the bits in those words
 
     def spelled(self, matcher: LLMatcher, words: Int32) -> tuple[int, ...]:
-        """Returns the tokens that may come instead of the one that is offered for its text; none: there is none.
+        """Returns the tokens that may replace an added token that the mask has only for its text; else none.
 
         `words` is the matcher's mask.
         """
@@ -43,14 +43,14 @@ class AddedTokens:
         return (token_id, first) if token_id in self.in_texts else (first,)
 
     def as_taken(self, matcher: LLMatcher, token_id: int) -> Sequence[int]:
-        """Returns the tokens that the matcher takes for this one."""
+        """Returns the tokens that the matcher consumes for this one."""
         if token_id in self.in_texts and not matcher.validate_tokens([token_id]):
             return self.spellings[token_id]
         return (token_id,)
 
 
 def read_added_tokens(text: str, tokenizer: LLTokenizer) -> AddedTokens:
-    """Reads tokenizer.json."""
+    """Reads the added tokens from the text of a tokenizer.json."""
     spellings: dict[int, tuple[int, ...]] = {}
     in_texts: set[int] = set()
     for token in json.loads(text).get("added_tokens", ()):

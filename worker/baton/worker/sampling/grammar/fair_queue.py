@@ -1,4 +1,4 @@
-"""Work of several owners, taken in turn. Knows nothing of what the work is."""
+"""A fair queue of work from several owners."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Hands work to `num_places` threads: owners take turns, and one owner never holds all places."""
+    """Distributes work to `num_threads` threads, round robin over owners. One owner never occupies all threads."""
 
-    def __init__(self, num_places: int) -> None:
-        self._per_owner = max(1, num_places - 1)
+    def __init__(self, num_threads: int) -> None:
+        self._per_owner = max(1, num_threads - 1)
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[bytes, deque[Item]] = OrderedDict()  # by owner; whose turn it is comes first
+        self._waiting: OrderedDict[bytes, deque[Item]] = OrderedDict()  # by owner; the next owner is first
         self._running: Counter[bytes] = Counter()
         self._closed = False
 
     def __len__(self) -> int:
-        """What waits."""
+        """Returns the number of waiting items."""
         with self._changed:
             return sum(map(len, self._waiting.values()))
 
     def put(self, owner: bytes, item: Item) -> None:
-        """Adds work at the end of its owner's line."""
+        """Appends an item to its owner's queue."""
         with self._changed:
             self._waiting.setdefault(owner, deque()).append(item)
             self._changed.notify()
 
     def take(self) -> tuple[bytes, Item] | None:
-        """Waits for work; `done` ends it. None: the queue is closed."""
+        """Waits for an item, which `done` completes. Returns None after `close`."""
         with self._changed:
             while not self._closed:
-                for owner, line in self._waiting.items():
+                for owner, items in self._waiting.items():
                     if self._running[owner] < self._per_owner:
-                        item = line.popleft()
+                        item = items.popleft()
                         self._waiting.move_to_end(owner)
-                        if not line:
+                        if not items:
                             del self._waiting[owner]
                         self._running[owner] += 1
                         return owner, item
@@ -46,7 +46,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def done(self, owner: bytes) -> None:
-        """Gives a place back."""
+        """Completes one item of an owner."""
         with self._changed:
             self._running[owner] -= 1
             if not self._running[owner]:
@@ -54,18 +54,18 @@ class FairQueue(Generic[Item]):
             self._changed.notify_all()
 
     def remove(self, owner: bytes, item: Item) -> bool:
-        """Takes waiting work back. False: it is running, or has ended."""
+        """Removes a waiting item. Returns False if it is running or done."""
         with self._changed:
-            line = self._waiting.get(owner)
-            if line is None or item not in line:
+            items = self._waiting.get(owner)
+            if items is None or item not in items:
                 return False
-            line.remove(item)
-            if not line:
+            items.remove(item)
+            if not items:
                 del self._waiting[owner]
             return True
 
     def close(self) -> None:
-        """Ends all threads that take; what waits is lost."""
+        """Ends the threads that wait in `take`. Waiting items are lost."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,10 +1,10 @@
-"""Grammars beside the engine: compiled in threads of their own, and advanced by every sampled token off its thread.
+"""The grammars of an engine, compiled and advanced by other threads than the engine's.
 
 | constraint | compiled | advanced |
 | --- | --- | --- |
 | plain: a small schema without patterns, a few choices | at once | in the plain lane |
-| large, without patterns | in its owner's turn | in the lane of others |
-| any other | in its owner's turn, after a trial in a process that can be killed | in the lane of others |
+| large, without patterns | from the fair queue | in the other lane |
+| any other | from the fair queue, after a trial in a process that can be killed | in the other lane |
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from baton.worker.sampling.grammar.vocabulary import load_vocabulary
 _log = logging.getLogger(__name__)
 
 _NUM_PLAIN_THREADS = 2
-_NUM_TRIAL_PLACES = 3
+_NUM_TRIAL_THREADS = 3
 
 
 class Grammars:
-    """All matches of one engine. Every method is called from the engine's thread.
+    """All matches of one engine. Methods are called from the engine's thread.
 
-    `wake` is called, from any thread, when a compilation has ended; None: no thread sleeps.
+    `wake` is called, from any thread, when a compilation has ended.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Grammars:
         self._compiler: Compiler | None = None
         self._compilations = ThreadPoolExecutor(_NUM_PLAIN_THREADS, "grammar-compile")
         self._trials = Trials(find_folder, model, self._limits)
-        self._tried: FairQueue[GrammarMatch] = FairQueue(_NUM_TRIAL_PLACES)
+        self._tried: FairQueue[GrammarMatch] = FairQueue(_NUM_TRIAL_THREADS)
         self._num_refused = 0
         self._num_ended = 0
         self._trial_threads: list[threading.Thread] = []
@@ -83,11 +83,11 @@ class Grammars:
 
     @property
     def pending(self) -> bool:
-        """Whether a match is on its way."""
+        """Whether a match compiles or advances."""
         return self.num_compiling > 0 or self.num_advancing > 0
 
     def stats(self) -> GrammarStats:
-        """Returns totals, and what is of now. Called from any thread."""
+        """Returns totals and current values. May be called from any thread."""
         compiler = self._compiler
         return GrammarStats(
             num_compiled=0 if compiler is None else compiler.num_compiled,
@@ -102,9 +102,9 @@ class Grammars:
         )
 
     def warm_up(self) -> Future[None]:
-        """Reads the tokenizer and starts the trial process in the background. Failures are left to the constraints.
+        """Reads the tokenizer and starts the trial process in the background. Requests report the failures.
 
-        The library keeps the interpreter's lock while it reads: better before requests run than beside them.
+        The library holds the GIL while it reads, so this should come before requests run.
         """
         return self._compilations.submit(self._warm_up)
 
@@ -116,32 +116,32 @@ class Grammars:
         return match
 
     def end(self, match: GrammarMatch) -> None:
-        """Forgets the match of a request that has ended. One that compiles becomes ready, and is of no use."""
+        """Drops the match of a request that has ended. If it still compiles, it becomes ready nevertheless."""
         match.abandoned = True
         self._live.remove(match)
         if self._tried.remove(match.payer, match):
             self._opened(match)
 
     def advance(self, match: GrammarMatch, token_id: int) -> None:
-        """Takes an output token. Begun by the next `send`."""
+        """Advances a match by an output token, from the next `send` on."""
         match.ready = False
         self._lanes[match.lane].add(match, token_id)
         self.num_advancing += 1
 
     def send(self) -> None:
-        """Begins what was asked for since the last call, all at once."""
+        """Starts all advances since the last call, as one batch per lane."""
         for lane in self._lanes.values():
             lane.send()
 
     def settle(self, seconds: float) -> list[GrammarMatch]:
-        """Returns the matches that have become ready. Waits that long for all that advance or, without any, for one."""
+        """Returns matches that became ready. Waits up to `seconds` for all that advance or, if none does, for one."""
         self.send()
         found: list[GrammarMatch] = []
         until = time.monotonic() + seconds
         while self.pending:
-            patience = until - time.monotonic() if self.num_advancing or not found else 0.0
+            remaining = until - time.monotonic() if self.num_advancing or not found else 0.0
             try:
-                compiled, matches = self._results.get(patience > 0, max(patience, 0.0))
+                compiled, matches = self._results.get(remaining > 0, max(remaining, 0.0))
             except queue.Empty:
                 break
             if compiled:
@@ -154,14 +154,14 @@ class Grammars:
         return found
 
     def close(self) -> None:
-        """Ends the threads and the trial process; what is pending is lost. Idempotent."""
+        """Ends the threads and the trial process. Pending matches are lost. Idempotent."""
         self._compilations.shutdown(wait=False, cancel_futures=True)
         self._tried.close()
         self._trials.close()
         for lane in self._lanes.values():
             lane.close()
 
-    # In the threads.
+    # Called by other threads.
 
     def _warm_up(self) -> None:
         try:
@@ -171,7 +171,7 @@ class Grammars:
             _log.info("constraints are not prepared for: %s", error)
 
     def _open(self, match: GrammarMatch) -> None:
-        """Compiles what is plain or kept; what is not waits for its owner's turn."""
+        """Opens a match that is plain or cached; queues any other."""
         try:
             if not match.abandoned:
                 compiler = self._make_compiler()
@@ -185,7 +185,7 @@ class Grammars:
                 self._begin(match, compiler, matcher)
         except ServiceError as error:
             match.error = error
-        except BaseException as error:  # the library's panics are no Exception; none may end the thread
+        except BaseException as error:  # the library's panics are not Exceptions, and must not end the thread
             match.error = as_internal(error)
         self._opened(match)
 
@@ -199,7 +199,7 @@ class Grammars:
 
     def _start_trials(self) -> None:
         with self._lock:
-            while len(self._trial_threads) < _NUM_TRIAL_PLACES:
+            while len(self._trial_threads) < _NUM_TRIAL_THREADS:
                 name = f"grammar-trial-{len(self._trial_threads)}"
                 thread = threading.Thread(target=self._run_trials, name=name, daemon=True)
                 self._trial_threads.append(thread)
@@ -208,7 +208,7 @@ class Grammars:
     def _run_trials(self) -> None:
         while (taken := self._tried.take()) is not None:
             self._try(*taken)
-            del taken  # a matcher of a request that has ended is large
+            del taken  # frees the large matcher of a request that has ended
 
     def _try(self, payer: bytes, match: GrammarMatch) -> None:
         try:
@@ -232,7 +232,7 @@ class Grammars:
             known = self._verdicts.get(key)
             verdict = known or self._judge(match)
             if known is None:
-                # A grammar's text is not kept: it is made again where there is no trial.
+                # Without the grammar's text, which is converted again when there is no trial.
                 self._verdicts.put(key, replace(verdict, grammar=""))
             raise_problem(constraint, verdict)
             matcher = compiler.matcher(constraint, match.namespace, verdict.grammar or None, verdict.num_bytes)
@@ -247,7 +247,7 @@ class Grammars:
         match.error = match.error or match.ending
 
     def _charge(self, match: GrammarMatch, compiler: Compiler, cpu_seconds: float) -> None:
-        if match.lane is not Lane.PLAIN:  # what a plain one may grow to is counted from its start
+        if match.lane is not Lane.PLAIN:  # a plain one's bytes are estimated with its growth
             compiler.grow(match.constraint, match.namespace, self._live.charge(match, cpu_seconds))
 
     def _judge(self, match: GrammarMatch) -> Verdict:
@@ -261,7 +261,7 @@ class Grammars:
         return self._trials.run(constraint, lambda: match.abandoned)
 
     def _make_compiler(self) -> Compiler:
-        """Reads the tokenizer on first use; tries again after a failure."""
+        """Reads the tokenizer on first use, and again after a failure."""
         with self._lock:
             if self._compiler is None:
                 self._compiler = Compiler(load_vocabulary(self._find_folder(), self._model), self._limits)
@@ -276,7 +276,7 @@ class Grammars:
             if isinstance(match.error, InvalidRequest) and match.error.field == field_of(match.constraint):
                 with self._lock:
                     self._num_ended += 1
-                # Its matchers share one automaton: a new compilation starts anew.
+                # Its matchers share one automaton; a new compilation has a new one.
                 compiler.drop(match.constraint, match.namespace)
             elif match.error is None:
                 self._charge(match, compiler, cost.cpu_seconds)
@@ -286,7 +286,7 @@ class Grammars:
 
 
 class _Verdicts:
-    """The outcomes of trials, least recently used first. Used by several threads."""
+    """The verdicts of trials, least recently used first. Thread-safe."""
 
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
@@ -309,5 +309,5 @@ class _Verdicts:
 
 
 def _key(match: GrammarMatch) -> bytes:
-    """A match's owner and constraint, in bytes whose number does not depend on them."""
+    """Returns a digest of a match's owner and constraint."""
     return hashlib.blake2b(repr((match.namespace, match.constraint)).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Constraints as the contract's messages, in both directions. Knows no grammar library."""
+"""Conversion between constraints and their messages. Knows no grammar library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_REASONING_END = 64
 
 
 def constraint_of(message: types_pb2.Constraint) -> Constraint:
-    """What a submit asks for. Raises InvalidRequest where no form is set."""
+    """Returns the constraint of a message. Raises InvalidRequest if no form is set."""
     name = message.WhichOneof("form")
     if name is None:
         raise InvalidRequest("constraint has no form: set one of its fields", field="constraint")
@@ -36,7 +36,7 @@ def constraint_of(message: types_pb2.Constraint) -> Constraint:
 
 
 def constraint_message(constraint: Constraint) -> types_pb2.Constraint:
-    """The inverse."""
+    """Returns the message of a constraint."""
     message = types_pb2.Constraint(
         no_whitespace=constraint.no_whitespace,
         whitespace_pattern=constraint.whitespace_pattern,

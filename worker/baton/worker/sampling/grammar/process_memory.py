@@ -1,4 +1,4 @@
-"""How much memory this process holds, as exactly as its C library says."""
+"""The memory of this process, as its C library reports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Returns the bytes that are allocated; with a C library other than glibc, the resident set's size."""
+    """Returns the allocated bytes; without glibc, the resident set size."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -28,7 +28,7 @@ def allocated_bytes() -> int:
 
 
 def address_space_bytes() -> int:
-    """Returns the size of the address space; 0 where the system does not say."""
+    """Returns the size of the address space; 0 if unknown."""
     return _of_statm(0)
 
 

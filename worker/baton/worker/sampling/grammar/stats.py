@@ -1,4 +1,4 @@
-"""What the grammars of one engine did and hold. Counts nothing itself."""
+"""Statistics of the grammars of one engine."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from baton.v1 import control_pb2
 
 @dataclass(frozen=True, slots=True)
 class GrammarStats:
-    """Totals since the engine's start, and what is of now."""
+    """Totals since the engine's start, and current values."""
 
     num_compiled: int = 0  # in the engine
     num_cache_hits: int = 0
     num_tried: int = 0  # in a process of their own
-    num_killed: int = 0  # of num_tried, those that met a limit there
+    num_killed: int = 0  # of num_tried, by a limit
     num_refused: int = 0  # requests, before their first token
     num_ended: int = 0  # requests, after it
-    num_waiting: int = 0  # now, for their owner's turn
-    num_cache_bytes: int = 0  # now, of compilations
+    num_waiting: int = 0  # now, in the fair queue
+    num_cache_bytes: int = 0  # now, of compiled grammars
     num_live_bytes: int = 0  # now, of the matchers of running requests
 
     def message(self) -> control_pb2.ConstraintCounters:
-        """Returns the contract's form."""
+        """Returns the message of these counters."""
         return control_pb2.ConstraintCounters(
             num_compiled=self.num_compiled,
             num_cache_hits=self.num_cache_hits,

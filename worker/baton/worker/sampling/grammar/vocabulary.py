@@ -1,4 +1,4 @@
-"""The model's tokens as the grammar library knows them. Knows no request."""
+"""The model's vocabulary in the grammar library's form. Knows no requests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from baton.worker.sampling.grammar.added_tokens import AddedTokens, read_added_t
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer, and what of its ids the model can draw."""
+    """A tokenizer, and the token ids that the model can output."""
 
     tokenizer: LLTokenizer
     added: AddedTokens
     eos_token_ids: tuple[int, ...]
-    num_words: int  # of a mask as the library writes it
-    every_token: Int32  # [ceil(vocab_size / 32)]: the mask of all that the model has
+    num_words: int  # of the library's masks
+    every_token: Int32  # [ceil(vocab_size / 32)]: the mask of the model's whole vocabulary
 
 
 def load_vocabulary(folder: Path, model: ModelSpec) -> Vocabulary:
-    """Reads the folder's tokenizer.json. Raises Unsupported where there is none, InvalidRequest for a broken one."""
+    """Reads the folder's tokenizer.json. Raises Unsupported if it is missing, InvalidRequest if it is broken."""
     path = folder / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def load_vocabulary(folder: Path, model: ModelSpec) -> Vocabulary:
 
 
 def mask_of(token_ids: tuple[int, ...] | range, vocab_size: int) -> Int32:
-    """[ceil(vocab_size / 32)] with the bits of these tokens set; those that the model has not are left out."""
+    """Returns the mask [ceil(vocab_size / 32)] of these tokens. Ids outside the vocabulary are ignored."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     ids = np.asarray(token_ids, np.int64)
     bits[ids[(ids >= 0) & (ids < vocab_size)]] = 1

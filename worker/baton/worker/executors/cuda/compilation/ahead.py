@@ -1,7 +1,7 @@
-"""Kernels of a first start, compiled side by side: what a start would launch is collected, without launching it.
+"""Compiles the kernels of a first start in parallel, after collecting those that it would launch.
 
-Triton compiles a kernel where it is first launched, one after the other, and threads that compile wait for each other:
-processes fill its cache folder together. What fails here is compiled, or fails, where it is launched.
+Triton compiles a kernel at its first launch, one at a time, and its compiler threads exclude each other. So several
+processes fill its cache folder. A kernel that fails here is compiled, or fails, at its launch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from baton.worker.executors.host.resources import usable_cores
 _log = logging.getLogger(__name__)
 
 _MAX_PROCESSES = 8
-_FEW = 6  # kernels that are compiled sooner than processes have started
+_FEW = 6  # kernels that are compiled before processes would have started
 _DEADLINE_SECONDS = 120.0
 _INDEX_KERNELS = (*step_inputs.INDEX_KERNELS, *decode_cuts.INDEX_KERNELS)
 
 
 class KernelCollector:
-    """Triton's own words for each kernel that was asked for `instead_of_launching`.
+    """Triton's specialization data of each kernel that `instead_of_launching` collected.
 
-    Kernels that write what others use as an index are launched all the same.
+    Kernels that compute indices for others are launched nevertheless.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class KernelCollector:
 
     @contextmanager
     def instead_of_launching(self) -> Iterator[None]:
-        """Kernels that this process has not loaded yet are collected; their outputs stay as they were allocated."""
+        """Collects kernels that this process has not loaded yet. Their outputs stay uninitialized."""
         before = knobs.runtime.jit_cache_hook
         knobs.runtime.jit_cache_hook = self._collect
         try:
@@ -61,10 +61,10 @@ class KernelCollector:
 
 
 def collect_and_compile(run: Callable[[], None], synchronize: Callable[[], None]) -> int:
-    """Compiles what `run` would launch and no start before had; returns how many kernels.
+    """Compiles the kernels that `run` would launch and that are not cached. Returns their number.
 
-    Nothing that `run` computes means anything. If it fails, the run that launches will say so. For the first executor
-    of a process: later ones would launch what it loaded, on what the others left unwritten; they are told 0.
+    The results of `run` are undefined, and its errors are left to the run that launches. Only for the first executor of
+    a process; later ones would launch loaded kernels on uninitialized memory, so this returns 0 for them.
     """
     device = triton.runtime.driver.active.get_current_device()
     if any(kernel.device_caches[device][0] for kernel in _INDEX_KERNELS):
@@ -79,20 +79,20 @@ def collect_and_compile(run: Callable[[], None], synchronize: Callable[[], None]
         _log.info("start: not all kernels are known before the first step: %s", error)
     try:
         return compile_missing(collector.specializations, triton.runtime.driver.active.get_current_target())
-    except Exception as error:  # Triton has no interface for this: another version of it may differ
+    except Exception as error:  # Triton has no public interface for this, and other versions may differ
         _log.warning("start: kernels are compiled one by one, at their first launch: %s", error)
         return 0
 
 
 def compile_missing(specializations: set[str], target: GPUTarget, num_processes: int = 0) -> int:
-    """Compiles those that Triton's cache folder lacks; returns how many it has now. 0 processes: one a core, at most 8.
+    """Compiles kernels that are missing in Triton's cache folder. Returns the number of compiled kernels.
 
-    Raises no error of a kernel that does not compile.
+    `num_processes` 0 is one per core, at most 8. Logs errors of kernels that do not compile.
     """
     missing = [
-        said
-        for said in sorted(specializations)
-        if not kernel_compiler.is_compiled(kernel_compiler.read_job(said, target), target)
+        specialization
+        for specialization in sorted(specializations)
+        if not kernel_compiler.is_compiled(kernel_compiler.read_job(specialization, target), target)
     ]
     if len(missing) <= _FEW:
         return 0
@@ -106,7 +106,7 @@ def compile_missing(specializations: set[str], target: GPUTarget, num_processes:
 
 
 class _Compilers:
-    """Processes, each with a thread that hands it one job after the other."""
+    """Compiler processes, each with a thread that sends it one job after the other."""
 
     def __init__(self, jobs: Sequence[str], target: GPUTarget, count: int) -> None:
         self._jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -124,7 +124,7 @@ class _Compilers:
             thread.start()
 
     def wait(self, seconds: float) -> int:
-        """Until all jobs are done, at most so long: how many were compiled."""
+        """Waits until all jobs are done or time is up. Returns the number of compiled kernels."""
         timer = threading.Timer(seconds, self._kill)
         timer.start()
         for thread in self._threads:
@@ -138,7 +138,7 @@ class _Compilers:
         for thread in self._threads:
             thread.join()
         for process in self._processes:
-            with suppress(BrokenPipeError), process:  # a job that a dead process never read
+            with suppress(BrokenPipeError), process:  # a dead process has not read its job
                 pass
 
     def _kill(self) -> None:

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between starts: one folder for each compiler and card. Imports no compiler."""
+"""The folder of compiled kernels: one for each compiler version and GPU architecture. Imports no compiler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _VARIABLE = "TRITON_CACHE_DIR"
 
 
 def use_compile_cache(folder: str, environ: MutableMapping[str, str] = os.environ) -> Path:
-    """Sends Triton there; to be called where a process starts. An operator's own TRITON_CACHE_DIR stays.
+    """Sets Triton's cache folder; called at the start of a process. Keeps an existing TRITON_CACHE_DIR.
 
-    Raises InvalidRequest for a `folder` that cannot be written; the default one falls back to a temporary one.
+    Raises InvalidRequest if `folder` cannot be written. Falls back from the default folder to a temporary one.
     """
     if not folder and environ.get(_VARIABLE):
         return Path(environ[_VARIABLE])
@@ -38,7 +38,7 @@ def use_compile_cache(folder: str, environ: MutableMapping[str, str] = os.enviro
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """By the XDG rules."""
+    """Returns the default folder by the XDG specification."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/nonexistent") / ".cache"
     return Path(base) / "baton" / "triton"
 
@@ -50,7 +50,7 @@ def _make(path: Path) -> None:
 
 
 def _key() -> str:
-    """The compiler's version, and the card's capability; Triton's own keys tell apart the rest."""
+    """Returns the compiler's version and the GPU's capability. Triton's own keys distinguish the rest."""
     import torch
 
     card = "none"

@@ -1,6 +1,6 @@
-"""A process that compiles kernels for a card that it need not have, into Triton's cache folder, where all find them.
+"""A process that compiles kernels into Triton's cache folder. Needs no GPU.
 
-Reads one job a line, answers each with a line: `ok`, or what went wrong. Ends with its input.
+Reads one job per line and answers each with a line: `ok`, or the error. Ends with its input.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _KERNELS = "baton.kernels."
 
 
 class Job(NamedTuple):
-    """One kernel in one form."""
+    """One specialization of a kernel."""
 
     source: ASTSource
     options: Any  # of the target's backend
 
 
 def main(argv: list[str], jobs: TextIO = sys.stdin, answers: TextIO = sys.stdout) -> int:
-    """`kernel_compiler BACKEND ARCH WARP_SIZE`."""
+    """Runs `kernel_compiler BACKEND ARCH WARP_SIZE`."""
     backend, arch, warp_size = argv
     target = GPUTarget(backend, int(arch), int(warp_size))
     for line in jobs:
@@ -46,7 +46,7 @@ def main(argv: list[str], jobs: TextIO = sys.stdin, answers: TextIO = sys.stdout
 
 
 def read_job(specialization: str, target: GPUTarget) -> Job:
-    """What Triton's cache hook calls `specialization_data`, read as its JITFunction.preload does."""
+    """Reads the `specialization_data` of Triton's cache hook, as JITFunction.preload does."""
     said = json.loads(specialization)
     module, _, name = said["name"].rpartition(".")
     if not module.startswith(_KERNELS):
@@ -61,7 +61,7 @@ def read_job(specialization: str, target: GPUTarget) -> Job:
 
 
 def is_compiled(job: Job, target: GPUTarget) -> bool:
-    """Whether Triton's cache folder has it."""
+    """Returns whether Triton's cache folder has the kernel."""
     key = get_cache_key(job.source, make_backend(target), job.options, get_cache_invalidating_env_vars())
     folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     return bool(folder.get_group(f"{job.source.name[:150]}.json"))
@@ -74,7 +74,7 @@ def _constant(value: Any) -> Any:
 
 
 def _tupled(value: Any) -> Any:
-    """Lists are tuples that JSON could not tell."""
+    """Converts lists to tuples, which JSON does not have."""
     return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 

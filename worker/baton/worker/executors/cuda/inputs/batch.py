@@ -1,6 +1,6 @@
-"""The persistent batch on the device: every row's tokens and block table, changed by differences.
+"""The persistent batch on the device: tokens and block table of each row, updated by plans.
 
-What rows get in a step goes up together and is scattered; what one row gets much of goes to its place in one copy.
+Short updates of a step are uploaded together and scattered. A long update of one row is one copy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from baton.worker.core import Int32, StepPlan
 from baton.worker.executors.cuda.inputs.uploads import Patches, PinnedRing
 
-_MIN_LONG = 512  # numbers of one row that are worth a copy of their own
-_USUAL_UPLOAD = 1 << 15  # numbers: a step's columns, or what is scattered
-_ALIGNMENT = 64  # words: tables begin where an allocation might
+_MIN_LONG = 512  # numbers of one row that deserve their own copy
+_USUAL_UPLOAD = 1 << 15  # numbers: the columns of a step, or its short updates
+_ALIGNMENT = 64  # words, as for an allocation
 
 
 class DeviceBatch:
@@ -40,9 +40,9 @@ class DeviceBatch:
         self._long = PinnedRing(max_model_len, torch.int32)
 
     def apply(self, plan: StepPlan) -> None:
-        """Brings rows in line with the plan: tokens of admitted rows, new blocks of any."""
-        firsts: list[NDArray[np.int64]] = []  # among the words
-        values: list[Int32] = []  # from there on
+        """Applies the plan to the rows: tokens of admitted rows, and new blocks."""
+        firsts: list[NDArray[np.int64]] = []  # index of each update in the words
+        values: list[Int32] = []  # of each update
         if plan.admitted:
             rows = np.array([init.row for init in plan.admitted], np.int64)
             self._num_row_blocks[rows] = 0
@@ -59,15 +59,15 @@ class DeviceBatch:
             self._write(np.concatenate(firsts), values)
 
     def rows_of(self, plan: StepPlan) -> Int32:
-        """The plan's rows, -1 for those that a failed step left in an unknown state."""
+        """Returns the plan's rows, with -1 for rows that a failed step left in an unknown state."""
         return self._trust.masked(plan.rows)
 
     def distrust(self, plan: StepPlan) -> None:
-        """The plan's launch failed: its rows are not to be touched until they are admitted again."""
+        """Excludes the rows of a plan whose launch failed, until they are admitted again."""
         self._trust.withdraw(plan.rows)
 
     def upload(self, values: NDArray[np.int64]) -> Tensor:
-        """A device copy of int64 `values`, through pinned memory."""
+        """Returns a copy of int64 `values` on the device."""
         return self._uploads.to_device(values, self._device)
 
     def _write(self, firsts: NDArray[np.int64], values: Sequence[Int32]) -> None:
@@ -77,39 +77,39 @@ class DeviceBatch:
             self._long.copy_to(values[index], self._words[first : first + len(values[index])])
         short = np.flatnonzero(counts < _MIN_LONG)
         if len(short):
-            places = _spread(firsts[short], counts[short])
-            self._patches.write(places, np.concatenate([values[index] for index in short.tolist()]))
+            indices = _spread(firsts[short], counts[short])
+            self._patches.write(indices, np.concatenate([values[index] for index in short.tolist()]))
 
 
 class RowTrust:
-    """Which rows hold what the engine believes.
+    """The rows whose contents match the engine's state.
 
-    A step that is launched behind a failed one may go on with its requests, before the engine has failed them: their
-    block tables may lack a block, and writing through one would reach another request's.
+    A step that is launched after a failed one may continue the same requests, before the engine has failed them. Their
+    block tables may lack a block, so a write would reach another request's block.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._doubtful = np.zeros(num_rows, np.bool_)
+        self._unknown = np.zeros(num_rows, np.bool_)
         self._any = False
 
     def withdraw(self, rows: NDArray[np.int32]) -> None:
-        """These rows mean nothing from now on."""
-        self._doubtful[rows] = True
+        """Marks these rows as unknown."""
+        self._unknown[rows] = True
         self._any = True
 
     def restore(self, rows: NDArray[np.int64]) -> None:
-        """These rows are given new content."""
+        """Marks these rows as known, because they get new contents."""
         if self._any:
-            self._doubtful[rows] = False
-            self._any = bool(self._doubtful.any())
+            self._unknown[rows] = False
+            self._any = bool(self._unknown.any())
 
     def masked(self, rows: Int32) -> Int32:
-        """The rows, -1 for doubtful ones."""
-        return np.where(self._doubtful[rows], np.int32(-1), rows) if self._any else rows
+        """Returns the rows, with -1 for unknown ones."""
+        return np.where(self._unknown[rows], np.int32(-1), rows) if self._any else rows
 
 
 def _spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """first[0], first[0] + 1, ... (counts[0] of them), then first[1], ..."""
+    """Returns first[0], first[0] + 1, ... (counts[0] of them), then first[1], ..."""
     ends = np.cumsum(counts)
     spread: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(first - (ends - counts), counts)
     return spread

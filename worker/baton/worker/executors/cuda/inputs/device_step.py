@@ -1,4 +1,4 @@
-"""A step on the device: its columns, its inputs, and which of its tokens are followed by a sample."""
+"""A step on the device: its columns, its inputs, and the tokens that it samples after."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from baton.worker.layers.cuda.step import StepInputs
 
 
 class DeviceStep(NamedTuple):
-    """Made by the stepper, read by heads."""
+    """The inputs of a step for heads."""
 
     columns: StepColumns
     inputs: StepInputs
     chosen_rows: Tensor  # [num_sampled] int32, of the batch
     chosen: Tensor  # [num_sampled], sequences of `columns`
-    last: Tensor  # [num_sampled], their last tokens among the step's
+    last: Tensor  # [num_sampled], indices of their last tokens in the step

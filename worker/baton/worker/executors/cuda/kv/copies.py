@@ -1,4 +1,4 @@
-"""The KV pool of a CUDA device, as transfers see it: blocks between the pool and one contiguous piece of memory."""
+"""Copies for transfers between blocks of a CUDA device's KV pool and contiguous memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from baton.worker.core import BlockId
 
 
 class KvCopies:
-    """Gathers and scatters on the caller's current stream. Thread-safe: every call stands alone.
+    """Gathers and scatters blocks on the caller's current stream. Thread-safe.
 
-    `pool` gives [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim].
+    `pool` returns [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim].
     """
 
     def __init__(self, pool: Callable[[], Tensor]) -> None:
         self._pool = pool
-        self._copier: BlockCopier | None = None  # of the pool as it lies now
-        self.after: torch.cuda.Event | None = None  # writes to the pool come after it
+        self._copier: BlockCopier | None = None  # of the current pool's address
+        self.after: torch.cuda.Event | None = None  # writes to the pool must follow it
 
     @property
     def device(self) -> torch.device:
-        """Where the pool is."""
+        """The device of the pool."""
         return self._pool().device
 
     def num_bytes(self, num_layers: int, num_blocks: int) -> int:
-        """Of so many blocks of so many layers."""
+        """Returns the size of blocks of some layers."""
         pool = self._pool()
         return num_layers * num_blocks * pool[0, 0].numel() * pool.element_size()
 
@@ -53,27 +53,27 @@ class KvCopies:
         scatter_blocks(pool, self._index(block_ids), _shaped(values, pool, len(block_ids)))
 
     def order(self, stream: torch.cuda.Stream) -> None:
-        """What is queued on the stream from now on may write to the pool."""
+        """Orders later work on the stream after `after`, so that it may write to the pool."""
         if self.after is not None:
             stream.wait_event(self.after)
 
     def lane(self, num_slots: int, slot_bytes: int) -> CopyLane:
-        """For one connection's copies between the pool and so many slots of memory."""
+        """Returns a lane for the copies of one connection, between the pool and its slots of memory."""
         return CopyLane(self.copier, num_slots, slot_bytes)
 
     def copier(self) -> BlockCopier:
-        """For copies by address, until `release`."""
+        """Returns the copier by addresses, which is valid until `release`."""
         copier = self._copier
         if copier is None:
             copier = self._copier = BlockCopier(self._pool())
         return copier
 
     def release(self) -> None:
-        """The pool is about to go. No copy is under way."""
+        """Drops the copier before the pool is freed. No copy may be in progress."""
         self._copier = None
 
     def warm_up(self) -> None:
-        """Compiles both kernels, on a block that nobody holds yet."""
+        """Compiles both kernels, on a free block."""
         values = torch.empty(self.num_bytes(1, 1), dtype=torch.uint8, device=self.device)
         self.gather(range(1), [BlockId(0)], values)
         self.scatter(range(1), [BlockId(0)], values)
@@ -84,10 +84,10 @@ class KvCopies:
 
 
 class CopyLane:
-    """Copies that cost the host little, of one thread at a time. A slot's copy must have ended before the slot is used
-    again.
+    """Copies with little overhead on the host, for one thread at a time. A slot may be used again when its copy has
+    ended.
 
-    The kernels read block ids from pinned memory of the host.
+    Kernels read block ids from pinned memory of the host.
     """
 
     def __init__(self, copier: Callable[[], BlockCopier], num_slots: int, slot_bytes: int) -> None:

@@ -1,15 +1,15 @@
-"""Host memory for evicted blocks beside the pool of a CUDA device.
+"""Host memory for evicted blocks of a CUDA device.
 
-Out: the blocks are gathered, all layers at once, into staging memory on the stream that computes, so that they are
-read after every step launched before and ahead of every step launched later, at the speed of device memory. From
-staging they go to pinned host memory on a stream of their own, beside the steps. Staging holds a step's worth of
-blocks; whoever offloads asks for room first, so that nothing ever waits for it.
+Copies out: the compute stream gathers the blocks, all layers at once, to staging memory. So they are read after all
+steps launched earlier and before all launched later, at the speed of device memory. A second stream copies them from
+staging to pinned host memory, while steps run. Staging holds the blocks of one step; callers check `capacity` first, so
+that nothing waits for it.
 
-In: pieces of megabytes are copied to the device and scattered into the pool, one after the other, on a third stream.
-Steps do not wait for it, and it waits for steps only where fenced: nobody reads the blocks before poll has said that
-they are there. Where nothing else runs, the next step waits on the device instead, and is launched meanwhile.
+Copies in: a third stream copies pieces of megabytes to the device and scatters them to the pool, one after the other.
+Steps do not wait for it, because no step reads the blocks before `poll` has returned them; it waits for steps only if
+fenced. If nothing else runs, the next step is launched at once, and waits on the device.
 
-A block is contiguous in host memory, and neighbouring slots go in one copy.
+A block is contiguous in host memory, and adjacent slots are one copy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Arriving:
 
 
 class HostCache:
-    """Implements baton.worker.executors.base.HostCopies. Made before the pool is sized: staging is device memory."""
+    """Implements HostCopies of executors.base. Created before the pool is sized, because staging is device memory."""
 
     def __init__(
         self,
@@ -83,49 +83,49 @@ class HostCache:
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._leaving: deque[_Leaving] = deque()
         self._arriving: deque[_Arriving] = deque()
-        self._hurried: deque[_Arriving] = deque()  # told of before they landed
-        self._told: list[tuple[int, float]] = []
+        self._hurried: deque[_Arriving] = deque()  # reported before they landed
+        self._reported: list[tuple[int, float]] = []
         weakref.finalize(self, _unpin, self._slots.data_ptr())
 
-    def room(self) -> int:
-        """Blocks of staging memory that are free."""
-        return self._ring.room
+    def capacity(self) -> int:
+        """Returns the free blocks of staging memory."""
+        return self._ring.num_free
 
     @torch.inference_mode()
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
-        """Queues copies out. Raises DeviceLost where nothing can run any more."""
+        """Queues copies to the host. Raises DeviceLost if the device is lost."""
         spans = self._ring.take(len(copies))
         try:
             self._offload(sorted(copies, key=lambda copy: copy[1]), spans)
         except Exception as error:
-            raise_if_lost(error, self._wait_for_device)  # waits: no part of it goes on
+            raise_if_lost(error, self._wait_for_device)  # waits, so that no part continues
             self._ring.undo(len(copies))
             raise
 
     @torch.inference_mode()
     def restore(self, restore: RestoreCopy) -> None:
-        """Queues copies in. Raises DeviceLost where nothing can run any more."""
+        """Queues copies from the host. Raises DeviceLost if the device is lost."""
         try:
             self._restore(restore)
         except Exception as error:
-            raise_if_lost(error, self._wait_for_device)  # waits: no part of it goes on
+            raise_if_lost(error, self._wait_for_device)  # waits, so that no part continues
             raise
 
     def hurry(self) -> None:
-        """Whoever else writes the pool waits too: what a hurried copy writes may be free again before it lands."""
+        """Also delays other writers of the pool, because the blocks of a hurried copy may be freed before it lands."""
         if not self._arriving:
             return
         last = self._arriving[-1].done
         torch.cuda.current_stream().wait_event(last)
         self._kv.after = last
-        self._told += [(arriving.restore_id, 0.0) for arriving in self._arriving]
+        self._reported += [(arriving.restore_id, 0.0) for arriving in self._arriving]
         self._hurried += self._arriving
         self._arriving.clear()
 
     def poll(self) -> LandedCopies:
-        """What has landed since the last call. Raises DeviceLost where nothing can run any more."""
-        landed = LandedCopies(restores=self._told)
-        self._told = []
+        """Returns the copies that have landed since the last call. Raises DeviceLost if the device is lost."""
+        landed = LandedCopies(restores=self._reported)
+        self._reported = []
         try:
             while self._hurried and self._hurried[0].done.query():  # type: ignore[no-untyped-call]
                 hurried = self._hurried.popleft()
@@ -144,7 +144,7 @@ class HostCache:
         return landed
 
     def wait(self, seconds: float) -> None:
-        """Returns when a restore has landed, or after so many seconds."""
+        """Waits until a restore has landed, or for `seconds`."""
         until = time.perf_counter() + seconds
         while self._arriving and not self._arriving[0].done.query():  # type: ignore[no-untyped-call]
             if time.perf_counter() >= until:
@@ -201,20 +201,20 @@ def _seconds(copy: _Leaving | _Arriving) -> float:
 
 
 def _unpin(address: int) -> None:
-    """Before the memory is given back, so that others may pin it."""
+    """Unpins memory before it is freed, so that it can be pinned again."""
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 def _pinned(num_slots: int, bytes_per_block: int) -> Tensor:
-    """[num_slots, bytes_per_block] uint8 that the device reads and writes on its own. Raises InvalidRequest."""
+    """Reserves pinned memory [num_slots, bytes_per_block] uint8. Raises InvalidRequest."""
     pages = reserve_slots(num_slots, bytes_per_block)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
-            pages.madvise(mmap.MADV_HUGEPAGE)  # pinning goes page by page
+            pages.madvise(mmap.MADV_HUGEPAGE)  # the time to pin depends on the number of pages
         except OSError as error:
             _log.debug("host memory has no huge pages: %s", error)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
-    # Not torch's own pinned memory: that grows to the next power of two.
+    # Not PyTorch's pinned memory, which rounds up to a power of two.
     code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))  # type: ignore[no-untyped-call]
     if code:
         raise InvalidRequest(

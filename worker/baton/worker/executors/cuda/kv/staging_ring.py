@@ -1,4 +1,4 @@
-"""Places in a ring of staging memory, and which slots are neighbours. Knows no device."""
+"""A ring of staging memory, and runs of adjacent slots. Knows no device."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from baton.worker.core import HostSlot
 
 
 class StagingRing:
-    """Places are given back in the order in which they were taken."""
+    """A ring of entries that are freed in the order of their allocation."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._first = 0  # the next to be taken
+        self._first = 0  # the next entry
         self._taken = 0
 
     @property
-    def room(self) -> int:
-        """Free places."""
+    def num_free(self) -> int:
+        """Number of free entries."""
         return self.size - self._taken
 
     def take(self, count: int) -> list[tuple[int, int]]:
-        """`count` free places, as (first, count) of one or two stretches."""
-        assert count <= self.room, f"{count} places are wanted, {self.room} are free"
+        """Allocates `count` entries. Returns them as (first, count) of one or two spans."""
+        assert count <= self.num_free, f"{count} entries are needed, {self.num_free} are free"
         before_end = min(count, self.size - self._first)
-        stretches = [(self._first, before_end), (0, count - before_end)]
+        spans = [(self._first, before_end), (0, count - before_end)]
         self._first = (self._first + count) % self.size
         self._taken += count
-        return [stretch for stretch in stretches if stretch[1]]
+        return [span for span in spans if span[1]]
 
     def put_back(self, count: int) -> None:
-        """The places taken first are free again."""
-        assert count <= self._taken, f"{count} places are put back, {self._taken} were taken"
+        """Frees the entries that were allocated first."""
+        assert count <= self._taken, f"{count} entries are freed, {self._taken} were allocated"
         self._taken -= count
 
     def undo(self, count: int) -> None:
-        """The places taken last are free again."""
+        """Frees the entries that were allocated last."""
         self.put_back(count)
         self._first = (self._first - count) % self.size
 
 
 def runs(slots: Sequence[HostSlot]) -> Iterator[tuple[int, HostSlot, int]]:
-    """Stretches of neighbours among growing slots: (index of the first, its slot, how many)."""
+    """Yields the runs of adjacent slots in sorted slots: (index of the first, its slot, count)."""
     start = 0
     for index in range(1, len(slots) + 1):
         if index == len(slots) or slots[index] != slots[index - 1] + 1:

@@ -1,4 +1,4 @@
-"""The head that generates, on the device: log-probabilities of prompts, and a token for each row that samples."""
+"""The generate head on the device: log-probabilities of prompts, and a token for each row that samples."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from baton.worker.models.decoder import Decoder
 
 
 class Computed(NamedTuple):
-    """What a step leaves behind, on the device or on its way from there."""
+    """The results of a step, on the device or being copied from it."""
 
     token_ids: Tensor  # of the rows that sample, int32
-    left_out: Int32  # of these, those that get none
+    left_out: Int32  # the rows among them that get no token
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: PendingPromptLogprobs | None = None
 
 
 class GenerateHead:
-    """A Head. What it draws is also written behind each row's last known token.
+    """Implements Head. Appends sampled tokens to the batch's rows.
 
-    `draw`, `draw_special` and `score` wait for nothing on the host: they can be captured, one behind the other. They
-    use the same memory at every call.
+    `draw`, `draw_special` and `score` never synchronize with the host, so they can be captured in this order. They use
+    the same memory at every call.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class GenerateHead:
         captured: bool,
         batch_invariant: bool = False,
     ) -> None:
-        # Of every captured step; never used where none is captured.
+        # Shared by captured steps; untouched without them.
         self.logits = torch.empty(num_rows if captured else 0, vocab_size, dtype=dtype, device=device)
         self._batch = batch
         self._sampler = DeviceSampler(num_rows, vocab_size, batch, device)
@@ -69,16 +69,16 @@ class GenerateHead:
         return self._tokens[:size]
 
     def draw_special(self, rows: Tensor, seq_lens: Tensor) -> None:
-        """Draws again, behind `draw`, for rows with edits, filters and masks."""
+        """Samples again, after `draw`, for rows with edits, filters or masks."""
         size = len(rows)
         self._sampler.draw_special(self.logits[:size], rows, seq_lens, self._tokens[:size])
 
     def score(self, rows: Tensor) -> None:
-        """Scores, behind all draws, for rows that ask for log-probabilities."""
+        """Computes log-probabilities for rows that ask for them, after all draws."""
         size = len(rows)
         self._sampler.score(self.logits[:size], rows, self._tokens[:size])
 
-    # Any other step.
+    # Other steps.
 
     def run(self, plan: StepPlan, step: DeviceStep, decoder: Decoder[StepInputs], hidden: Tensor) -> Undrawn:
         sampler, rows = self._sampler, step.chosen_rows
@@ -95,15 +95,15 @@ class GenerateHead:
         return Undrawn(rows, tokens, logits, draw_special, score, scored)
 
     def finish(self, plan: StepPlan, undrawn: Undrawn, masks: TokenMasks | None, left_out: Int32) -> Computed:
-        """Draws and scores what only some rows ask for. Behind `run` or a captured step."""
+        """Samples special rows and computes log-probabilities. Called after `run` or a captured step."""
         sampler, step = self._sampler, undrawn
-        wishes = sampler.wishes_of(plan, masks)
-        if len(left_out) and (wishes.special or wishes.scored):
+        flags = sampler.flags_of(plan, masks)
+        if len(left_out) and (flags.special or flags.scored):
             step.rows.index_fill_(0, self._batch.upload(left_out.astype(np.int64)), -1)
-        if wishes.special:
+        if flags.special:
             sampler.take_masks(masks)
             step.draw_special()
-        if not wishes.scored:
+        if not flags.scored:
             return Computed(step.tokens, left_out, None, step.prompt_logprobs)
         step.score()
         logprobs = sampler.logprobs(plan, step.logits, step.tokens)
@@ -111,4 +111,4 @@ class GenerateHead:
 
 
 def _nothing() -> None:
-    """Where no row samples."""
+    """Replaces draws in a step without rows that sample."""

@@ -1,7 +1,7 @@
-"""What the model thought of the tokens of prompts, on the device, for rows whose requests ask. Others cost nothing.
+"""Log-probabilities of prompt tokens on the device, for rows whose requests ask for them. Other rows cost nothing.
 
-Logits are made for some positions at a time, and go no further than the device: what is read back is a few numbers a
-position, without the host waiting for it.
+Logits are computed for some positions at a time, and stay on the device. A few numbers per position are copied to the
+host, asynchronously.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from baton.worker.core import StepPlan, TokenLogprobs
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.columns import StepColumns
 
-MAX_POSITIONS = 256  # whose logits are there at once
+MAX_POSITIONS = 256  # positions per chunk of logits
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Tokens of one row's prompt that a step foretells."""
+    """Tokens of one row's prompt that a step predicts."""
 
     index: int  # into the plan's rows
     row: int
-    first: int  # place in the prompt of the first of them
-    begin: int  # among the step's tokens: whose result foretells that first one
+    first: int  # prompt position of the first of them
+    begin: int  # index in the step of the token that predicts the first one
     count: int
 
 
 @dataclass(slots=True)
 class PendingPromptLogprobs:
-    """Log-probabilities on their way to the host."""
+    """Log-probabilities that are being copied to the host."""
 
-    parts: list[tuple[PromptPart, list[Tensor]]] = field(default_factory=list)  # pinned, as RowLogprobs has them
+    parts: list[tuple[PromptPart, list[Tensor]]] = field(default_factory=list)  # pinned, the fields of RowLogprobs
 
     def read(self) -> dict[int, tuple[int, list[TokenLogprobs]]]:
-        """As StepResult.prompt_logprobs. Call when the step is done."""
+        """Returns StepResult.prompt_logprobs. Called when the step is done."""
         return {
             part.index: (
                 part.first,
@@ -55,7 +55,7 @@ class PendingPromptLogprobs:
 
 
 class DevicePromptLogprobs:
-    """Which rows of the persistent batch ask, and for how many alternatives."""
+    """The rows of the persistent batch that ask for log-probabilities, and the number of their alternatives."""
 
     def __init__(self, batch: DeviceBatch, *, batch_invariant: bool = False) -> None:
         self._batch = batch
@@ -63,7 +63,7 @@ class DevicePromptLogprobs:
         self._num_top: dict[int, int] = {}  # by row
 
     def apply(self, plan: StepPlan) -> None:
-        """Forgets freed rows, and takes the wishes of admitted ones in place of those that the rows had."""
+        """Drops freed rows, and stores the parameters of admitted ones."""
         for row in plan.freed:
             self._num_top.pop(row, None)
         for init in plan.admitted:
@@ -74,7 +74,7 @@ class DevicePromptLogprobs:
     def of(
         self, plan: StepPlan, columns: StepColumns, hidden: Tensor, logits: Callable[[Tensor], Tensor]
     ) -> PendingPromptLogprobs | None:
-        """For the residual stream [num_tokens, hidden_size] of all that the step computes. None: no row asks."""
+        """Starts to compute entries from the step's residual stream [num_tokens, hidden_size]. None: no row asks."""
         if not self._num_top:
             return None
         pending = PendingPromptLogprobs()
@@ -93,7 +93,7 @@ class DevicePromptLogprobs:
             states, wanted = hidden[begin : begin + MAX_POSITIONS], token_ids[begin : begin + MAX_POSITIONS]
             count = len(states)
             if self._invariant:
-                # How torch cuts a sum over a row depends on how many rows there are: always as many.
+                # PyTorch splits a sum over a row depending on the number of rows, so that number is constant.
                 states = functional.pad(states, (0, 0, 0, MAX_POSITIONS - count))
                 wanted = functional.pad(wanted, (0, MAX_POSITIONS - count))
             found = row_logprobs(logits(states), wanted, num_top)
@@ -104,7 +104,7 @@ class DevicePromptLogprobs:
 def prompt_parts(
     plan: StepPlan, columns: StepColumns, num_prompt_tokens: NDArray[np.int64], asking: Container[int]
 ) -> Iterator[PromptPart]:
-    """What the step's sequences foretell of the prompts of rows that ask; num_prompt_tokens is by row."""
+    """Yields the prompt tokens that the step predicts, of rows in `asking`. num_prompt_tokens is by row."""
     starts = columns.starts
     for sequence, row in enumerate(columns.rows.tolist()):
         if row not in asking:
@@ -117,6 +117,6 @@ def prompt_parts(
 
 
 def to_pinned(tensor: Tensor) -> Tensor:
-    """A copy in pinned host memory, complete when the stream has come so far."""
+    """Queues a copy to pinned host memory. Returns the copy."""
     out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return out.copy_(tensor, non_blocking=True)

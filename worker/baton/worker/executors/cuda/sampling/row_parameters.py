@@ -1,4 +1,4 @@
-"""Requests' sampling parameters as the device's columns and lists hold them. Host only."""
+"""Converts sampling parameters of requests to the device's columns and lists. Host only."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from baton.worker.sampling.output_rules import has_rules
 from baton.worker.sampling.sampler import drawn_temperature
 
 _LOW_64 = (1 << 64) - 1
-_ANY = -1  # in a sequence: before its first token
+_ANY = -1  # padding before a sequence's first token
 _NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class RowLists:
-    """What of one request's wishes has no fixed length."""
+    """The parameters of one request that have no fixed length."""
 
-    words: Int32  # biased tokens, biases, bitmaps of allowed and suppressed tokens, sequences, a reasoning's end, named
-    wishes: int  # the bits of columns.WISHES that they stand for
+    words: Int32  # biased tokens, biases, bitmaps of allowed and suppressed tokens, sequences, end of reasoning, named
+    flags: int  # their bits of columns.FLAGS
     num_biases: int = 0
     num_sequences: int = 0
-    sequence_width: int = 0  # tokens of the longest, but the last
+    sequence_width: int = 0  # tokens of the longest, without the last
     num_named: int = 0
 
 
@@ -34,7 +34,7 @@ _NO_LISTS = RowLists(_NONE, 0)
 
 
 def row_lists(sampling: SamplingParams, vocab_size: int) -> RowLists:
-    """Leaves out tokens that the vocabulary does not have."""
+    """Returns the lists of a request, without tokens outside the vocabulary."""
     if not (
         sampling.logit_bias
         or sampling.allowed_token_ids
@@ -60,35 +60,35 @@ def row_lists(sampling: SamplingParams, vocab_size: int) -> RowLists:
         np.array(() if limit is None else limit.end_token_ids, np.int32),
         np.array(named, np.int32),
     ]
-    wishes = (
+    flags = (
         (columns.BIASED.value if biases else 0)
         | (columns.ALLOWED.value if len(allowed) else 0)
         | (columns.SUPPRESSED.value if len(suppressed) else 0)
         | (columns.RULED.value if sequences or limit is not None else 0)
     )
-    return RowLists(np.concatenate(words), wishes, len(biases), len(sequences), width, len(named))
+    return RowLists(np.concatenate(words), flags, len(biases), len(sequences), width, len(named))
 
 
-def wishes_of(sampling: SamplingParams, lists: RowLists) -> int:
-    """The bits of columns.WISHES."""
-    wishes = lists.wishes
+def flags_of(sampling: SamplingParams, lists: RowLists) -> int:
+    """Returns the bits of columns.FLAGS."""
+    flags = lists.flags
     if is_penalized(sampling):
-        wishes |= columns.PENALIZED.value
+        flags |= columns.PENALIZED.value
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    if wishes or (filtered and drawn_temperature(sampling) > 0):
-        wishes |= columns.SPECIAL.value
-    return wishes
+    if flags or (filtered and drawn_temperature(sampling) > 0):
+        flags |= columns.SPECIAL.value
+    return flags
 
 
 def is_penalized(sampling: SamplingParams) -> bool:
-    """Whether what was said before counts."""
+    """Returns whether penalties apply."""
     return (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1.0, 0.0, 0.0)
 
 
 def column_words(
     inits: Sequence[RowInit], lists: Sequence[RowLists], addresses: Sequence[int], vocab_size: int
 ) -> Int32:
-    """[len(inits), NUM_COLUMNS]: each row's word of each column; addresses are those of its lists on the device."""
+    """Returns the words of all columns, [len(inits), NUM_COLUMNS]. `addresses` of the rows' lists are on the device."""
     words = np.empty((len(inits), columns.NUM_COLUMNS), np.int32)
     words[:, :6].view(np.float32)[:] = [
         (
@@ -110,12 +110,12 @@ def column_words(
 
 
 def _rest(sampling: SamplingParams, lists: RowLists, vocab_size: int) -> tuple[int, ...]:
-    """Wishes, min_tokens, and the columns behind the lists' address."""
+    """Returns flags, min_tokens, and the columns after the lists' address."""
     limit = sampling.reasoning_limit
     start = None if limit is None else limit.start_token_id
     num_logprobs = -1 if sampling.logprobs is None else num_likely(sampling, vocab_size)
     return (
-        wishes_of(sampling, lists),
+        flags_of(sampling, lists),
         sampling.min_tokens,
         lists.num_biases,
         lists.num_sequences,
@@ -129,17 +129,17 @@ def _rest(sampling: SamplingParams, lists: RowLists, vocab_size: int) -> tuple[i
 
 
 def num_likely(sampling: SamplingParams, vocab_size: int) -> int:
-    """How many of the most likely tokens a request asks for."""
+    """Returns the number of most likely tokens that a request asks for."""
     return 0 if sampling.logprob_token_ids else min(sampling.logprobs or 0, vocab_size)
 
 
 def _top_k(sampling: SamplingParams, vocab_size: int) -> int:
-    """0 where it takes nothing out."""
+    """Returns top_k, or 0 if it excludes nothing."""
     return sampling.top_k if sampling.top_k < vocab_size else 0
 
 
 def _halves(values: Sequence[int]) -> Int32:
-    """[len(values), 2]: the low and the high 32 bits."""
+    """Returns the low and the high 32 bits, [len(values), 2]."""
     return np.array(values, np.uint64).view(np.int32).reshape(-1, 2)
 
 
@@ -149,7 +149,7 @@ def _known(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int64]:
 
 
 def _bitmap(token_ids: NDArray[np.int64], vocab_size: int) -> Int32:
-    """Bit t % 32 of word t // 32 is set for these tokens; empty for none."""
+    """Returns a bitmap with bit t % 32 of word t // 32 set for each token t; empty without tokens."""
     if not len(token_ids):
         return _NONE
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
@@ -158,7 +158,7 @@ def _bitmap(token_ids: NDArray[np.int64], vocab_size: int) -> Int32:
 
 
 def _prefixes(sequences: Sequence[tuple[int, ...]], width: int) -> Int32:
-    """[len(sequences) * width]: all tokens but the last, at the right."""
+    """Returns all tokens but the last of each sequence, right-aligned, [len(sequences) * width]."""
     prefixes = np.full((len(sequences), width), _ANY, np.int32)
     for index, each in enumerate(sequences):
         prefixes[index, width - len(each) + 1 :] = each[:-1]

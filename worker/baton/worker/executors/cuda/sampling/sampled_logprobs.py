@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens, on their way to the host."""
+"""Log-probabilities of sampled tokens that are being copied to the host."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from baton.worker.core import Int32, SamplingParams, TokenLogprobs
 from baton.worker.executors.cuda.sampling.prompt_logprobs import to_pinned
 from baton.worker.executors.cuda.sampling.row_parameters import num_likely
 
-_LIKELY = 2  # where the most likely tokens begin in a row of what score_tokens found
+_LIKELY = 2  # column of the most likely tokens in the results of score_tokens
 _LOGPROBS = _LIKELY + MOST_LIKELY
 _NAMED = _LOGPROBS + MOST_LIKELY
 
 
 @dataclass(slots=True)
 class PendingLogprobs:
-    """Of the rows that ask."""
+    """The log-probabilities of rows that ask for them."""
 
     indices: list[int]  # into the step's sampled tokens
-    sampling: list[SamplingParams]  # by place in `indices`
+    sampling: list[SamplingParams]  # of each of `indices`
     vocab_size: int
-    found: Tensor  # pinned, as score_tokens has it, of all sampled tokens
-    # By place in `indices`, of rows that ask for more than `found` has: as row_logprobs has it, or the named ones.
+    found: Tensor  # pinned results of score_tokens for all sampled tokens
+    # For rows that ask for more than `found` has, by position in `indices`: from row_logprobs, or of named tokens.
     wide: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, indices: list[int], sampling: list[SamplingParams], found: Tensor, logits: Tensor, tokens: Tensor
     ) -> PendingLogprobs:
-        """Starts the copies. `indices` ask, of the rows of logits [num_rows, vocab] and drawn tokens [num_rows]."""
+        """Starts the copies for `indices` of the rows of logits [num_rows, vocab] and sampled tokens [num_rows]."""
         pending = cls(indices, sampling, logits.shape[1], to_pinned(found))
-        for place, (index, params) in enumerate(zip(indices, sampling, strict=True)):
+        for position, (index, params) in enumerate(zip(indices, sampling, strict=True)):
             if _is_wide(params, logits.shape[1]):
-                # One by one: how torch cuts a sum over a row depends on how many rows there are.
+                # One by one, because PyTorch splits a sum over a row depending on the number of rows.
                 own = slice(index, index + 1)
                 found_wide = _wide(params, logits[own], tokens[own].long())
-                pending.wide[place] = [to_pinned(tensor) for tensor in found_wide]
+                pending.wide[position] = [to_pinned(tensor) for tensor in found_wide]
         return pending
 
     def read(self) -> dict[int, TokenLogprobs]:
-        """By index into the step's sampled tokens. Call when the step is done."""
+        """Returns entries by index into the step's sampled tokens. Called when the step is done."""
         table: Int32 = self.found.numpy()[self.indices]
         counts = [min(num_likely(each, self.vocab_size), MOST_LIKELY) for each in self.sampling]
         most = max(counts)
@@ -62,17 +62,17 @@ class PendingLogprobs:
             index: TokenLogprobs(logprob, rank, tuple(top_ids[:count]), tuple(top[:count]))
             for index, count, logprob, rank, top_ids, top in columns
         }
-        for place, (index, params) in enumerate(zip(self.indices, self.sampling, strict=True)):
-            if place in self.wide or params.logprob_token_ids:
-                top_ids, top = self._alternatives(place, params, table)
+        for position, (index, params) in enumerate(zip(self.indices, self.sampling, strict=True)):
+            if position in self.wide or params.logprob_token_ids:
+                top_ids, top = self._alternatives(position, params, table)
                 read[index] = replace(read[index], top_token_ids=tuple(top_ids), top_logprobs=tuple(top))
         return read
 
-    def _alternatives(self, place: int, params: SamplingParams, table: Int32) -> tuple[list[int], list[float]]:
-        wide = self.wide.get(place)
+    def _alternatives(self, position: int, params: SamplingParams, table: Int32) -> tuple[list[int], list[float]]:
+        wide = self.wide.get(position)
         named = params.logprob_token_ids
         if wide is None:
-            values = table[place, _NAMED : _NAMED + len(named)].copy().view(np.float32)
+            values = table[position, _NAMED : _NAMED + len(named)].copy().view(np.float32)
             return list(named), values.tolist()
         if named:
             return list(named), wide[0].tolist()

@@ -1,4 +1,4 @@
-"""From logits to tokens on the device: the same few launches whatever the rows ask for. Never waits for the host."""
+"""Samples tokens on the device, with the same few launches for all parameters. Never waits for the host."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from baton.worker.executors.cuda.inputs.uploads import Patches, PinnedRing
 from baton.worker.executors.cuda.sampling.row_parameters import (
     RowLists,
     column_words,
+    flags_of,
     is_penalized,
     row_lists,
-    wishes_of,
 )
 from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprobs
 
 _USUAL_LISTS = 1 << 14  # words
 
 
-class StepWishes(NamedTuple):
-    """What a step's rows ask for beyond a draw from their plain logits."""
+class StepFlags(NamedTuple):
+    """The kernels that a step needs in addition to `draw`."""
 
-    special: bool  # some row has edits, filters or a mask
-    scored: bool  # some row asks for log-probabilities
+    special: bool  # for rows with edits, filters or a mask
+    scored: bool  # for rows that ask for log-probabilities
 
 
 class DeviceSampler:
-    """Sampling parameters of the persistent batch's rows.
+    """The sampling parameters of the persistent batch's rows.
 
-    What a row gets depends on nothing but its own logits, parameters and tokens.
+    A row's token depends only on its own logits, parameters and tokens.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DeviceSampler:
         self._patches = Patches(columns.words, columns.words.numel())
         self._lists_up = PinnedRing(_USUAL_LISTS, torch.int32)
         self._masks_up = PinnedRing(len(self._state.mask_of) + 8 * self._state.num_words, torch.int32, 4)
-        self._masked = False  # whether the device has masks of the step before
+        self._masked = False  # whether the device has masks of the previous step
         self._params: list[SamplingParams | None] = [None] * num_rows
         self._special = np.zeros(num_rows, np.bool_)
         self._asking = np.zeros(num_rows, np.bool_)  # for log-probabilities
@@ -59,28 +59,28 @@ class DeviceSampler:
 
     @property
     def state(self) -> SamplingState:
-        """The device's memory."""
+        """The parameters in device memory."""
         return self._state
 
     def admit(self, inits: list[RowInit]) -> None:
-        """Takes rows' parameters to the device, and counts their known tokens where these count."""
+        """Uploads the parameters of rows, and counts the known tokens of rows with penalties."""
         if not inits:
             return
         lists = [row_lists(init.sampling, self._vocab_size) for init in inits]
         for init, each in zip(inits, lists, strict=True):
             self._params[init.row] = init.sampling
-            self._special[init.row] = bool(wishes_of(init.sampling, each) & SPECIAL.value)
+            self._special[init.row] = bool(flags_of(init.sampling, each) & SPECIAL.value)
             self._asking[init.row] = init.sampling.logprobs is not None
         addresses, counted = self._upload_lists(inits, lists)
         words = column_words(inits, lists, addresses, self._vocab_size)
         rows = np.array([init.row for init in inits], np.int64)
-        places = rows[:, None] + self._state.columns.stride * np.arange(words.shape[1])
-        self._patches.write(places.reshape(-1), words.reshape(-1))
+        indices = rows[:, None] + self._state.columns.stride * np.arange(words.shape[1])
+        self._patches.write(indices.reshape(-1), words.reshape(-1))
         if counted is not None:
             self._restart_counts(inits, counted)
 
     def _upload_lists(self, inits: list[RowInit], lists: list[RowLists]) -> tuple[list[int], Tensor | None]:
-        """In one copy: lists, whose addresses it returns, then rows and lengths [2, n] of rows that count tokens."""
+        """Uploads lists, and rows and lengths [2, n] of rows that count tokens. Returns lists' addresses, and these."""
         for init in inits:
             self._lists.pop(init.row, None)
         counting = [(init.row, len(init.token_ids)) for init in inits if is_penalized(init.sampling)]
@@ -103,14 +103,14 @@ class DeviceSampler:
         rows, lengths = counted
         self._state.counts.restart(rows, lengths, longest, columns.words, columns.stride, tokens)
 
-    def wishes_of(self, plan: StepPlan, masks: TokenMasks | None) -> StepWishes:
-        """What `draw_special` and `score` are needed for."""
+    def flags_of(self, plan: StepPlan, masks: TokenMasks | None) -> StepFlags:
+        """Returns whether the plan needs `draw_special` and `score`."""
         rows = plan.rows[plan.samples]
         special = masks is not None or bool(self._special[rows].any())
-        return StepWishes(special, bool(self._asking[rows].any()))
+        return StepFlags(special, bool(self._asking[rows].any()))
 
     def take_masks(self, masks: TokenMasks | None) -> None:
-        """Takes the next draw's masks to the device, in one copy."""
+        """Uploads the masks of the next draw, in one copy."""
         state = self._state
         if masks is None:
             if self._masked:
@@ -129,22 +129,22 @@ class DeviceSampler:
         self._masked = True
 
     def draw(self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor, out: Tensor) -> None:
-        """Tokens `out` [num_rows] int32 of rows that ask for nothing special, for logits [num_rows, vocab].
+        """Samples `out` [num_rows] int32 from logits [num_rows, vocab], for rows that are not special.
 
-        They are also written behind each row's last known token.
+        Also appends the tokens to the batch's rows.
         """
         sample_tokens(logits, out, self._state, batch_rows, seq_lens, self._batch.token_ids)
 
     def draw_special(self, logits: Tensor, batch_rows: Tensor, seq_lens: Tensor, out: Tensor) -> None:
-        """The same of all others. Behind `draw` and, where the step has masks, `take_masks`."""
+        """Samples for special rows, after `draw` and, if the step has masks, `take_masks`."""
         sample_special(logits, out, self._state, batch_rows, seq_lens, self._batch.token_ids)
 
     def score(self, logits: Tensor, batch_rows: Tensor, tokens: Tensor) -> None:
-        """Leaves the log-probabilities of drawn tokens [num_rows] and their alternatives for `logprobs`."""
+        """Computes log-probabilities of sampled tokens [num_rows] and of their alternatives, for `logprobs`."""
         score_tokens(logits, tokens, self._state, batch_rows)
 
     def logprobs(self, plan: StepPlan, logits: Tensor, tokens: Tensor) -> PendingLogprobs:
-        """What `score` found for logits and tokens of the plan's rows that sample."""
+        """Returns the results of `score` for logits and tokens of the plan's rows that sample."""
         rows = plan.rows[plan.samples]
         asking: NDArray[np.int64] = np.flatnonzero(self._asking[rows])
         sampling = [self._of(row) for row in rows[asking].tolist()]

@@ -1,4 +1,4 @@
-"""A step between its forward pass and its tokens. Masks may come in between, and leave out some rows."""
+"""A step between its forward pass and sampling. Masks may come in between, and exclude some rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from baton.worker.executors.cuda.sampling.prompt_logprobs import PendingPromptLo
 
 
 class Undrawn(NamedTuple):
-    """What the forward pass leaves behind. Rows that ask for nothing special have their tokens."""
+    """The results of the forward pass. Rows that are not special already have their tokens."""
 
-    rows: Tensor  # [num_rows] int32, of the batch; -1 is neither drawn nor scored
+    rows: Tensor  # [num_rows] int32, of the batch; -1 is neither sampled nor scored
     tokens: Tensor  # [num_rows] int32
     logits: Tensor  # [num_rows, vocab_size]
     draw_special: Callable[[], None]
@@ -24,7 +24,7 @@ class Undrawn(NamedTuple):
 
 
 def leave_out(result: StepResult, plan: StepPlan, left_out: Int32) -> None:
-    """Takes the tokens of these rows, of those that sample, out of a result that has one for each."""
+    """Removes the tokens of rows in `left_out` from a result with one token for each row that samples."""
     if not len(left_out):
         return
     drawn = np.ones(len(result.token_ids), np.bool_)

@@ -1,4 +1,4 @@
-"""How much of the device the KV pool gets: what is left when weights and the largest step have theirs."""
+"""Sizes the KV pool: the device memory that is left after the weights and the largest step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTES_PER_GRAPH = 8 << 20
 
 
 def open_device(ordinal: int = 0) -> torch.device:
-    """The CUDA device. Raises Mismatch where there is none that the kernels run on, NoCapacity where it is full."""
+    """Returns the CUDA device. Raises Mismatch without a supported device, NoCapacity if it is full."""
     if not torch.cuda.is_available():
         raise Mismatch(
             f"executor=cuda finds no usable NVIDIA GPU ({_why_unusable()}): check `nvidia-smi`, the driver, and that "
@@ -43,7 +43,7 @@ def open_device(ordinal: int = 0) -> torch.device:
 
 
 def _why_unusable() -> str:
-    """By the runtime's own word: no driver, an old one, none visible."""
+    """Returns the CUDA runtime's reason, such as no driver, an old driver, or no visible device."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -56,7 +56,7 @@ def _first_line(error: Exception) -> str:
 
 
 def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises InvalidRequest, with the numbers, for a model that is larger than the device's free memory."""
+    """Raises InvalidRequest if the weights are larger than the device's free memory."""
     needed = weight_bytes(config, dtype)
     free, total = torch.cuda.mem_get_info(device)
     if needed > free:
@@ -69,11 +69,10 @@ def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.dev
 
 
 def allocate_kv(spec: KvSpec, dtype: torch.dtype, num_blocks: int, device: torch.device) -> Tensor:
-    """Returns [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of zeros, the only group's blocks.
+    """Returns the blocks of the only group, [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim].
 
-    Raises InvalidRequest beyond memory.
-
-    Zeros: kernels read beyond a sequence's end, and weigh what they find there with 0.
+    They are zeros, because kernels read beyond a sequence's end and multiply these values by 0. Raises InvalidRequest
+    without enough memory.
     """
     (group,) = spec.groups
     shape = (group.num_layers, num_blocks, *spec.block_shape(group))
@@ -90,7 +89,7 @@ def allocate_kv(spec: KvSpec, dtype: torch.dtype, num_blocks: int, device: torch
 
 
 def graph_bytes(config: ModelConfig, dtype: torch.dtype, sizes: list[int]) -> int:
-    """About what captured steps of these sizes take: the largest's activations, and each one's nodes."""
+    """Estimates the memory of captured steps of these sizes: the activations of the largest, and the nodes of each."""
     width = 2 * config.hidden_size + config.num_qkv_heads * config.head_dim + 3 * config.intermediate_size
     return len(sizes) * _BYTES_PER_GRAPH + 4 * max(sizes) * width * dtype.itemsize
 
@@ -114,15 +113,15 @@ def num_kv_blocks(config: WorkerConfig, bytes_per_block: int, graph_bytes: int, 
 
 
 def num_blocks_that_fit(bytes_per_block: int, utilization: float, peak_bytes: int, device: torch.device) -> int:
-    """KV blocks in `utilization` of the device, beside `peak_bytes` of torch's own peak and what others hold."""
+    """Returns the KV blocks in `utilization` of the device, less PyTorch's `peak_bytes` and other processes' memory."""
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    room = int(total * utilization) - others - peak_bytes
-    if room < bytes_per_block:
+    available = int(total * utilization) - others - peak_bytes
+    if available < bytes_per_block:
         raise InvalidRequest(
             f"no KV block fits: {utilization:.2f} of {total / _GIB:.1f} GiB, less {peak_bytes / _GIB:.1f} GiB for "
-            f"weights and the largest step and {others / _GIB:.1f} GiB of others, leaves {room / _GIB:.2f} GiB; raise "
-            "gpu_memory_utilization, lower max_num_batched_tokens, or free the GPU",
+            f"weights and the largest step and {others / _GIB:.1f} GiB of others, leaves {available / _GIB:.2f} GiB; "
+            "raise gpu_memory_utilization, lower max_num_batched_tokens, or free the GPU",
             field="gpu_memory_utilization",
         )
-    return room // bytes_per_block
+    return available // bytes_per_block

@@ -1,4 +1,4 @@
-"""What a start tells: its phases, how long each took, and how far the long ones are. Knows no device."""
+"""Logs the phases of a start, their durations, and the progress of long ones. Knows no device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
-_PROGRESS_STEPS = 5  # lines that a long phase logs
+_PROGRESS_STEPS = 5  # log lines of a long phase
 
 
 class StartPhases:
-    """Call `end` after each phase. `wait` returns when the device is done with what the phase started."""
+    """Call `end` after each phase. `wait` waits for the device to complete a phase."""
 
     def __init__(self, wait: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self._wait = wait
@@ -21,7 +21,7 @@ class StartPhases:
         self._last = clock()
 
     def end(self, name: str) -> None:
-        """Logs the phase."""
+        """Ends and logs a phase."""
         self._wait()
         now = self._clock()
         self._seconds.append((name, now - self._last))
@@ -29,7 +29,7 @@ class StartPhases:
         _log.info("start: %s in %.1f s", *self._seconds[-1])
 
     def progress(self, name: str) -> Callable[[int, int], None]:
-        """Logs about every fifth of a phase's parts: call with how many are done, of how many."""
+        """Returns a function that logs about every fifth of a phase. Its arguments are parts done and their total."""
 
         def report(done: int, total: int) -> None:
             part = -(-total // _PROGRESS_STEPS)
@@ -39,7 +39,7 @@ class StartPhases:
         return report
 
     def log(self, num_blocks: int, block_size: int) -> None:
-        """The sum of it."""
+        """Logs the summary of all phases."""
         total = sum(seconds for _, seconds in self._seconds)
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._seconds)
         _log.info("executor ready in %.1f s (%s) with %d blocks of %d tokens", total, parts, num_blocks, block_size)

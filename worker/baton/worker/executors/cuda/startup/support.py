@@ -1,4 +1,4 @@
-"""What the CUDA kernels can compute: checked at start, so that no compiler's message has to be understood."""
+"""Checks at start whether the CUDA kernels support the model, instead of failing with a compiler's message."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def compute_dtype(config: WorkerConfig, model: ModelConfig) -> torch.dtype:
-    """Of weights and activations; auto: the checkpoint's own, bfloat16 where it does not say."""
+    """Returns the dtype of weights and activations. auto: the checkpoint's, or bfloat16 if it has none."""
     wanted = model.dtype if config.dtype == "auto" else config.dtype
     return _DTYPES.get(wanted, torch.bfloat16)
 
 
 def kv_dtype(config: WorkerConfig, compute: torch.dtype) -> torch.dtype:
-    """Of the pool."""
+    """Returns the dtype of the KV pool."""
     return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else compute
 
 
@@ -35,12 +35,12 @@ def checked_model_len(wanted: int, model: ModelConfig) -> int:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As KvSpec has it."""
+    """Returns the name of a dtype in KvSpec."""
     return str(dtype).removeprefix("torch.").removesuffix("fn")
 
 
 def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dtype, device: torch.device) -> None:
-    """Raises InvalidRequest that names what the kernels cannot do."""
+    """Raises InvalidRequest for a property of the model that the kernels do not support."""
     if config.block_size not in BLOCK_SIZES:
         allowed = ", ".join(map(str, BLOCK_SIZES))
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""The steps that a start runs, so that nothing is compiled, loaded or found too large while requests run.
+"""The steps that a start runs, so that nothing is compiled, loaded or out of memory while requests run.
 
-Plans made by hand: they use rows from 0 on and no block but the first.
+Their plans use rows from 0 on and only the first block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, StepPlan, TokenMasks
 from baton.worker.executors.cuda.sampling.prompt_logprobs import MAX_POSITIONS
 
-# Every kind of filter and edit, and logprobs.
+# All filters and edits, and logprobs.
 _SPECIAL = SamplingParams(
     temperature=0.7,
     top_p=0.9,
@@ -31,12 +31,12 @@ _SPECIAL = SamplingParams(
 )
 _CHOSEN = replace(_SPECIAL, logprob_token_ids=(0, 1))
 _PLAIN = SamplingParams(temperature=1.0, top_p=0.5)
-# One for each way that the kernels for few tokens are cut.
+# One for each split of the kernels for few tokens.
 _DECODE_COUNTS = (1, 2, 17, 33, 65)
 
 
 def largest_step(num_tokens: int, max_model_len: int, num_rows: int) -> StepPlan:
-    """Prompts that fill a step of num_tokens."""
+    """Returns a plan with prompts of num_tokens in total."""
     chunks: list[int] = []
     while num_tokens > 0 and len(chunks) < num_rows:
         # The last token of a row is never computed.
@@ -46,7 +46,7 @@ def largest_step(num_tokens: int, max_model_len: int, num_rows: int) -> StepPlan
 
 
 def small_steps(num_rows: int, vocab_size: int) -> list[StepPlan]:
-    """Every kernel in every form that steps of this many rows can ask for, but for decode attention's cuts."""
+    """Returns plans that use all specializations of kernels for this many rows, except splits of decode attention."""
     counts = [count for count in _DECODE_COUNTS if count < num_rows] + [num_rows]
     plans = [_plan([_PLAIN] * count, []) for count in counts]
     plans += [_plan([_PLAIN] * (count - 1), [2]) for count in counts]
@@ -58,20 +58,20 @@ def small_steps(num_rows: int, vocab_size: int) -> list[StepPlan]:
 
 
 def scoring_step(num_tokens: int, max_model_len: int) -> StepPlan:
-    """A prompt whose own log-probabilities are asked for, as long as has logits at once."""
+    """Returns a plan with prompt log-probabilities of as many positions as a chunk of logits has."""
     plan = _plan([], [max(1, min(num_tokens, max_model_len - 1, MAX_POSITIONS + 1))])
     plan.admitted[0].sampling = replace(_PLAIN, prompt_logprobs=1)
     return plan
 
 
 def _masked(plan: StepPlan, vocab_size: int) -> StepPlan:
-    """The plan, its first row under a mask that allows everything."""
+    """Returns the plan with a mask for its first row that allows all tokens."""
     plan.masks = TokenMasks(np.zeros(1, np.int32), np.full((1, -(-vocab_size // 32)), -1, np.int32))
     return plan
 
 
 def _plan(decodes: list[SamplingParams], chunks: list[int]) -> StepPlan:
-    """Rows that decode their second token, then prompts of these lengths."""
+    """Returns a plan of rows that decode their second token, followed by prompts of these lengths."""
     counts = [1] * len(decodes) + chunks
     sampling = [*decodes, *([_PLAIN] * len(chunks))]
     lengths = [2] * len(decodes) + chunks

@@ -1,6 +1,6 @@
-"""Whole decode steps as CUDA graphs for each padded batch size: inputs, forward pass, sampling, bookkeeping.
+"""Decode steps as CUDA graphs, one for each padded batch size: inputs, forward pass, sampling, bookkeeping.
 
-What only some rows ask for is captured on its own, and replayed behind the step where a row of it asks.
+Kernels for special rows are separate graphs, replayed after the step if it has such rows.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 
 T = TypeVar("T")
 
-_NUM_STAGINGS = 4  # more than the steps that can be in flight
+_NUM_STAGINGS = 4  # more than the steps in flight
 
 
 class Recorded(Protocol):
-    """Launches kernels of one step for `numbers` [2 * size]."""
+    """Launches the kernels of one step for `numbers` [2 * size]."""
 
     @property
     def logits(self) -> Tensor:
-        """Of the last step, [largest size, vocab_size]."""
+        """Logits of the last step, [largest size, vocab_size]."""
 
     def decode(self, numbers: Tensor, size: int) -> Tensor:
-        """The step. Returns the tokens that it samples, [size]."""
+        """Launches the step. Returns its tokens, [size]."""
 
     def draw_special(self, numbers: Tensor, size: int) -> None:
-        """Tokens of rows with edits, filters and masks, in place."""
+        """Replaces the tokens of rows with edits, filters or masks."""
 
     def score(self, numbers: Tensor, size: int) -> None:
-        """Log-probabilities."""
+        """Computes log-probabilities."""
 
 
 class _StepGraphs(NamedTuple):
@@ -49,18 +49,18 @@ class _StepGraphs(NamedTuple):
     tokens: Tensor
 
 
-Progress = Callable[[int, int], None]  # done, of how many
+Progress = Callable[[int, int], None]  # done, total
 
 
 def graph_sizes(max_num_requests: int) -> list[int]:
-    """The batch sizes to capture: dense where rows cost, sparser where a step hardly feels padding."""
+    """Returns the batch sizes to capture: dense where padding is expensive, sparser where it is cheap."""
     sizes = [1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
     below = [size for size in sizes if size < max_num_requests]
     return [*below, max_num_requests]
 
 
 class DecodeGraphs:
-    """One captured step for each size. All read the same numbers: rows (-1 is padding), then computed tokens."""
+    """A captured step for each size. All read the same numbers: rows (-1: padding), then numbers of computed tokens."""
 
     def __init__(self, sizes: list[int], device: torch.device, recorded: Recorded, progress: Progress) -> None:
         self._sizes = sorted(sizes)
@@ -75,11 +75,11 @@ class DecodeGraphs:
         self._capture_all(recorded, progress)
 
     def size_for(self, count: int) -> int:
-        """The smallest captured size for this many rows."""
+        """Returns the smallest captured size for this many rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
     def replay(self, rows: Int32, num_computed_tokens: Int32) -> Undrawn:
-        """Queues one step, up to its draws of what only some rows ask for. Valid until the next replay."""
+        """Queues one step, without the kernels for special rows. The result is valid until the next replay."""
         count = len(rows)
         size = self.size_for(count)
         staging = self._next_staging(2 * size)
@@ -103,14 +103,14 @@ class DecodeGraphs:
     def _capture_all(self, recorded: Recorded, progress: Progress) -> None:
         self.numbers.fill_(-1)
         for size in self._sizes:
-            # Whatever is compiled or loaded late is so outside of the capture.
+            # Compiles and loads kernels before the capture.
             for launch in (recorded.decode, recorded.draw_special, recorded.score):
                 launch(self.numbers[: 2 * size], size)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        # The largest first: the others fit into its memory.
+        # The largest first, because the others fit into its memory.
         for done, size in enumerate(reversed(self._sizes), 1):
             numbers = self.numbers[: 2 * size]
             step, tokens = capture(partial(recorded.decode, numbers, size), pool, stream)
@@ -122,9 +122,9 @@ class DecodeGraphs:
 
 
 def capture(launch: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
-    """What `launch` queues, as a graph in the pool's memory, and what it returned."""
+    """Captures `launch` as a graph in the pool's memory. Returns the graph and the result of `launch`."""
     graph = torch.cuda.CUDAGraph()
-    # Not torch.cuda.graph: it collects garbage and empties the allocator's cache each time.
+    # Not torch.cuda.graph, which collects garbage and empties the allocator's cache each time.
     with torch.cuda.stream(stream), _uncollected():
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -136,7 +136,7 @@ def capture(launch: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> tu
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A collection inside a capture could free device memory, which would break it."""
+    """Disables garbage collection, which could free device memory and so break a capture."""
     gc.disable()
     try:
         yield

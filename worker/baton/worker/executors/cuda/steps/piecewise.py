@@ -1,6 +1,6 @@
-"""Steps of few tokens that are not all decodes, as graphs between attentions, which alone are launched one by one.
+"""Graphs between attentions, for steps of few tokens that are not all decodes. Only attention is launched separately.
 
-A step's launches would take the host longer than the device needs for so few tokens.
+The launches of such a step take the host longer than the kernels take the device.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Buffers, Decoder, Flow
 
-# Tokens; beyond, the device is the slower of the two. From 512 on steps of what matrix products pad to anyway.
+# Tokens. With more, the device is slower than the host. From 512 on in steps that matrix products pad to anyway.
 SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 
 _BYTES_PER_GRAPH = 1 << 17
 
 
 def piece_bytes(model: ModelConfig, dtype: torch.dtype, max_tokens: int) -> int:
-    """About what all of it takes on the device."""
+    """Estimates the memory of all graphs on the device."""
     sizes = [size for size in SIZES if size <= max_tokens]
     width = 3 * model.hidden_size + 2 * model.num_qkv_heads * model.head_dim + 3 * model.intermediate_size
     return len(sizes) * (model.num_layers + 1) * _BYTES_PER_GRAPH + 2 * max(sizes, default=0) * width * dtype.itemsize
 
 
 class Pieces:
-    """Implements baton.worker.models.decoder.SegmentGraphs. Made when the pool is."""
+    """Implements baton.worker.models.decoder.SegmentGraphs. Created together with the pool."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Pieces:
             torch.zeros(most, model.num_q_heads * model.head_dim, dtype=dtype, device=device),
         )
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._size = 0  # of the step that is replayed
+        self._size = 0  # of the step in replay
 
     def fit(self, num_tokens: int) -> bool:
-        """Whether so many tokens have graphs."""
+        """Returns whether there are graphs for this many tokens."""
         return bool(self._sizes) and num_tokens <= self._sizes[-1]
 
     def begin(self, step: StepInputs) -> Flow:
@@ -73,7 +73,7 @@ class Pieces:
     def launch(self, size: int, index: int) -> None:
         """Launches segment `index` for `size` tokens."""
         tokens, positions, slot_mapping = self._inputs[:, :size]
-        nothing = tokens[:0]  # attention's alone
+        nothing = tokens[:0]  # used by attention only
         step = StepInputs(tokens, positions, slot_mapping, nothing, nothing, nothing, 0, None, {})
         self._decoder.segment(index, step, self._flow(size))
 
@@ -83,7 +83,7 @@ class Pieces:
         count = self._decoder.num_segments
         for size in self._sizes:
             for index in range(count):
-                self.launch(size, index)  # what is compiled or loaded late is so outside of the capture
+                self.launch(size, index)  # compiles and loads kernels before the capture
         torch.cuda.synchronize(self._device)
         todo = [(size, index) for size in reversed(self._sizes) for index in range(count)]
         pool = torch.cuda.graph_pool_handle()

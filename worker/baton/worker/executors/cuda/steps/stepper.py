@@ -1,4 +1,4 @@
-"""One step on the device, from a plan's columns to sampled tokens. Knows no queue, no engine and no start."""
+"""Runs a step on the device, from a plan's columns to sampled tokens. Knows no queue, no engine and no start."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class Stepper:
 
     @property
     def logits(self) -> Tensor:
-        """[num_rows, vocab_size], of the last `decode`."""
+        """Logits of the last `decode`, [num_rows, vocab_size]."""
         return self._head.logits
 
     def decode(self, numbers: Tensor, size: int) -> Tensor:
-        """One token for each of `size` rows: numbers [2 * size] int32 are rows (-1: padding) and computed tokens.
+        """Decodes one token for each of `size` rows. `numbers` [2 * size] int32 are rows (-1: padding), then numbers of
+        computed tokens.
 
-        The model's logits are left in `logits`, the tokens in memory that the next call writes again. Waits for nothing
-        on the host: can be captured, as can what follows.
+        Writes the logits to `logits`, and returns tokens in memory that the next call overwrites. Never synchronizes
+        with the host, so it can be captured, as can the methods below.
         """
         starts = self._ordinals[: size + 1]
         seq_lens = self._seq_lens[:size]
@@ -66,17 +67,17 @@ class Stepper:
         return self._head.draw(self._decoder, self._decoder.forward(inputs), numbers[:size], seq_lens)
 
     def draw_special(self, numbers: Tensor, size: int) -> None:
-        """Behind `decode`, for rows with edits, filters and masks."""
+        """Samples again, after `decode`, for rows with edits, filters or masks."""
         self._head.draw_special(numbers[:size], self._seq_lens[:size])
 
     def score(self, numbers: Tensor, size: int) -> None:
-        """Behind all draws, for rows that ask for log-probabilities."""
+        """Computes log-probabilities for rows that ask for them, after all draws."""
         self._head.score(numbers[:size])
 
     def run(
         self, plan: StepPlan, head: Head[DeviceStep, Undrawn, Computed], on_written: Callable[[int], None] | None
     ) -> Undrawn:
-        """Any step, launched kernel by kernel, up to what waits for masks. `on_written`: see Decoder.forward."""
+        """Runs any step, kernel by kernel, without draws that need masks. `on_written`: see Decoder.forward."""
         columns = step_columns(plan, self._batch.rows_of(plan))
         if self._invariant:
             columns = unroll_outputs(columns, self._batch.num_prompt_tokens[plan.rows])
@@ -95,7 +96,7 @@ class Stepper:
         pieces = self.pieces
         graphed = pieces is not None and tiles is not None and pieces.fit(num_tokens)
         hidden = self._decoder.forward(inputs, pieces if graphed else None, on_written)
-        first = len(up) - len(chosen)  # of the last tokens; what is chosen lies before them
+        first = len(up) - len(chosen)  # of the last tokens, which follow the chosen ones
         step = DeviceStep(columns, inputs, chosen_rows, up[first - len(chosen) : first], up[first:])
         return head.run(plan, step, self._decoder, hidden)
 

@@ -1,4 +1,4 @@
-"""Compiled grammars, kept while there is room. Used by several threads; knows no request and no engine."""
+"""A cache of compiled grammars. Thread-safe. Knows no requests and no engine."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class _Entry:
     matcher: LLMatcher
     num_bytes: int
     used: float
-    num_grown: int = 0  # bytes that matchers of this compilation may have added to it
+    num_grown: int = 0  # bytes that matchers of this compilation may have added
 
 
 class Compiler:
-    """Makes matchers. Equal constraints of one owner share one compilation while it is kept.
+    """Creates matchers. Equal constraints of one owner share a cached compilation.
 
-    Compilations are not shared between owners: the time to a first token would show what another owner sent.
+    Owners do not share compilations, because the time to first token would reveal another owner's constraints.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Compiler:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of all that is kept, estimated upwards."""
+        """Upper bound of the cache's memory."""
         return self._num_bytes
 
     def cached(self, constraint: Constraint, owner: bytes) -> LLMatcher | None:
-        """Returns a matcher of a compilation that is kept; None where there is none."""
+        """Returns a matcher of a cached compilation; None without one."""
         with self._lock:
             self._expire()
             entry = self._entries.get((owner, constraint))
@@ -69,9 +69,9 @@ class Compiler:
     def matcher(
         self, constraint: Constraint, owner: bytes = b"", grammar: str | None = None, num_bytes: int | None = None
     ) -> LLMatcher:
-        """Returns a matcher at the answer's start, for the caller alone. Raises InvalidRequest that names the field.
+        """Returns a new matcher at the answer's start. Raises InvalidRequest with the field.
 
-        `owner` shares it: a request's cache namespace. `grammar`, `num_bytes`: what a trial found; None: it is plain.
+        `owner` is a request's cache namespace. `grammar` and `num_bytes` are a trial's results; None if it is plain.
         """
         cached = self.cached(constraint, owner)
         if cached is not None:
@@ -87,15 +87,15 @@ class Compiler:
         return copy
 
     def held_bytes(self, constraint: Constraint, owner: bytes) -> int:
-        """Returns what a compilation holds that was kept, at most."""
+        """Returns an upper bound of the bytes of a cached compilation."""
         with self._lock:
             entry = self._entries.get((owner, constraint))
         return estimated_bytes(constraint) if entry is None else entry.num_bytes + entry.num_grown
 
     def grow(self, constraint: Constraint, owner: bytes, num_bytes: int) -> None:
-        """Counts what a matcher may have added to its compilation, which all its copies share.
+        """Adds the growth of a matcher to its compilation, which all copies share.
 
-        Drops the compilation where that is too much: running matchers keep it alive, new ones get a new one.
+        Drops a compilation that grew too much. Running matchers keep it alive; new ones get a new compilation.
         """
         with self._lock:
             entry = self._entries.get((owner, constraint)) if num_bytes else None
@@ -105,10 +105,10 @@ class Compiler:
             self._num_bytes += num_bytes
             if entry.num_grown > self.limits.max_grown_bytes:
                 self._drop((owner, constraint))
-            self._make_room()
+            self._evict()
 
     def drop(self, constraint: Constraint, owner: bytes) -> None:
-        """Drops a compilation that failed on the way."""
+        """Drops a compilation after one of its matchers failed."""
         with self._lock:
             if (owner, constraint) in self._entries:
                 self._drop((owner, constraint))
@@ -117,9 +117,9 @@ class Compiler:
         if key not in self._entries:
             self._entries[key] = entry
             self._num_bytes += entry.num_bytes
-            self._make_room()
+            self._evict()
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         limits = self.limits
         while len(self._entries) > limits.max_cached or self._num_bytes > limits.max_cached_bytes:
             self._drop(next(iter(self._entries)))

@@ -1,4 +1,4 @@
-"""One compilation: from a grammar's text to a matcher at the answer's start. Keeps nothing."""
+"""Compiles a grammar's text to a matcher at the answer's start. Caches nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from baton.worker.sampling.grammar.vocabulary import Vocabulary
 def compile_grammar(
     vocabulary: Vocabulary, constraint: Constraint, grammar: str, limits: GrammarLimits, plain: bool = False
 ) -> LLMatcher:
-    """Compiles the constraint's grammar and makes its first mask. Raises InvalidRequest that names the field."""
+    """Compiles the constraint's grammar and computes its first mask. Raises InvalidRequest with the field."""
     parser_limits = _parser_limits(constraint.form, limits, plain)
     matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits)
     if not matcher.is_error():
-        # The first mask is made once for all copies, and shows grammars that are too expensive from the start.
+        # The first mask is shared by all copies, and reveals grammars that are too expensive from the start.
         scratch = np.empty(vocabulary.num_words, np.int32)
         matcher.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
     if matcher.is_error():
@@ -29,13 +29,13 @@ def compile_grammar(
 
 
 def problem_of(matcher: LLMatcher) -> str:
-    """Returns the error that the matcher is in, without its state and its grammar; empty where it is in none."""
+    """Returns the matcher's error, without its state and its grammar; empty without an error."""
     problem, _, _ = matcher.get_error().partition("\n<state>")
     return problem
 
 
 def grammar_of_checked(constraint: Constraint) -> str:
-    """Returns the grammar's text, as grammar_of. Raises the library's refusals as InvalidRequest."""
+    """Returns the grammar's text, as grammar_of. Raises the library's errors as InvalidRequest."""
     try:
         return grammar_of(constraint)
     except ValueError as error:
@@ -45,7 +45,7 @@ def grammar_of_checked(constraint: Constraint) -> str:
 
 
 def refusal(constraint: Constraint, problem: str) -> InvalidRequest:
-    """Returns the error for a constraint that the library refused, in plain words."""
+    """Returns the error for a constraint that the library rejected."""
     field = field_of(constraint)
     return InvalidRequest(f"{field}: {plain_problem(problem)}", field=field)
 
@@ -59,5 +59,5 @@ def _parser_limits(form: ConstraintForm, limits: GrammarLimits, plain: bool) -> 
         step_lexer_fuel=limits.max_step_fuel,
         step_max_items=limits.max_written_step_items if written else limits.max_step_items,
         max_lexer_states=limits.max_plain_lexer_states if plain else limits.max_lexer_states,
-        verbose_errors=True,  # they are how the library reports a matcher's work
+        verbose_errors=True,  # the library reports a matcher's work in them
     )

@@ -1,7 +1,7 @@
-"""What a constraint costs to compile, where its text alone shows it. Compiles nothing.
+"""Estimates the compilation cost of a constraint from its text. Compiles nothing.
 
-Most constraints are JSON Schemas without patterns: their cost follows from the number of their properties and values.
-All others have to be tried.
+Most constraints are JSON Schemas without patterns, whose cost depends on the number of their properties and values.
+Others need a trial.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BASE_COST = 1_000
 _COST_PER_SCHEMA = 10
 _COST_PER_VALUE = 4  # of an enum, and of choices
 _COST_PER_RANGE = 350  # numbers with bounds, and strings with a format
-_COST_PER_PAIR = 0.1  # of one object's properties
-_COST_PER_EXCLUSION = 10  # of two alternatives of a oneOf
+_COST_PER_PAIR = 0.1  # of properties of one object
+_COST_PER_EXCLUSION = 10  # of each pair of alternatives of a oneOf
 _COST_PER_CHARACTER = 0.2
 
 MAX_PLAIN_BYTES = 16 * 1024
 _MAX_COUNT = 5000  # minLength, maxLength, minItems and maxItems of all schemas together
 
-# Keywords whose cost is known. Every other keyword needs a trial.
+# Keywords of known cost. Other keywords need a trial.
 _NOTES = frozenset(
     ("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly")
 )
@@ -38,20 +38,20 @@ _COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
 _VALUES = frozenset(("type", "required", "const", "enum", "format", "discriminator"))
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _KNOWN_KEYS = _NOTES | _SCHEMAS | _SCHEMA_LISTS | _SCHEMA_MAPS | _COUNTS | _VALUES | _BOUNDS | {"$ref"}
-# Beside these, a keyword only adds to a schema: nothing has to be intersected.
+# Next to these, other keywords need no intersection of schemas.
 _ALONE = ("anyOf", "oneOf", "$ref")
 _BESIDE = _NOTES | {"$defs", "definitions", "discriminator"}
 
 _BASE_BYTES = 768 * 1024
-_BYTES_PER_BYTE = 640  # of the constraint's text, each of which may be a state of the automaton
+_BYTES_PER_BYTE = 640  # of the constraint's text; each may be a state of the automaton
 _BYTES_PER_COUNT = 3072
-# One class of blanks, and how often it may stand there.
+# One class of whitespace, with a quantifier.
 _PLAIN_SPACE = re.compile(r"(?: |\\x20|\\s|\[(?: |\\[nrts]|\\x20)+\])[?*+]?")
 _COUNT = re.compile(r'"(?:min|max)(?:Length|Items)":\s*(\d+)')
 
 
 def estimated_bytes(constraint: Constraint) -> int:
-    """Returns an upper bound of what a plain constraint's compilation keeps, however many tokens advance it."""
+    """Returns an upper bound of the bytes of a plain constraint's compilation, after any number of tokens."""
     size = len(constraint.text) + sum(map(len, constraint.choices))
     counts = 0
     if constraint.form in (ConstraintForm.JSON_SCHEMA, ConstraintForm.STRUCTURAL_TAG):
@@ -60,7 +60,7 @@ def estimated_bytes(constraint: Constraint) -> int:
 
 
 def is_plain(constraint: Constraint) -> bool:
-    """Returns whether the constraint surely compiles within milliseconds. Takes less than one itself."""
+    """Returns whether the constraint is known to compile within milliseconds. Takes less than one."""
     if len(constraint.text) > MAX_PLAIN_BYTES or sum(map(len, constraint.choices)) > MAX_PLAIN_BYTES:
         return False
     cost = known_cost(constraint)
@@ -68,7 +68,7 @@ def is_plain(constraint: Constraint) -> bool:
 
 
 def known_cost(constraint: Constraint) -> float | None:
-    """Returns the microseconds of a compilation at most; None where only a trial shows them."""
+    """Returns an upper bound of a compilation in microseconds; None if it needs a trial."""
     form = constraint.form
     if constraint.whitespace_pattern and not _PLAIN_SPACE.fullmatch(constraint.whitespace_pattern):
         return None
@@ -82,14 +82,14 @@ def known_cost(constraint: Constraint) -> float | None:
     try:
         value = json.loads(constraint.text)
     except (ValueError, RecursionError):
-        return 0  # refused without a compilation
+        return 0  # rejected without a compilation
     roots = [value] if form is ConstraintForm.JSON_SCHEMA else list(_schemas_of_tag(value))
     cost = _cost_of_schemas(roots)
     return None if cost is None else _BASE_COST + _COST_PER_CHARACTER * len(constraint.text) + cost
 
 
 def _schemas_of_tag(value: Any) -> Iterator[Any]:
-    """Yields the schemas of a structural tag, and None for a part that needs a trial."""
+    """Yields the schemas of a structural tag, and None for each part that needs a trial."""
     level = [value]
     while level:
         below: list[Any] = []

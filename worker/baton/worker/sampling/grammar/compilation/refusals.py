@@ -1,4 +1,4 @@
-"""What is refused from its text alone, before any compilation."""
+"""Rejects constraints by their text, before any compilation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARK_REPETITION = re.compile(r"(?:[{~]\s*|,\s*|\.\.\s*)(\d{4,})")
 
 
 def obvious_problem(constraint: Constraint) -> str | None:
-    """Returns why the constraint is refused without a trial; None where a trial has to show."""
+    """Returns the problem of a constraint that can be rejected without a trial; else None."""
     form = constraint.form
     if form is ConstraintForm.REGEX:
         count = repetitions(constraint.text)
@@ -32,9 +32,9 @@ def obvious_problem(constraint: Constraint) -> str | None:
 
 
 def repetitions(pattern: str) -> int:
-    """Returns the most characters that the regex must repeat: nested counts are multiplied, each at its minimum."""
+    """Returns the repetitions that the regex requires: the product of the minimum counts of nested quantifiers."""
     stack = [0]  # of each open group: the most repetitions within
-    last, result, index = 0, 0, 0  # last: those of the item before the index
+    last, result, index = 0, 0, 0  # last: repetitions of the item before the index
     while index < len(pattern):
         character = pattern[index]
         found = _REPETITION.match(pattern, index) if character == "{" else None
@@ -53,7 +53,7 @@ def repetitions(pattern: str) -> int:
             least = int(found[1][:20])
             last = max(last, 1) * max(least, 1)
             stack[-1] = max(stack[-1], last)
-            # A bound that the library cannot count costs as much as a minimum.
+            # A maximum that is too large for the library to count costs as much as a minimum.
             most = int(found[3][:20]) if found[3] else 0
             result = max(result, last, most if most >= 10**6 else 0)
             index = found.end()
@@ -63,7 +63,7 @@ def repetitions(pattern: str) -> int:
 
 
 def _class_end(pattern: str, start: int) -> int:
-    """Returns the index behind a class, which may hold other classes."""
+    """Returns the index after a character class, which may contain others."""
     depth, index = 0, start
     while index < len(pattern):
         character = pattern[index]
@@ -89,7 +89,7 @@ def _schema_problem(text: str) -> str | None:
     try:
         level: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):
-        return None  # refused by name where it is read
+        return None  # rejected by its parser
     while level:
         for value in level:
             if not isinstance(value, dict):

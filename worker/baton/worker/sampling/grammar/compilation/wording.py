@@ -1,4 +1,4 @@
-"""The grammar library's messages in words that a client can act on."""
+"""Rewords the grammar library's messages for clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 _MAX_LENGTH = 300
 SIMPLER = "use fewer or smaller repetitions, alternatives and patterns"
 
-# The first pattern that is found decides; what the library says of nothing here is passed on.
+# The first pattern that is found applies. Other messages are passed on.
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"intersection stack level", "a $ref leads back to itself, or allOf and $ref are nested too deeply"),
     (r"NoExtension", "no text can match it: a rule or $ref leads back to itself without an end, or it excludes itself"),
@@ -37,7 +37,7 @@ _REGEX_ECHO = re.compile(r'^invalid regex ".*?" (?=\S|$)|^regex parse error: .*?
 
 
 def plain_problem(problem: str) -> str:
-    """Returns what is wrong on one line, without the library's own marks and without a long echo of the request."""
+    """Returns the problem on one line, without the library's markup and without a long echo of the request."""
     line = " ".join(problem.split())
     for pattern, text in _REASONS:
         found = re.search(pattern, line)

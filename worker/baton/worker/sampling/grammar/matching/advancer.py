@@ -1,4 +1,4 @@
-"""A thread that advances matches by sampled tokens and makes their next masks, on several cores."""
+"""A thread that advances matches by sampled tokens and computes their next masks, on several cores."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Batch = list[tuple[GrammarMatch, int]]
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """What one batch took, from its tokens to its masks."""
+    """The cost of one batch, from its tokens to its masks."""
 
     seconds: float
-    cpu_seconds: float  # of each match, as if all took the same
-    alone: bool  # it had one match
+    cpu_seconds: float  # per match, on average
+    alone: bool  # the batch had one match
 
 
 class Advancer:
-    """One lane of masks. After a slow batch each match is advanced alone once, which shows the slow ones.
+    """Advances the matches of one lane. After a slow batch, advances each match alone once, to find the slow ones.
 
-    `report` is called from the thread with a batch's matches, and what they cost.
+    `report` is called from the thread with the matches and the cost of a batch.
     """
 
     def __init__(self, name: str, num_threads: int, report: Callable[[list[GrammarMatch], BatchCost], None]) -> None:
@@ -45,11 +45,11 @@ class Advancer:
         self._thread: threading.Thread | None = None
 
     def add(self, match: GrammarMatch, token_id: int) -> None:
-        """Takes an output token. Begun by the next `send`."""
+        """Adds an output token to the next batch."""
         self._unsent.append((match, token_id))
 
     def send(self) -> None:
-        """Begins what was added since the last call, all at once."""
+        """Starts the batch of all tokens since the last call."""
         if not self._unsent:
             return
         if self._thread is None:
@@ -59,10 +59,10 @@ class Advancer:
         self._batches.put(batch)
 
     def close(self) -> None:
-        """Ends the thread; what is pending is lost."""
+        """Ends the thread. Pending batches are lost."""
         self._batches.put(None)
 
-    # In the thread.
+    # Called by the thread.
 
     def _run(self) -> None:
         pool = LLExecutor(self._num_threads)
@@ -71,7 +71,7 @@ class Advancer:
             parts = [[one] for one in batch] if apart else [batch]
             slowest = max(self._take(pool, part) for part in parts)
             apart = not apart and slowest > SLOW_SECONDS
-            del batch, parts  # a matcher of a request that has ended is large
+            del batch, parts  # frees the large matchers of requests that have ended
 
     def _take(self, pool: LLExecutor, batch: Batch) -> float:
         """Returns the seconds that the batch took."""
@@ -82,7 +82,7 @@ class Advancer:
             for match, _ in batch:
                 match.error = match.error or as_internal(error)
         seconds = time.monotonic() - began
-        # One match is advanced in this thread, several are advanced in the pool's.
+        # One match is advanced by this thread, several by the pool's threads.
         alone = len(batch) == 1
         all_seconds = time.thread_time() - cpu_began if alone else seconds * min(self._num_threads, len(batch))
         self._report([match for match, _ in batch], BatchCost(seconds, all_seconds / len(batch), alone))
@@ -90,14 +90,14 @@ class Advancer:
 
 
 def as_internal(error: BaseException) -> InternalError:
-    """Returns the error of a defect, which is logged."""
+    """Logs a defect. Returns its error."""
     _log.error("a grammar failed", exc_info=error)
     return InternalError(f"the grammar failed ({type(error).__name__})")
 
 
 def _advance(pool: LLExecutor, batch: Batch) -> None:
-    """Tokens in, masks out."""
-    alone: Batch = []  # that reason, or whose token stands for others
+    """Consumes the tokens of a batch and fills the masks of its matches."""
+    alone: Batch = []  # matches in reasoning, or whose token is an added token to be spelled
     inside: list[tuple[GrammarMatch, int, LLMatcher]] = []
     for match, token_id in batch:
         matcher = match.matcher
@@ -107,7 +107,7 @@ def _advance(pool: LLExecutor, batch: Batch) -> None:
             alone.append((match, token_id))
         else:
             inside.append((match, token_id, matcher))
-    # The pool refuses an empty list, as where all matches of a step reason.
+    # The pool rejects an empty list, as when all matches of a step are in reasoning.
     taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside]) if inside else []
     for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
         match.count()
@@ -118,19 +118,19 @@ def _advance(pool: LLExecutor, batch: Batch) -> None:
             match.fill()
         else:
             match.error = _not_taken(match, token_id)
-    going_on = [(match, matcher) for match, _, matcher in inside if match.error is None]
-    asking = [(match, matcher) for match, matcher in going_on if not matcher.is_stopped()]
-    if asking:
-        masks = np.empty((len(asking), asking[0][0].num_words), np.int32)
-        columns = [(matcher, index) for index, (_, matcher) in enumerate(asking)]
-        pool.unsafe_compute_mask_ptr(columns, masks.ctypes.data, masks.shape[1] * 4, len(asking))
-        for (match, _), words in zip(asking, masks, strict=True):
+    continuing = [(match, matcher) for match, _, matcher in inside if match.error is None]
+    unfinished = [(match, matcher) for match, matcher in continuing if not matcher.is_stopped()]
+    if unfinished:
+        masks = np.empty((len(unfinished), unfinished[0][0].num_words), np.int32)
+        columns = [(matcher, index) for index, (_, matcher) in enumerate(unfinished)]
+        pool.unsafe_compute_mask_ptr(columns, masks.ctypes.data, masks.shape[1] * 4, len(unfinished))
+        for (match, _), words in zip(unfinished, masks, strict=True):
             match.fill(words)
-    for match, matcher in going_on:
+    for match, matcher in continuing:
         if matcher.is_stopped():
             match.fill()
 
 
 def _not_taken(match: GrammarMatch, token_id: int) -> ServiceError:
-    """Why a token of the mask was not taken: the grammar has grown too large on the way, or there is a defect."""
+    """Returns the error for a rejected token: the grammar reached a limit, or there is a defect."""
     return match.limit_error() or InternalError(f"token {token_id} was drawn against its constraint")

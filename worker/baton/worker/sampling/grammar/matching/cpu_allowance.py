@@ -1,4 +1,4 @@
-"""The CPU time that one request's masks may take. Measures nothing."""
+"""The CPU time allowed for one request's masks. Measures nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CpuAllowance:
-    """Each token may take `seconds`; what all tokens of a request take beyond it may be as much again, in sum."""
+    """Allows `seconds` per token, and an excess of `seconds` in total over all tokens of a request."""
 
     seconds: float
     _overrun: float = 0.0
 
     def spend(self, seconds: float, num_tokens: int = 1) -> bool:
-        """Counts what some tokens took together. Returns False where the request has to end."""
+        """Spends the CPU time of some tokens. Returns False if the request must end."""
         self._overrun += max(0.0, seconds - num_tokens * self.seconds)
         return self._overrun <= self.seconds

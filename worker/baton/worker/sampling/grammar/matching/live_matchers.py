@@ -1,4 +1,4 @@
-"""The matchers of all running requests, and the memory that they take together. Used by several threads."""
+"""The matchers of all running requests, and their total memory. Thread-safe."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from baton.worker.sampling.grammar.matching.memory_usage import Work, grown_byte
 from baton.worker.sampling.grammar.process_memory import allocated_bytes
 from baton.worker.sampling.grammar.translation.constraint import field_of
 
-_CHECK_SECONDS = 0.05  # between two looks at the process's memory: an automaton grows by 12 MB in that time
-_WEIGHED_CPU_SECONDS = 0.004  # of one match between two reports: 1 MB at most
+_CHECK_SECONDS = 0.05  # between measurements of the process; an automaton grows by 12 MB in that time
+_WEIGHED_CPU_SECONDS = 0.004  # of one match between two reports; it grows by 1 MB at most
 
 
 class LiveMatchers:
-    """Ends a request where the matchers hold more than `max_bytes`: in its own estimate, and in the process's memory.
+    """Ends a request when the matchers exceed `max_bytes`, both as estimated and as measured in the process.
 
-    The estimates are upper bounds that may be 10 times too high. They decide which request ends, the process's memory
-    decides whether one does.
+    Estimates are upper bounds that may be 10 times too high. They decide which request ends; the measurement decides
+    whether one does.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class LiveMatchers:
         self._clock = clock
         self._lock = threading.Lock()
         self._of: dict[GrammarMatch, _Live] = {}
-        self._before = 0  # bytes of the process when the first of those that live was added
+        self._before = 0  # bytes of the process when the first of the current matchers was added
         self._next_check = 0.0
 
     @property
     def num_bytes(self) -> int:
-        """What all may hold, those left out that are to end."""
+        """Estimated bytes of all matchers, without those of ending requests."""
         with self._lock:
             return self._sum(ending=False)
 
     def add(self, match: GrammarMatch, matcher: LLMatcher, num_bytes: int) -> None:
-        """Counts a match before it is opened with this matcher. `num_bytes` is what its compilation holds."""
+        """Adds a match before it is opened with this matcher. `num_bytes` is the size of its compilation."""
         work = reported_work(matcher)
         with self._lock:
             if match.abandoned:
@@ -59,7 +59,7 @@ class LiveMatchers:
             self._enforce()
 
     def charge(self, match: GrammarMatch, cpu_seconds: float) -> int:
-        """Counts what a step took, in the thread that took it. Returns the bytes that the matcher may have grown by."""
+        """Adds the cost of a step; called by the thread that ran it. Returns the growth of the matcher's estimate."""
         live, matcher = self._of.get(match), match.matcher
         if live is None or matcher is None:
             return 0
@@ -77,7 +77,7 @@ class LiveMatchers:
         return grown
 
     def remove(self, match: GrammarMatch) -> None:
-        """Forgets a match whose request ended. Idempotent."""
+        """Drops the match of a request that ended. Idempotent."""
         with self._lock:
             self._of.pop(match, None)
 
@@ -88,14 +88,14 @@ class LiveMatchers:
         if self._sum(ending=False) <= self._max_bytes or self._clock() < self._next_check:
             return
         self._next_check = self._clock() + _CHECK_SECONDS
-        # What is to end is freed with its request.
+        # The memory of ending requests will be freed.
         measured = self._measure() - self._before - self._sum(ending=True)
         if measured <= self._max_bytes:
             return
-        going_on = {id(live.holding): match for match, live in self._of.items() if match.ending is None}
-        ended = to_end(self._of[match].holding for match in going_on.values())
+        running = {id(live.holding): match for match, live in self._of.items() if match.ending is None}
+        ended = to_end(self._of[match].holding for match in running.values())
         assert ended is not None, "some hold too much"
-        match = going_on[id(ended)]
+        match = running[id(ended)]
         match.ending = self._error(match, measured)
 
     def _error(self, match: GrammarMatch, measured: int) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""How far one request's output has come in its grammar, and which tokens may follow. Knows no threads and no engine."""
+"""A request's progress in its grammar, and the mask of its next token. Knows no threads and no engine."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance
 from baton.worker.sampling.grammar.translation.constraint import field_of
 from baton.worker.sampling.grammar.vocabulary import Vocabulary, mask_of
 
-# The library's words for limits that are met while a token is taken, and for a token that the grammar does not have.
+# The library's messages for limits that a token reaches, and for a token that is not in the grammar.
 _LIMITS = ("lexer error", "parser error")
 _NOT_IN_GRAMMAR = "satisfy the grammar"
-_TAKEN_AT_ONCE = 32  # output tokens between two looks at their cost
+_TAKEN_AT_ONCE = 32  # output tokens between measurements of their cost
 
 
 class Lane(enum.Enum):
-    """Which matches share batches of masks, by what those cost. A slow batch delays its own lane alone."""
+    """The lane of a match, by the cost of its masks. Only matches of one lane share batches and delay each other."""
 
-    PLAIN = "plain"  # surely cheap
+    PLAIN = "plain"  # known to be cheap
     OTHER = "other"
-    SLOW = "slow"  # took long when it was alone in a batch
+    SLOW = "slow"  # was slow alone in a batch
 
 
 class GrammarMatch:
-    """One request's place. Whoever reads it waits until `ready`: before, another thread may be at it.
+    """One request's progress in its grammar. Until it is `ready`, another thread may write to it.
 
-    `mask` [ceil(vocab_size / 32)] holds the tokens that may come next; `ended` says that none may, because the answer
-    is complete; `error` that the request cannot go on.
+    `mask` [ceil(vocab_size / 32)] has the tokens that may come next. `ended` is set when the answer is complete, and
+    `error` when the request cannot continue.
     """
 
     def __init__(self, request: Request, owner: object, allowance: CpuAllowance) -> None:
@@ -47,33 +47,33 @@ class GrammarMatch:
         self.mask: Int32 = np.empty(0, np.int32)
         self.constraint: Constraint = request.constraint
         self.namespace = request.cache_namespace
-        self.payer = request.tenant.encode() or request.cache_namespace  # whose turn its compilation takes
+        self.payer = request.tenant.encode() or request.cache_namespace  # charged for its compilation and its memory
         self.lane = Lane.PLAIN
         self.abandoned = False  # the request has ended; written by the engine's thread while others read
-        self.ending: ServiceError | None = None  # what its next token fails with; written by any thread
+        self.ending: ServiceError | None = None  # the error of its next token; written by any thread
         self._sampling = request.sampling
         self._num_prompt_tokens = request.num_prompt_tokens
-        self._token_ids = request.token_ids  # only what was there at open is read
+        self._token_ids = request.token_ids  # read by `open` only
         self._num_outputs = 0
         self._reasoning_end = list(request.constraint.reasoning_end_token_ids)
         self._reasoning_start = request.constraint.reasoning_start_token_id if self._reasoning_end else None
-        self._tail: list[int] = []  # of the reasoning, as long as its end
-        self._spelled: tuple[int, ...] = ()  # all of the next tokens, where they spell an added token
+        self._tail: list[int] = []  # last tokens of the reasoning, as many as in its end
+        self._spelled: tuple[int, ...] = ()  # the only next tokens, if they spell an added token
         self._allowance = allowance
         self._matcher: LLMatcher | None = None
 
     @property
     def matcher(self) -> LLMatcher | None:
-        """None before `open`, during the reasoning, and while it may begin."""
+        """The matcher; None before `open`, during reasoning, and while reasoning may begin."""
         return None if self._reasoning_end else self._matcher
 
     @property
     def num_words(self) -> int:
-        """Of a mask as the library writes it. Known after `open`."""
+        """Words of the library's masks. Known after `open`."""
         return self._num_words
 
     def open(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
-        """Takes its matcher, and the output that the request came with. Raises InvalidRequest."""
+        """Sets the matcher and advances it by the output that the request came with. Raises InvalidRequest."""
         self._matcher = matcher
         self._prepare(vocabulary)
         output = self._token_ids[self._num_prompt_tokens :]
@@ -89,7 +89,7 @@ class GrammarMatch:
                 raise self.error
 
     def spend(self, cpu_seconds: float, num_tokens: int = 1) -> None:
-        """Counts what some tokens took. Sets `error` where that is more than the request may take."""
+        """Adds the CPU time of some tokens. Sets `error` if the request exceeds its allowance."""
         if self._allowance.spend(cpu_seconds, num_tokens) or self.error is not None or self.ended:
             return
         field, most = field_of(self.constraint), 1000 * self._allowance.seconds
@@ -100,9 +100,9 @@ class GrammarMatch:
         )
 
     def consume(self, token_ids: Sequence[int]) -> bool:
-        """Advances by tokens of the output. False: the grammar does not allow them."""
+        """Advances by tokens of the output. Returns False if the grammar does not allow them."""
         self._num_outputs += len(token_ids)
-        rest = self._behind_reasoning(token_ids)
+        rest = self._after_reasoning(token_ids)
         matcher = self._matcher
         assert matcher is not None, "consume before open"
         if self._added.in_texts.isdisjoint(rest):
@@ -113,21 +113,21 @@ class GrammarMatch:
         )
 
     def limit_error(self) -> InvalidRequest | None:
-        """Returns the error where the matcher met one of its limits while it took a token."""
+        """Returns the error if the matcher reached a limit while it consumed a token."""
         problem = problem_of(self._matcher) if self._matcher is not None else ""
         met = problem.lower().startswith(_LIMITS) and _NOT_IN_GRAMMAR not in problem
         return refusal(self.constraint, problem) if met else None
 
     def is_spelled(self, token_id: int) -> bool:
-        """Returns whether the matcher takes the token's text in its place."""
+        """Returns whether the matcher consumes the token's text instead of the token."""
         return token_id in self._spelled and token_id in self._added.in_texts
 
     def count(self) -> None:
-        """One more output token, which `matcher` has taken already."""
+        """Counts an output token that `matcher` has already consumed."""
         self._num_outputs += 1
 
     def fill(self, words: Int32 | None = None) -> None:
-        """Brings mask, ended and error up to date. `words` is the matcher's own mask, where it was made already."""
+        """Updates mask, ended and error. `words` is the matcher's mask if it is already computed."""
         if self._reasoning_end and self._reasoning_start is None:
             self._narrow(self._reasoning_mask)
             return
@@ -137,7 +137,7 @@ class GrammarMatch:
             words = np.empty(self._num_words, np.int32)
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._spelled = ()
-        # Some ends are found by the mask only.
+        # Some ends are found only by computing the mask.
         if matcher.is_error():
             self.error = refusal(self.constraint, problem_of(matcher))
         elif matcher.is_stopped() or words is None:
@@ -158,12 +158,12 @@ class GrammarMatch:
         self._suppressed = mask_of(sampling.suppressed_token_ids if sampling.min_tokens else (), vocab_size)
         start = () if self._reasoning_start is None else (self._reasoning_start,)
         self._start_mask = mask_of(start, vocab_size)
-        # Ends before the answer would leave the client without one.
+        # An end of sequence during reasoning would leave the client without an answer.
         ends = () if self.constraint.may_end_in_reasoning else vocabulary.eos_token_ids
         self._reasoning_mask = self._permitted & ~mask_of(ends, vocab_size)
 
     def _narrow(self, mask: Int32) -> None:
-        """Takes out what the request's own parameters forbid."""
+        """Sets the mask, without tokens that the request's parameters forbid."""
         if self._num_outputs < self._sampling.min_tokens:
             mask = mask & ~self._suppressed
         self.mask = mask
@@ -174,8 +174,8 @@ class GrammarMatch:
                 field="constraint",
             )
 
-    def _behind_reasoning(self, token_ids: Sequence[int]) -> list[int]:
-        """Those of the tokens that the grammar is about."""
+    def _after_reasoning(self, token_ids: Sequence[int]) -> list[int]:
+        """Returns the tokens after the reasoning, which the grammar applies to."""
         if self._reasoning_start is not None and token_ids:
             if token_ids[0] != self._reasoning_start:
                 self._reasoning_end = []

@@ -1,4 +1,4 @@
-"""Which request ends where the matchers of all running requests take too much memory. Measures nothing."""
+"""Selects the request that ends when the matchers of all running requests take too much memory. Measures nothing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Holding:
-    """What one request's matcher may hold."""
+    """The memory of one request's matcher."""
 
     tenant: bytes
-    num_bytes: int  # at most
+    num_bytes: int  # upper bound
 
 
 def to_end(holdings: Iterable[Holding]) -> Holding | None:
-    """Returns the largest holding of the tenant that holds most; None where there is none.
+    """Returns the largest holding of the tenant with the most memory; None without holdings.
 
-    Where all tenants together hold too much, the one that holds most has more than its equal share.
+    When all tenants together hold too much, this tenant has more than an equal share.
     """
     held = list(holdings)
     of_tenants: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""The memory that a matcher's automaton has grown to, from the work that the grammar library reports of it."""
+"""Estimates the memory of a matcher's automaton from the work that the grammar library reports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-# Upper bounds that were measured: a state of the automaton costs a little fuel, or one byte of a text without
-# alternatives; an item is one way to read what was written so far.
+# Measured upper bounds: a state of the automaton costs a little fuel, or one byte of a text without alternatives; an
+# item is one parse of the text so far.
 _BYTES_PER_FUEL = 100
 _BYTES_PER_ITEM = 24
 _BYTES_PER_TEXT_BYTE = 640
-_MAX_TEXT_BYTES = 20_000  # the automaton has no more states
-_MAX_STATES_BYTES = 100 << 20  # of as many states
+_MAX_TEXT_BYTES = 20_000  # the automaton's maximum of states
+_MAX_STATES_BYTES = 100 << 20  # of that many states
 _BASE_BYTES = 1 << 20
 
 _NO_TOKEN = 2**32 - 1
@@ -23,7 +23,7 @@ _REPORT = re.compile(r"^Parser: (\{.*?^\})", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a matcher has done since its compilation, in the library's units."""
+    """The work of a matcher since its compilation, in the library's units."""
 
     fuel: int = 0  # spent on the automaton, by this matcher
     num_items: int = 0
@@ -31,9 +31,9 @@ class Work:
 
 
 def reported_work(matcher: LLMatcher) -> Work | None:
-    """Returns the matcher's work; None where the library reports none. Takes about 0.2 ms.
+    """Returns the matcher's work; None if the library reports none. Takes about 0.2 ms.
 
-    The library reports it in errors alone, and a copy can have one.
+    The library reports work only in errors, so this provokes one in a copy.
     """
     copy = matcher.deep_copy()
     copy.consume_token(_NO_TOKEN)
@@ -46,7 +46,7 @@ def reported_work(matcher: LLMatcher) -> Work | None:
 
 
 def grown_bytes(since: Work, now: Work) -> int:
-    """Returns an upper bound of what was allocated between two reports."""
+    """Returns an upper bound of the bytes allocated between two reports."""
     states = _BYTES_PER_FUEL * max(0, now.fuel - since.fuel)
     texts = _BYTES_PER_TEXT_BYTE * min(now.num_text_bytes, _MAX_TEXT_BYTES)
     return _BASE_BYTES + min(states + texts, _MAX_STATES_BYTES) + _BYTES_PER_ITEM * now.num_items

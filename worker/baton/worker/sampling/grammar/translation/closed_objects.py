@@ -1,4 +1,4 @@
-"""Closes the objects of a JSON Schema: those that list properties take no others, unless the schema says so."""
+"""Closes the objects of a JSON Schema: those that list properties allow no others, unless the schema does."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _OPENNESS = ("additionalProperties", "unevaluatedProperties")
 _OWN = ("properties", "patternProperties")
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("then", "else")
-# Where other schemas stand. `not`, `if` and `propertyNames` are left out: closing inside them would turn their meaning.
+# Keywords with subschemas. Without `not`, `if` and `propertyNames`: closing inside them would invert their meaning.
 _ONE = ("items", "additionalProperties", "unevaluatedProperties", "additionalItems", "unevaluatedItems", "contains")
 _LISTS = ("prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_MAX_VISITS = 100_000  # about 1 us each; a reference that is inlined counts for what it leads to
+_MAX_VISITS = 100_000  # about 1 us each; an inlined reference counts as its target
 
 
 def close_objects(schema: Schema) -> Schema:
     """Returns the schema with `additionalProperties: false` in every object that lists properties and lacks it.
 
-    A value that is given is kept. An object that lists no properties stays open. Where a schema is composed
-    (`allOf`, `anyOf` beside `properties`, a `$ref` with siblings), the composition is closed as one: it takes the
-    properties of all its parts. `unevaluatedProperties: false` closes in the same way.
+    Existing values are kept. An object that lists no properties stays open. A composition (`allOf`, `anyOf` beside
+    `properties`, a `$ref` with siblings) is closed as one: it allows the properties of all its parts.
+    `unevaluatedProperties: false` closes in the same way.
     """
     closer = _Closer(schema)
     closed: Schema = closer.close(schema)
@@ -33,10 +33,10 @@ def close_objects(schema: Schema) -> Schema:
 
 class _Closer:
     def __init__(self, root: Schema) -> None:
-        self.named: dict[str, Schema] = {}  # those that contain themselves, closed, by names in $defs
+        self.named: dict[str, Schema] = {}  # closed schemas that contain themselves, by name in $defs
         self._root = root
         self._num_visits = 0
-        self._names: dict[int, str] = {}  # of the nodes that are being closed; empty: none is needed yet
+        self._names: dict[int, str] = {}  # of the nodes being closed; empty: not needed yet
 
     def close(self, node: Any) -> Any:
         if not isinstance(node, dict):
@@ -73,7 +73,7 @@ class _Closer:
         return self._shut(_with_listed(opened, names, patterns), node)
 
     def _is_composed(self, node: Schema) -> bool:
-        """Whether several parts of the node list properties of one and the same object."""
+        """Returns whether several parts of the node list properties of the same object."""
         parts = [key for key in (*_IN_PLACE_LISTS, *_IN_PLACE, "$ref") if key in node]
         own = any(isinstance(node.get(key), dict) for key in _OWN) or any(key in node for key in _OPENNESS)
         many = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1
@@ -91,7 +91,7 @@ class _Closer:
         return closed
 
     def _inside(self, node: Schema) -> Schema:
-        """The node with the schemas of its values closed, and those in its own place as they are."""
+        """Returns the node with the schemas of its values closed, and the schemas that apply in place unchanged."""
         self._count()
         closed = dict(node)
         for key in _ONE:
@@ -106,7 +106,7 @@ class _Closer:
         return closed
 
     def _open(self, node: Any, seen: frozenset[str]) -> Any:
-        """The node as a part of a composition: closed inside, open itself. References become what they lead to."""
+        """Returns the node as part of a composition: closed inside, but open itself. Inlines references."""
         if not isinstance(node, dict):
             return node
         opened = self._inside(node)
@@ -124,7 +124,7 @@ class _Closer:
         return opened
 
     def _listed(self, node: Any, seen: frozenset[str]) -> tuple[dict[str, None], dict[str, None]]:
-        """The names and patterns of all properties that the node's parts list, in their order."""
+        """Returns the names and patterns of all properties that the node's parts list, in their order."""
         names: dict[str, None] = {}
         patterns: dict[str, None] = {}
         if isinstance(node, dict):
@@ -140,7 +140,7 @@ class _Closer:
         return names, patterns
 
     def _target(self, node: Schema, seen: frozenset[str]) -> Schema | None:
-        """What the node's reference leads to within this schema; None where it has none, or leads back."""
+        """Returns the target of the node's reference in this schema; None without one, or for a cycle."""
         ref = node.get("$ref")
         if not isinstance(ref, str) or not ref.startswith("#/") or ref in seen:
             return None
@@ -172,7 +172,7 @@ def _mapped(value: Any, change: Any) -> Any:
 
 
 def _with_listed(node: Schema, names: dict[str, None], patterns: dict[str, None]) -> Schema:
-    """The node that lists these too; what its parts say of them stays."""
+    """Returns the node with these properties added; what its parts require of them is kept."""
     listed = dict(node)
     for key, found in (("properties", names), ("patternProperties", patterns)):
         if found:

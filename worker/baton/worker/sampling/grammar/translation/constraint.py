@@ -1,4 +1,4 @@
-"""From a constraint to the grammar library's own language, or a refusal that names the field. Compiles nothing."""
+"""Translates constraints to the grammar library's language. Errors name the field. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_TEXT_BYTES = 256 * 1024
 MAX_CHOICES = 4096
 MAX_JSON_DEPTH = 64
 
-# A blank, or a new line with its indentation: a model that likes blank lines would never come to an end.
+# One blank, or one newline with indentation: with unlimited whitespace some models never end.
 _WHITESPACE = r"(\x20|\x0D?\x0A[\x20\x09]{0,32})"
 
 
 def field_of(constraint: Constraint) -> str:
-    """The request's field that holds the constraint's text."""
+    """Returns the request's field with the constraint's text."""
     return f"constraint.{constraint.form.value}"
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """The grammar's text. Raises InvalidRequest for what is malformed or too large."""
+    """Returns the grammar's text. Raises InvalidRequest for a malformed or too large constraint."""
     size = len(constraint.text.encode()) + sum(len(choice.encode()) for choice in constraint.choices)
     if size > MAX_TEXT_BYTES:
         raise _refused(constraint, f"it has {size} bytes; at most {MAX_TEXT_BYTES} are taken")
@@ -71,7 +71,7 @@ def _grammar(constraint: Constraint) -> str:
         raise _refused(constraint, "it is empty")
     try:
         lark = any_to_lark(constraint.text)
-    except Exception as error:  # the converter raises whatever its parser met
+    except Exception as error:  # the converter raises its parser's errors, of any type
         raise _refused(constraint, str(error)) from error
     return str(LLMatcher.grammar_from_lark(lark))
 
@@ -102,7 +102,7 @@ def _grammar_of_schema(schema: dict[str, Any], constraint: Constraint) -> str:
 
 
 def _with_options(schema: dict[str, Any], constraint: Constraint) -> dict[str, Any]:
-    """The closed schema, with what the constraint says of all JSON."""
+    """Returns the closed schema, with the constraint's options for JSON."""
     options: dict[str, Any] = {"whitespace_flexible": not constraint.no_whitespace, "lenient": constraint.lenient}
     if not constraint.no_whitespace:
         options["whitespace_pattern"] = constraint.whitespace_pattern or _WHITESPACE

@@ -1,4 +1,4 @@
-"""Structural tags as a Lark grammar: free text in which some marks must be followed by what their tags say."""
+"""Structural tags as a Lark grammar: free text in which each trigger must be followed by the content of its tag."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_TAGS = 512
 
 
 def structural_tag_lark(tag: dict[str, Any], with_options: SchemaOptions) -> str:
-    """The grammar of a structural tag in either of its two forms. Raises ValueError that says what is wrong."""
+    """Returns the grammar of a structural tag in either of its two forms. Raises ValueError."""
     if tag.get("type", "structural_tag") != "structural_tag":
         raise ValueError(f"type is {tag['type']!r}; it must be 'structural_tag'")
     writer = _Writer(with_options)
@@ -44,7 +44,7 @@ def _form_of_structures(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Writer:
-    """Collects the rules that an expression needs."""
+    """Builds an expression and collects its rules."""
 
     def __init__(self, with_options: SchemaOptions) -> None:
         self.rules: list[str] = []
@@ -67,7 +67,7 @@ class _Writer:
         }
 
     def expression(self, form: Any, path: str) -> str:
-        """What stands for this part in a rule's body."""
+        """Returns the expression of this part, for a rule's body."""
         if not isinstance(form, dict):
             raise ValueError(f"{path} must be an object")
         write = self._forms.get(str(form.get("type")))
@@ -76,7 +76,7 @@ class _Writer:
         return write(form, path)
 
     def _add(self, name: str, body: str, attributes: str = "") -> str:
-        """A new rule; returns its name."""
+        """Adds a rule. Returns its name."""
         if len(self.rules) > 8 * _MAX_TAGS:
             raise ValueError("it has too many parts")
         rule = f"{name}_{len(self.rules)}"
@@ -94,7 +94,7 @@ class _Writer:
         return self._add("regex", f": {regex_literal(_text(form, 'pattern', path))}")
 
     def _any_text(self, form: dict[str, Any], path: str) -> str:
-        """Text, in which these special tokens may stand; text alone has none."""
+        """Returns text in which these special tokens may occur; plain text has none."""
         tokens = form.get("token_ids") or []
         if not isinstance(tokens, list):
             raise ValueError(f"{path}.token_ids must be a list")
@@ -108,14 +108,14 @@ class _Writer:
         text = _text(form, "grammar", path)
         try:
             lark = any_to_lark(text)
-        except Exception as error:  # the converter raises whatever its parser met
+        except Exception as error:  # the converter raises its parser's errors, of any type
             raise ValueError(f"{path}.grammar: {error}") from error
         return self._add("grammar", f": %lark {{\n{lark}\n}}")
 
     def _sequence(self, form: dict[str, Any], path: str) -> str:
         elements = _list(form, "elements", path)
         parts: list[str] = []
-        free: dict[str, Any] | None = None  # the element before, a free text that ends where this one begins
+        free: dict[str, Any] | None = None  # the previous element, if it is free text that ends where this one begins
         for index, element in enumerate(elements):
             where = f"{path}.elements.{index}"
             if free is not None:
@@ -128,7 +128,7 @@ class _Writer:
         return f"({' '.join(parts)})"
 
     def _up_to(self, element: Any, path: str, text: dict[str, Any]) -> str:
-        """Free text, and the element that ends it."""
+        """Returns free text and the element that ends it."""
         kind = element.get("type") if isinstance(element, dict) else None
         if kind == "token":
             return f"{self._any_text(text, path)} {self.expression(element, path)}"
@@ -184,9 +184,9 @@ class _Writer:
         return f"({one}{'+' if form.get('at_least_one') else '*'} {text})"
 
     def _triggered(self, form: dict[str, Any], path: str) -> str:
-        """Free text in which a tag's content follows each of its triggers, which are strings or special tokens.
+        """Returns free text in which a tag's content follows each trigger, which is a string or a special token.
 
-        `token_ids` may stand in the text. `not_beginning` is a regex: no text that precedes all tags begins like it.
+        `token_ids` may occur in the text. Text before the first tag does not begin with the regex `not_beginning`.
         """
         contents = []
         for index, tag in enumerate(_list(form, "tags", path)):
@@ -198,7 +198,7 @@ class _Writer:
         tokens = [_token(token, f"{path}.token_ids") for token in form.get("token_ids") or []]
 
         def up_to_any(pattern: str) -> str:
-            """A text of this pattern, and what ends it."""
+            """Returns text of this pattern and its end."""
             text = self._add("TEXT", f": {pattern}")
             parts = [f"({text})? {token}" for token in tokens]
             for triggers, content, where in contents:
@@ -220,17 +220,17 @@ class _Writer:
         return self._free_until(_text(trigger, "value", path), pattern)
 
     def _repeat(self, form: dict[str, Any], path: str) -> str:
-        """The content once or more, a separator between two. `optional`: or not at all."""
+        """Returns one or more repetitions of the content with a separator between; with `optional`, also none."""
         content = self._add("item", f": {self.expression(form.get('content'), f'{path}.content')}")
         separator = form.get("separator")
         between = "" if separator is None else f"{self.expression(separator, f'{path}.separator')} "
         return f"({content} ({between}{content})*){'?' if form.get('optional') else ''}"
 
     def _members(self, form: dict[str, Any], path: str) -> str:
-        """Members in their order, those left out that are not required, `separator` between two."""
+        """Returns members in their order with a separator between. Members that are not required may be missing."""
         members = _list(form, "members", path)
         separator = literal(_text(form, "separator", path, empty=True))
-        first = after = ""  # what may begin at this member, and what may follow the one before it
+        first = after = ""  # expressions that begin at this member, and that follow the previous one
         for index in range(len(members) - 1, -1, -1):
             where = f"{path}.members.{index}"
             member = members[index]

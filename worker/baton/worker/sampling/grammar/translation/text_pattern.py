@@ -1,4 +1,4 @@
-"""Texts and regular expressions as the grammar library writes them."""
+"""Texts and regular expressions in the grammar library's syntax."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 def text_pattern(form: dict[str, Any], path: str) -> str:
-    """Returns the expression for a free text: one that has none of `excludes`, and that all of `matches` and none of
-    `not_matches` match as a whole."""
+    """Returns the expression for text that contains none of `excludes`, and that all of `matches` and none of
+    `not_matches` match completely."""
     parts = [ANY_TEXT]
     parts += [regex_literal(pattern) for pattern in _texts(form, "matches", path)]
     parts += [f"~{regex_literal(pattern)}" for pattern in _texts(form, "not_matches", path)]
@@ -35,16 +35,16 @@ def _escaped(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """The text as Lark has it. Empty for an empty text: the grammar has no empty literal."""
-    # Its strings are JSON's, but for a character that it takes for the end of a line.
+    """Returns the text as a Lark string. Empty for an empty text, because Lark has no empty string."""
+    # Lark's strings are JSON's, except for a character that it treats as the end of a line.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def regex_literal(pattern: str) -> str:
-    """The regex as Lark has it, `\\d` being 0 to 9. Raises ValueError for an empty or an unfinished one."""
+    """Returns the regex in Lark's syntax, with `\\d` as 0 to 9. Raises ValueError if it is empty or incomplete."""
     if not pattern:
         raise ValueError("it is empty")
-    # The whole text has to match: anchors at its ends say nothing, and the library has none.
+    # The whole text must match, so anchors at the ends are redundant; the library has none.
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and not _ends_in_escape(pattern[:-1]):
         pattern = pattern[:-1]

@@ -1,4 +1,4 @@
-"""One trial, in the process that is forked for it: compiles a constraint within limits that the kernel enforces."""
+"""One trial, in its forked process: compiles a constraint within limits that the kernel enforces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.worker.sampling.grammar.vocabulary import Vocabulary
 
 
 def attempt(sock: socket.socket, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
-    """Reads a constraint, and writes the verdict. Ends by a signal where a limit is met: never returns then."""
+    """Reads a constraint and writes the verdict. At a limit, a signal ends the process."""
     _limit(limits)
     constraint = constraint_of(types_pb2.Constraint.FromString(receive_sized(sock)))
     before = allocated_bytes()

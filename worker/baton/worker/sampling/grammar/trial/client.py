@@ -1,4 +1,4 @@
-"""Trials from the engine's side: starts the trial process, asks it, and gives up where the request has ended."""
+"""The engine's side of trials: starts the trial process, sends it constraints, cancels trials of ended requests."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from baton.worker.sampling.grammar.trial.verdict import Verdict
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
-_POLL_SECONDS = 0.02  # between two looks at whether the request has ended
+_POLL_SECONDS = 0.02  # between checks whether the request has ended
 _MODULE = "baton.worker.sampling.grammar.trial.process"
 
 
 class TrialAbandoned(Exception):
-    """The request ended before its trial did."""
+    """The request ended before its trial."""
 
 
 class Trials:
-    """Tries constraints in a process that can be killed. Used by several threads; the process starts on first use."""
+    """Tries constraints in a process that can be killed. Thread-safe. The process starts on first use."""
 
     def __init__(self, find_folder: Callable[[], Path], model: ModelSpec, limits: GrammarLimits) -> None:
         self.num_run = 0
-        self.num_killed = 0  # of these, by a limit
+        self.num_killed = 0  # of num_run, by a limit
         self._find_folder = find_folder
         self._model = model
         self._limits = limits
@@ -51,22 +51,22 @@ class Trials:
         self._closed = False
 
     def start(self) -> None:
-        """Starts the process, where it does not run, and does not wait until it is ready."""
+        """Starts the process if it does not run. Does not wait until it is ready."""
         with self._lock:
             if self._control is None:
                 self._start()
 
     def run(self, constraint: Constraint, abandoned: Callable[[], bool] = lambda: False) -> Verdict:
-        """Returns the verdict, which has a problem where the constraint costs too much.
+        """Returns the verdict, which has a problem if the constraint costs too much.
 
-        Raises TrialAbandoned soon after `abandoned` says so, InternalError where there is no process to try it in,
-        NoCapacity where the machine is too busy to find out.
+        Raises TrialAbandoned soon after `abandoned` returns True, InternalError if no process can be started,
+        NoCapacity if the machine is too busy for a verdict.
         """
         with self._lock:
             self.num_run += 1
         message = constraint_message(constraint).SerializeToString()
         data = b""
-        for _ in range(2):  # the process may have been killed, and is started again
+        for _ in range(2):  # the process may have been killed, and is restarted
             with self._connect() as sock:
                 try:
                     send_sized(sock, message)
@@ -88,7 +88,7 @@ class Trials:
             self._stop()
 
     def _connect(self) -> socket.socket:
-        """Returns the engine's end of a new trial's socket."""
+        """Opens the socket of a new trial. Returns the engine's end."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -158,11 +158,11 @@ class Trials:
         self._process = self._control = None
 
     def _receive(self, sock: socket.socket, abandoned: Callable[[], bool]) -> bytes:
-        """Returns all that the other side sends. Closing the socket ends the trial."""
+        """Receives until the other side closes. Closing the socket ends the trial."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         data = bytearray()
-        # The trial ends itself before.
+        # The trial ends itself earlier.
         until = time.monotonic() + self._limits.max_compile_seconds + _START_SECONDS
         while time.monotonic() < until:
             if abandoned():
@@ -175,7 +175,7 @@ class Trials:
         return bytes(data)
 
     def _judged(self, constraint: Constraint, verdict: Verdict) -> Verdict:
-        """The verdict, with what its limits mean in words."""
+        """Returns the verdict, with a problem for the limit that ended the trial."""
         limits, problem = self._limits, ""
         if verdict.failure:
             _log.error("a grammar failed in its trial: %s", verdict.failure)
@@ -200,6 +200,6 @@ class Trials:
 
 
 def raise_problem(constraint: Constraint, verdict: Verdict) -> None:
-    """Raises InvalidRequest where the verdict has a problem."""
+    """Raises InvalidRequest if the verdict has a problem."""
     if verdict.problem:
         raise InvalidRequest(verdict.problem, field=field_of(constraint))

@@ -1,4 +1,4 @@
-"""Frames between the engine and a trial: a length of four bytes, then as many bytes."""
+"""Frames between the engine and a trial: a length in four bytes, then the data."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _LENGTH_BYTES = 4
 
 
 def send_sized(sock: socket.socket, data: bytes) -> None:
-    """Sends data behind its length."""
+    """Sends one frame."""
     sock.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
 
 def receive_sized(sock: socket.socket) -> bytes:
-    """Returns one frame. Raises EOFError where the peer is gone."""
+    """Receives one frame. Raises EOFError if the peer is gone."""
     length = int.from_bytes(_receive(sock, _LENGTH_BYTES), "little")
     return _receive(sock, length)
 

@@ -1,4 +1,4 @@
-"""The trial process: forks one child for each constraint that is tried, and kills it where the engine gives up.
+"""The trial process: forks a child for each constraint, and kills it if the engine cancels.
 
 `python -m baton.worker.sampling.grammar.trial.process FD` with the settings as one frame on the socket FD. The process
 has one thread, no device and no request; it ends when the engine's side of the socket is closed.
@@ -27,12 +27,12 @@ from baton.worker.sampling.grammar.vocabulary import Vocabulary, load_vocabulary
 @dataclass(slots=True)
 class _Child:
     pid: int
-    sock: socket.socket  # to the engine, which closes its end when it gives up
-    end: int  # a pipe that the child alone holds open
+    sock: socket.socket  # to the engine, which closes its end to cancel
+    end: int  # a pipe that only the child holds open
 
 
 def main(argv: list[str]) -> int:
-    """Serves trials until the engine is gone. Returns an exit code."""
+    """Serves trials until the engine closes its socket. Returns an exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(argv[0]))
     settings = json.loads(receive_sized(control))
@@ -48,7 +48,7 @@ class _Server:
         self._control = control
         self._vocabulary = vocabulary
         self._limits = limits
-        self._children: dict[int, _Child] = {}  # by both descriptors that are polled
+        self._children: dict[int, _Child] = {}  # by both polled descriptors
         self._poll = select.poll()
 
     def run(self) -> None:
@@ -60,7 +60,7 @@ class _Server:
                         self._kill_all()
                         return
                 elif (child := self._children.get(descriptor)) is not None:
-                    # The end of the pipe is the child's; a hang-up of the socket is the engine's.
+                    # The pipe's end means that the child ended, the socket's hang-up that the engine cancelled.
                     if descriptor == child.sock.fileno():
                         os.kill(child.pid, signal.SIGKILL)
                     self._reap(child)
@@ -80,16 +80,16 @@ class _Server:
         child = _Child(pid, sock, end)
         self._children[end] = self._children[sock.fileno()] = child
         self._poll.register(end, select.POLLIN)
-        self._poll.register(sock, 0)  # hang-ups alone: the constraint is the child's to read
+        self._poll.register(sock, 0)  # hang-ups only: the child reads the constraint
 
     def _be_child(self, sock: socket.socket, held: int) -> None:
-        """Never returns. `held` stays open until the child ends."""
+        """Runs the trial and exits. `held` stays open until then."""
         try:
             self._control.close()
             for child in self._children.values():
                 child.sock.close()
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 2)  # what an allocation that fails prints
+            os.dup2(null, 2)  # hides messages of failed allocations
             attempt(sock, self._vocabulary, self._limits)
         finally:
             os.close(held)
