@@ -1,8 +1,8 @@
-"""Whether a kernel may start while the one before it ends (programmatic dependent launch, Hopper and newer).
+"""Programmatic dependent launch: a kernel may start before the previous one has ended (Hopper and newer).
 
-A kernel with OVERLAP first lets its successor start, then waits for its predecessor before it touches anything that
-another kernel wrote or reads: only weights may be read earlier. Every program must wait, or the kernel behind could run
-ahead of the kernel before.
+A kernel with OVERLAP first allows its successor to start, then waits for its predecessor before it accesses memory that
+other kernels write or read. Only weights may be read earlier. Every program must wait, or the successor could overtake
+the predecessor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether kernels on the tensor's device overlap."""
+    """Returns whether kernels on the tensor's device may overlap."""
     return tensor.is_cuda and _supports_overlap(tensor.device.index)
 
 

@@ -1,4 +1,4 @@
-"""The shared memory that a program may use: 227 KB on data-centre cards since Hopper, 99 KB on many others."""
+"""The shared memory of a program: 227 KB on data-center GPUs since Hopper, 99 KB on many others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from triton.runtime import driver
 
-_HOPPER = 227 * 1024  # what the interpreter pretends to have
+_HOPPER = 227 * 1024  # also used by the interpreter
 
 
 def shared_memory(device: torch.device) -> int:

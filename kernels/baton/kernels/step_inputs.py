@@ -1,4 +1,4 @@
-"""The inputs of a step's kernels, made on the device from the persistent batch: tokens, positions, slots, lengths."""
+"""Computes the inputs of a step on the device from the persistent batch: tokens, positions, slots, lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @triton.jit(
     do_not_specialize_on_alignment=[
         "tokens_out_ptr",
@@ -76,8 +76,8 @@ def step_inputs(
     block_size: int,
     max_chunk: int,
 ) -> None:
-    """Fills the first four, [num_tokens] and seq_lens [num_seqs], for the chunks that query_start_loc [num_seqs + 1]
-    cuts; token_ids [num_rows, max_model_len] and block_table [num_rows, max_blocks] are the persistent batch.
+    """Writes the first four arguments, [num_tokens] and seq_lens [num_seqs], for chunks at query_start_loc
+    [num_seqs + 1]. token_ids [num_rows, max_model_len] and block_table [num_rows, max_blocks] are the persistent batch.
 
     A row of -1 is padding: token 0 at position 0, slot -1, length 0. All int32. `max_chunk` is the longest chunk.
     """
@@ -103,4 +103,4 @@ def step_inputs(
     )
 
 
-INDEX_KERNELS = (_step_inputs_kernel,)  # what these write is used as an index
+INDEX_KERNELS = (_step_inputs_kernel,)  # their results are used as indices

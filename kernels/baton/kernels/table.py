@@ -1,6 +1,6 @@
-"""Which implementation computes an operation: of its rows the first that serves the card, the dtypes and the shape.
+"""The table of implementations. The first row that supports the GPU, the dtypes and the shape computes an operation.
 
-Data only. An implementation is named here and imported where it is chosen, so that a CPU needs no Triton.
+Data only. Implementations are imported when they are selected, so that CPUs need no Triton.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-MIN_CAPABILITY = (8, 0)  # of a CUDA card
-FP8_CAPABILITY = (8, 9)  # of one that converts to and from 8 bits
-WIDTH_STEP = 16  # the matrix unit's: a linear's features are multiples of it
+MIN_CAPABILITY = (8, 0)  # of a CUDA device
+FP8_CAPABILITY = (8, 9)  # of a device that converts to and from 8 bits
+WIDTH_STEP = 16  # of the matrix unit: the features of a linear are multiples of it
 
 _HOPPER = frozenset({9})
 _HALF = frozenset({torch.bfloat16, torch.float16})
@@ -27,12 +27,12 @@ BLOCK_SIZES = (16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What an operation is asked for. What does not matter to the operation is left out."""
+    """The properties of a call. Properties that do not matter to an operation keep their defaults."""
 
     device: str = "cuda"  # cuda | cpu
-    capability: int = MIN_CAPABILITY[0]  # of a card, its first number
+    capability: int = MIN_CAPABILITY[0]  # major version of the compute capability
     dtype: torch.dtype = torch.bfloat16  # of activations
-    stored: torch.dtype | None = None  # of the KV cache; None: as activations
+    stored: torch.dtype | None = None  # of the KV cache; None: that of activations
     head_dim: int = 64
     block_size: int = 16
     num_tokens: int = 1
@@ -44,29 +44,29 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An implementation, and what it serves."""
+    """An implementation, and the cases that it supports."""
 
     op: str
     path: str  # module:name
     device: str = "cuda"
-    capabilities: Container[int] = _ANY  # first numbers
+    capabilities: Container[int] = _ANY  # major versions
     dtypes: Container[torch.dtype] = _FLOATS
     head_dims: Container[int] = _ANY
     block_sizes: Container[int] = _ANY
     tokens: range = _ANY
     cells: range = _ANY
-    quantized: bool = True  # a KV cache of another dtype than the activations'
+    quantized: bool = True  # supports a KV cache of another dtype than the activations'
     biases: bool = True
     windows: bool = True
-    batch_varies: bool = True  # results may depend on what shares the batch
+    batch_varies: bool = True  # supports results that depend on the rest of the batch
     batch_invariant: bool = True
 
     def serves(self, case: Case) -> bool:
-        """Whether it computes this case on this device."""
+        """Returns whether it computes this case on this device."""
         return case.device == self.device and case.capability in self.capabilities and self.fits(case)
 
     def fits(self, case: Case) -> bool:
-        """Whether it computes this case on a card that it was made for."""
+        """Returns whether it computes this case on a supported GPU."""
         return (
             case.dtype in self.dtypes
             and case.head_dim in self.head_dims
@@ -89,7 +89,7 @@ class Row:
 _ATTENTION = "baton.kernels.attention"
 _REFERENCE = "baton.kernels.reference"
 
-# Attention. `cells`: with more of them, the generic kernel is the faster one.
+# Attention. With more `cells`, the generic kernel is faster.
 HOPPER_DECODE = Row(
     "decode_attention",
     f"{_ATTENTION}.decode_hopper:split_decode",
@@ -125,9 +125,9 @@ PREFILL = Row(
     block_sizes=BLOCK_SIZES,
 )
 
-# Linears: `project` and `gate` have the norm before them, `add` the residual stream behind. Up to so many tokens ours,
-# with what is fused into it, beats a matrix product and its neighbours; from so many on a product that adds its result
-# to the residual stream saves more traffic than it costs.
+# Linears: `project` and `gate` follow a norm, `add` adds to the residual stream. For few tokens our fused kernel is
+# faster than a matrix product and separate kernels; for many tokens a product that adds its result to the residual
+# stream saves more memory traffic than it costs.
 _SMALL_LINEAR = "baton.kernels.linear.small_linear:small_linear"
 _MATMUL = "baton.kernels.linear.matmul:matmul"
 SMALL_PROJECT = Row("project", _SMALL_LINEAR, tokens=range(17), biases=False, batch_invariant=False)
@@ -169,7 +169,7 @@ TABLE = (
 
 @cache
 def find(op: str, case: Case) -> Row:
-    """Returns the row that computes the case. Raises LookupError where none does."""
+    """Returns the row that computes the case. Raises LookupError if there is none."""
     for row in TABLE:
         if row.op == op and row.serves(case):
             return row

@@ -35,7 +35,7 @@ def _silu_mul_kernel(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(first half) * second half of gate_up [num_tokens, 2 size]."""
+    """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
     num_tokens, width = gate_up.shape
     out = torch.empty(num_tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
     overlap = overlaps(gate_up)

@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over its paged KV: a program a piece; the last of a sequence's merges them."""
+"""Attention of one new token per sequence over its paged KV. A program computes a piece; a sequence's last merges."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from baton.kernels.overlap import overlaps
 from baton.kernels.table import HOPPER_DECODE, Case
 
 _LOG2E = 1.4426950408889634
-# One program a multiprocessor; with more of them, each would begin anew to fill its memory pipeline.
+# One program per multiprocessor. More programs would each have to fill the memory pipeline again.
 _FEW_PROGRAMS = 132
-_MANY_PROGRAMS = 528  # of this file's kernel: four on each multiprocessor of an H200
-_FULL_DEVICE = 396  # cells from which sequences fill it uncut: three programs on each multiprocessor
-_MERGED_AT_ONCE = 4  # pieces; more would take registers that keep a fourth program off a multiprocessor
+_MANY_PROGRAMS = 528  # of this file's kernel: four per multiprocessor of an H200
+_FULL_DEVICE = 396  # cells from which whole sequences fill the device: three programs per multiprocessor
+_MERGED_AT_ONCE = 4  # pieces; with more, registers do not suffice for a fourth program per multiprocessor
 _MERGED_WIDTH = 512  # elements of each
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @triton.jit(do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr"])
 def _decode_kernel(
     out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
@@ -61,15 +61,15 @@ def _decode_kernel(
     side_size: tl.constexpr = NUM_KV_HEADS * head_size
     if OVERLAP:
         gdc_launch_dependents()
-    # Pieces and block tables are older than the kernel before, which need not be waited for to read them.
+    # Pieces and block tables are written before the previous kernel, so they are read without waiting for it.
     seq = tl.load(pieces_ptr + piece * 4)
     first = tl.load(pieces_ptr + piece * 4 + 1)
     last = tl.load(pieces_ptr + piece * 4 + 2)
     packed = tl.load(pieces_ptr + piece * 4 + 3)
     table_row = block_table_ptr + tl.load(rows_ptr + max(seq, 0)).to(tl.int64) * table_stride
     if seq < 0:
-        # One waits, so that this kernel ends after the one before; the others make room for the next one's.
-        if OVERLAP:  # noqa: SIM102 - decided when it is compiled
+        # One program waits, so that this kernel ends after the previous one; the others free resources for the next.
+        if OVERLAP:  # noqa: SIM102 - decided at compile time
             if tl.program_id(0) == 0:
                 gdc_wait()
         return
@@ -141,7 +141,7 @@ def _merge(
     MERGED: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max), in the pieces' order whoever came last"""
+    """out = sum_s 2^(lse_s - max) partial_s / sum_s 2^(lse_s - max), always in the order of the pieces"""
     plane: tl.constexpr = GROUP * HEAD_DIM
     for at in range(0, plane, WIDTH):
         cols = at + tl.arange(0, WIDTH)
@@ -165,7 +165,7 @@ def _merge(
 
 
 class DecodeWorkspace:
-    """Scratch memory of cut sequences; one for each stream."""
+    """Scratch memory of cut sequences. Each stream needs its own."""
 
     def __init__(
         self,
@@ -218,13 +218,13 @@ def decode_attention(
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> Tensor:
-    """Attention of query [num_seqs, num_q_heads, head_dim] over each sequence's tokens, cut into pieces by `cuts`.
+    """Computes attention of query [num_seqs, num_q_heads, head_dim] over each sequence's tokens, cut by `cuts`.
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_rows, max_blocks] and rows [num_seqs]
-    (each sequence's row of the table) are int32; a sequence of no piece stays unwritten. On Hopper, block_table, rows
-    and cuts must be complete before the kernel in front of this one starts. `kv_scale` [2, num_kv_heads] fp32 is what
-    keys and values of a quantized cache are multiplied with. Cuts that are batch-invariant make a sequence's result
-    the same, bit for bit, whatever shares the batch; the workspace must be made for them.
+    (each sequence's row of the table) are int32. The output of a sequence without pieces is not written. On Hopper,
+    block_table, rows and cuts must be complete before the previous kernel starts. `kv_scale` [2, num_kv_heads] fp32
+    multiplies keys and values of a quantized cache. With batch-invariant cuts, for which the workspace must be created,
+    a sequence's result does not depend on the rest of the batch, bit for bit.
     """
     num_seqs, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -279,9 +279,9 @@ def decode_attention(
 
 
 def choose_block_n(whole: bool, head_dim: int, itemsize: int) -> int:
-    """Returns the keys per tile, so that tiles of K and V of DIM_PAD * itemsize bytes a key take less than 99 KB.
+    """Returns the keys per tile, so that tiles of K and V with DIM_PAD * itemsize bytes per key take less than 99 KB.
 
-    `whole`: the sequences alone fill the device, and few are cut.
+    `whole`: there are enough sequences to fill the device, and few are cut.
     """
     if itemsize == 4:
         return 32 if head_dim <= 128 else 16  # without matrix units, larger tiles do not fit the registers

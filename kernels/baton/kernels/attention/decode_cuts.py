@@ -1,4 +1,4 @@
-"""The pieces of decode attention's sequences: cut once per step on the device, which alone has the lengths."""
+"""Cuts sequences into pieces for decode attention, once per step, on the device, because the host has no lengths."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
 
-GRANULE = 128  # tokens: a piece is a multiple of it, and at least two
+GRANULE = 128  # tokens: the length of a piece is a multiple of it, and at least twice it
 MAX_PIECES = 128  # of a sequence
-# Where a sequence is cut, and so the order of its sums, depends on its length alone with these.
+# For batch-invariant cuts, which depend only on a sequence's length, as does the order of its sums.
 INVARIANT_PIECES = 16
 _PER_PROGRAM = 8  # pieces that one program writes
-_LEAST_PAD = 128  # sequences; each power of two is a kernel of its own
+_LEAST_PAD = 128  # sequences; each power of two is another specialization
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCuts:
-    """`pieces` [max_pieces, 4] int32: sequence (-1: no piece), first token, end, and number | how many << 16.
+    """`pieces` [max_pieces, 4] int32: sequence (-1: no piece), first token, end, and index | count << 16.
 
-    A sequence's pieces stand in a row; padding has none. `programs`: what the pieces were cut for.
+    The pieces of a sequence are consecutive; padding has none. `programs` is the number that they were cut for.
     """
 
     pieces: Tensor
@@ -39,8 +39,8 @@ def _cut_kernel(
     seq_lens_ptr,  # [num_seqs] int32; 0: padding
     num_seqs,
     max_pieces,
-    window,  # keys that a query sees, itself included; 0: all
-    programs,  # for each kv head together; 0: cut by length alone
+    window,  # keys that a query attends to, including its own; 0: all
+    programs,  # over all KV heads; 0: cut by length only
     num_kv_heads,
     SEQS_PAD: tl.constexpr,
     GRANULE: tl.constexpr,
@@ -82,10 +82,10 @@ def _cut_kernel(
 
 
 def cut_sequences(seq_lens: Tensor, num_kv_heads: int, programs: int, *, window: int = 0) -> DecodeCuts:
-    """Cuts sequences of seq_lens [num_seqs] int32 so that about `programs` pieces, over all kv heads, are alike long.
+    """Cuts sequences of seq_lens [num_seqs] int32 into about `programs` pieces of similar length, over all KV heads.
 
-    Sequences that are no longer than two shares of it stay whole. `window` > 0: only so many last tokens count. With 0
-    programs where a sequence is cut depends on its own length alone.
+    Sequences of at most two shares are not cut. `window` > 0 limits the tokens to the last ones. With 0 programs, cuts
+    depend only on a sequence's own length.
     """
     num_seqs = seq_lens.shape[0]
     most = max_pieces(num_seqs, num_kv_heads, programs)
@@ -110,10 +110,10 @@ def cut_sequences(seq_lens: Tensor, num_kv_heads: int, programs: int, *, window:
 
 
 def max_pieces(num_seqs: int, num_kv_heads: int, programs: int) -> int:
-    """Returns the largest number of pieces for sequences of any lengths: not all can have less than one share."""
+    """Returns the most pieces that sequences of any lengths can have."""
     if programs == 0:
         return num_seqs * INVARIANT_PIECES
     return num_seqs - 1 + max(1, min(programs // num_kv_heads, num_seqs * MAX_PIECES))
 
 
-INDEX_KERNELS = (_cut_kernel,)  # what these write is used as an index
+INDEX_KERNELS = (_cut_kernel,)  # their results are used as indices

@@ -13,11 +13,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from baton.kernels.hopper import thread_barrier
 
-_ROWS = gl.constexpr(64)  # of one matrix instruction; a group's queries are padded to it
+_ROWS = gl.constexpr(64)  # rows of one matrix instruction; a group's queries are padded to them
 _TILE = gl.constexpr(64)  # tokens
 _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
-_MERGED = gl.constexpr(8)  # pieces at once: more are faster from 16 pieces on, and slower up to 8
-_HEADS = gl.constexpr(4)  # of each: a warp's
+_MERGED = gl.constexpr(8)  # pieces at once: more are faster from 16 pieces on, but slower up to 8
+_HEADS = gl.constexpr(4)  # query heads per warp
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
 
 
@@ -48,7 +48,7 @@ def _load(
     BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """A loading warp, for keys (SIDE 0) or values (1). Only the tile of the `newest` token waits for who wrote it."""
+    """A loading warp, for keys (SIDE 0) or values (1). Only the tile of the `newest` token waits for its writer."""
     panels: gl.constexpr = HEAD_DIM // _PANEL
     chunks: gl.constexpr = _TILE // BLOCK_SIZE
     tiles_a_load: gl.constexpr = _IDS // chunks
@@ -81,7 +81,7 @@ def _load(
 
 @gluon.jit
 def _softmax(score, top, total, num_left, scale_log2, layout: gl.constexpr):
-    """One tile's weights, of which num_left tokens are real, and the running maximum and sum they leave."""
+    """Returns the weights of a tile with num_left valid tokens, and the updated maximum and sum."""
     cols = gl.arange(0, _TILE, layout=gl.SliceLayout(0, layout))
     score = gl.where((cols < num_left)[None, :], score, float("-inf"))
     new_top = gl.maximum(top, gl.max(score, 1) * scale_log2)
@@ -115,7 +115,7 @@ def _attend(
     HEAD_DIM: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One warp group: the queries of one kv head. While a tile's weights multiply V, the next tile is scored."""
+    """One warp group, for the queries of one KV head. Scores the next tile while a tile's weights multiply V."""
     dtype: gl.constexpr = key_buf.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -174,10 +174,10 @@ def _attend(
     if num_pieces == 1:
         gl.store(own_out_ptr + inner, acc.to(dtype), mask=mine)
     else:
-        place = piece.to(gl.int64) * num_kv_heads + kv_head
-        gl.store(partial_ptr + place * plane + inner, acc, mask=mine)
+        index = piece.to(gl.int64) * num_kv_heads + kv_head
+        gl.store(partial_ptr + index * plane + inner, acc, mask=mine)
         lse_rows = gl.arange(0, _ROWS, layout=row_layout)
-        gl.store(lse_ptr + place * GROUP + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
+        gl.store(lse_ptr + index * GROUP + lse_rows, top + gl.log2(total), mask=lse_rows < GROUP)
         thread_barrier()
         arrived_at = arrived_ptr + seq * num_kv_heads + kv_head
         if gl.atomic_add(arrived_at, 1) == num_pieces - 1:
@@ -197,7 +197,7 @@ def _merge(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
 ):
-    """decode.py's; a warp to a query head, whose weights each of its threads reads but once."""
+    """As decode.py's, with a warp per query head, whose threads each read the weights once."""
     layout: gl.constexpr = gl.BlockedLayout([_MERGED, 1, HEAD_DIM // 32], [1, 1, 32], [1, _HEADS, 1], [2, 1, 0])
     weight_layout: gl.constexpr = gl.SliceLayout(2, layout)
     out_layout: gl.constexpr = gl.SliceLayout(0, layout)
@@ -227,7 +227,7 @@ def _merge(
         gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(out_heads < GROUP)[:, None])
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @gluon.jit(do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr"])
 def _decode_kernel(
     out_ptr,  # [num_seqs, num_kv_heads * GROUP, HEAD_DIM]
@@ -253,13 +253,13 @@ def _decode_kernel(
     _gdc_launch_dependents()
     kv_head = gl.program_id(0) % num_kv_heads
     piece = gl.program_id(0) // num_kv_heads
-    # Pieces and block tables are older than the kernel before, which need not be waited for to read them.
+    # Pieces and block tables are written before the previous kernel, so they are read without waiting for it.
     seq = gl.load(pieces_ptr + piece * 4)
     first = gl.load(pieces_ptr + piece * 4 + 1)
     last = gl.load(pieces_ptr + piece * 4 + 2)
     packed = gl.load(pieces_ptr + piece * 4 + 3)
     if seq < 0:
-        # One waits, so that this kernel ends after the one before; the others make room for the next one's.
+        # One program waits, so that this kernel ends after the previous one; the others free resources for the next.
         if gl.program_id(0) == 0:
             _gdc_wait()
         return
@@ -316,8 +316,8 @@ def split_decode(
     scale_log2: float,
     num_stages: int = 3,
 ) -> None:
-    """decode_attention's launch. Three stages leave room for two programs a multiprocessor: the next layer's begins to
-    load before this one's ends."""
+    """Launches the kernel for decode_attention. With three stages, two programs fit on a multiprocessor, so that the
+    next layer's begins to load before this one's ends."""
     _, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
     flat = cache.view(-1, head_dim)

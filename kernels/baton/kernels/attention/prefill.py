@@ -1,4 +1,4 @@
-"""Causal attention of prompt chunks over their sequences' paged KV, the cached prefix included."""
+"""Causal attention of prompt chunks over the paged KV of their sequences, including cached prefixes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from baton.kernels.shared_memory import shared_memory
 _LOG2E = 1.4426950408889634
 _HOPPER_SHARED = 227 * 1024
 TILE_ROWS = 128
-MAX_PLACES = 132  # programs of one wave on an H200: so many parts, over all heads, are there at most
-_KEYS = 128  # keys that parts are multiples of
-_LEAST_SHARE = 2  # of _KEYS: a shorter part costs more than it saves
-_MOST_PARTS = 16  # of a tile
+MAX_PLACES = 132  # programs of one wave on an H200, and the most parts over all heads
+_KEYS = 128  # parts are multiples of this number of keys
+_LEAST_SHARE = 2  # of _KEYS; shorter parts cost more than they save
+_MOST_PARTS = 16  # per tile
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _tile(
     DIM_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One tile of keys: acc, top and total of the online softmax, in base 2."""
+    """Returns acc, top and total of the online softmax in base 2 after one tile of keys."""
     tokens = start + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, DIM_PAD)
     block = tl.load(table_row + tokens // BLOCK_SIZE, mask=tokens < last, other=0)
@@ -69,7 +69,7 @@ def _tile(
     return acc, new_top, total
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @triton.jit(
     do_not_specialize_on_alignment=[
         "block_table_ptr",
@@ -86,7 +86,7 @@ def _prefill_kernel(
     cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     block_table_ptr,  # [num_rows, table_stride] int32
     rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
-    seq_lens_ptr,  # [num_seqs] int32, the chunk included
+    seq_lens_ptr,  # [num_seqs] int32, including the chunk
     query_start_loc_ptr,  # [num_seqs + 1] int32
     tile_seq_ptr,  # [num_tiles] int32
     tile_start_ptr,  # [num_tiles] int32, within the chunk
@@ -95,14 +95,14 @@ def _prefill_kernel(
     query_stride,
     table_stride,
     num_kv_heads,
-    window,  # keys that a query sees, itself included; 0: all
+    window,  # keys that a query attends to, including its own; 0: all
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr,  # programs a tile
+    PARTS: tl.constexpr,  # programs per tile
     SCALED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -114,7 +114,7 @@ def _prefill_kernel(
     offset = tl.load(tile_start_ptr + tile) + tl.program_id(1) % PARTS * BLOCK_M
     first_row = tl.load(query_start_loc_ptr + seq)
     num_rows = tl.load(query_start_loc_ptr + seq + 1) - first_row
-    if PARTS > 1:  # noqa: SIM102 - decided when compiled
+    if PARTS > 1:  # noqa: SIM102 - decided at compile time
         if offset >= num_rows:
             return
     seq_len = tl.load(seq_lens_ptr + seq)
@@ -136,13 +136,13 @@ def _prefill_kernel(
     unmasked = (first_position + 1) // BLOCK_N * BLOCK_N
     begin = 0
     if window > 0:
-        # Every tile may have hidden keys on both sides.
+        # Every tile may have masked keys on both sides.
         begin = max(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
         unmasked = begin
     if SCALED:
         scale_log2 *= tl.load(kv_scale_ptr + head // GROUP)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    # Finite, so that a tile that a row does not see at all leaves 2^(-inf - top) = 0 and not NaN.
+    # Finite, so that a tile that is masked for a row gives 2^(-inf - top) = 0 and not NaN.
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     for start in tl.range(begin, unmasked, BLOCK_N, num_stages=STAGES):
@@ -167,20 +167,20 @@ def _prefill_kernel(
 
 
 class PrefillTiles(NamedTuple):
-    """Which rows each program takes; made on the host from the chunk lengths."""
+    """The rows of each program, computed on the host from the chunk lengths."""
 
     seq: Tensor  # [num_tiles] int32
     start: Tensor  # [num_tiles] int32
-    # Where tiles alone do not fill the device: [num_parts, 4] int32, the parts of a tile in a row: sequence, first row,
-    # number | how many << 16, and the place in scratch memory of the tile's first part.
+    # If tiles do not fill the device: [num_parts, 4] int32, with the parts of a tile in sequence: sequence, first row,
+    # index | count << 16, and the index in scratch memory of the tile's first part.
     parts: Tensor | None = None
 
 
 class Blocks(NamedTuple):
     """The cuts of queries and keys for one launch."""
 
-    block_m: int  # queries a program
-    block_n: int  # keys a step
+    block_m: int  # queries per program
+    block_n: int  # keys per step
     num_warps: int
     num_stages: int
 
@@ -188,10 +188,9 @@ class Blocks(NamedTuple):
 def make_tiles(
     chunk_lens: list[int], prefix_lens: list[int], tile_rows: int, device: torch.device, num_q_heads: int = 0
 ) -> PrefillTiles:
-    """Cuts chunks into tiles of tile_rows rows, the rows with most keys first, so that no long tile starts last.
+    """Cuts chunks into tiles of tile_rows rows. Tiles with most keys come first, so that no long tile starts last.
 
-    With `num_q_heads`, each of which has its own programs, a few tiles of many keys are cut into parts of similar
-    length.
+    With `num_q_heads`, which have separate programs, cuts tiles further into parts of similar length if there are few.
     """
     tiles = [
         (prefix + start, seq, start)
@@ -247,13 +246,13 @@ def prefill_attention(
     tile_rows: int = TILE_ROWS,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, whose keys
-    and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
+    """Computes causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, over
+    keys and values of all its tokens in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     block_table [num_rows, max_blocks], rows [num_seqs] (each sequence's row of the table), seq_lens [num_seqs],
-    query_start_loc [num_seqs + 1], all int32. `window` > 0 hides all but so many last keys from each query.
-    `kv_scale` [2, num_kv_heads] fp32 is what keys and values of a quantized cache are multiplied with.
-    `tile_rows`: what `tiles` were made with. A row's result does not depend on how its prompt is cut into chunks.
+    query_start_loc [num_seqs + 1], all int32. `window` > 0 limits each query to its last keys. `kv_scale`
+    [2, num_kv_heads] fp32 multiplies keys and values of a quantized cache. `tile_rows` is that of `tiles`. A row's
+    result does not depend on how its prompt is cut into chunks.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape

@@ -1,4 +1,4 @@
-"""KV blocks between the pool and one contiguous piece of memory, as they travel between workers; all layers at once."""
+"""Copies KV blocks of all layers between the pool and contiguous memory, for transfers between workers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 4096  # words of a program at a time
+_BLOCK = 4096  # words that a program copies at a time
 _NUM_WARPS = 8
-ALL_PROGRAMS = 1 << 30  # one for each part of a block; fewer take several in turn
-_NUM_ARGUMENTS = 6  # of the kernel, constants apart
-_NUM_ITEMS = 4  # where it is among them
-_NUM_SCRATCH = 2  # pointers that Triton appends; unused by this kernel
+ALL_PROGRAMS = 1 << 30  # one for each part of a block; with fewer, each copies several parts
+_NUM_ARGUMENTS = 6  # of the kernel, without constants
+_NUM_ITEMS = 4  # its index among them
+_NUM_SCRATCH = 2  # pointers that Triton appends, unused by this kernel
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @triton.jit(do_not_specialize_on_alignment=["block_ids_ptr"], do_not_specialize=["num_items", "num_layers"])
 def _copy_kernel(
-    pool_ptr,  # [num_layers, num_blocks, SIZE], layers of layer_stride
+    pool_ptr,  # [num_layers, num_blocks, SIZE], layers are layer_stride apart
     staging_ptr,  # [num_ids, num_layers, SIZE]
     block_ids_ptr,  # [num_ids] int32
     layer_stride,
@@ -34,7 +34,7 @@ def _copy_kernel(
     """staging[i, layer] = pool[layer, block_ids[i]], or back"""
     # grid: at most num_items
     PARTS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
-    # Neighbours, which are of few blocks: ids may be in the host's memory, where programs queue up for them.
+    # Adjacent parts, which have few distinct blocks: ids may be in host memory, where concurrent reads are slow.
     num_each = tl.cdiv(num_items, tl.num_programs(0))
     first = tl.program_id(0) * num_each
     for item in range(first, tl.minimum(first + num_each, num_items)):
@@ -52,7 +52,7 @@ def _copy_kernel(
 
 
 def gather_blocks(pool: Tensor, block_ids: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """[n, num_layers, ...] of pool [num_layers, num_blocks, ...] for block_ids [n] int32; a part of the layers is
+    """Returns [n, num_layers, ...] of pool [num_layers, num_blocks, ...] for block_ids [n] int32. For some layers, pass
     `pool[first:last]`."""
     if out is None:
         size = (block_ids.shape[0], pool.shape[0], *pool.shape[2:])
@@ -67,14 +67,14 @@ def scatter_blocks(pool: Tensor, block_ids: Tensor, staging: Tensor) -> None:
 
 
 class BlockCopier:
-    """The same copies of one pool on the GPU, by address: for launches that cost little time on the host.
+    """Copies of one pool on the GPU by addresses, with little overhead on the host.
 
-    Staging is [num_ids, num_layers, bytes of one layer of one block], at a multiple of 16 bytes; block ids are int32 in
-    memory that the device can read, pinned host memory included.
+    Staging is [num_ids, num_layers, bytes of one layer of one block], aligned to 16 bytes. Block ids are int32 in any
+    memory that the device can read, such as pinned host memory.
     """
 
     def __init__(self, pool: Tensor) -> None:
-        """Copies blocks of `pool` [num_layers, num_blocks, ...].
+        """`pool` is [num_layers, num_blocks, ...].
 
         Raises ValueError if a block is not a multiple of 16 bytes.
         """
@@ -111,28 +111,27 @@ class BlockCopier:
         return BlockLane(BlockCopy(self._kernels[True]), BlockCopy(self._kernels[False]))
 
     def arguments(self, layers: range, block_ids: int, num_ids: int, staging: int) -> tuple[int, ...]:
-        """Returns the kernel's arguments, in its order."""
+        """Returns the kernel's arguments, in order."""
         start = self._start + 8 * layers.start * self._stride
         return start, staging, block_ids, self._stride, num_ids * len(layers) * self._num_parts, len(layers)
 
 
 class BlockLane(NamedTuple):
-    """The copies of any pool of one shape. Keeps none."""
+    """The copies of any pool of one shape. Holds no pool."""
 
     gather: BlockCopy  # staging[i, layer - layers.start] = pool[layer, block_ids[i]]; staging may be a peer's memory
-    scatter: BlockCopy  # the way back; block ids are distinct
+    scatter: BlockCopy  # the inverse; block ids are distinct
 
 
 class BlockCopy:
-    """A compiled kernel, launched by a call of the driver's: Triton's own launch takes an interpreter whose caches are
-    cold a tenth of a millisecond.
+    """A compiled kernel that is launched through the CUDA driver, because Triton's launch takes 0.1 ms when the Python
+    interpreter's caches are cold.
 
-    From the CUDA driver's documentation of cuLaunchKernel: it copies as many arguments as the kernel has before it
-    returns, from the addresses that it is given.
+    By its documentation, cuLaunchKernel copies the arguments from the given addresses before it returns.
     """
 
     def __init__(self, kernel: Any) -> None:
-        kernel[(1, 1, 1)]  # loads it onto the device
+        kernel[(1, 1, 1)]  # loads the kernel to the device
         self._function = ctypes.c_void_p(kernel.function)
         self._shared = kernel.metadata.shared
         self._arguments = (ctypes.c_uint64 * (_NUM_ARGUMENTS + _NUM_SCRATCH))()
@@ -152,7 +151,7 @@ class BlockCopy:
         stream: int,
         max_programs: int = ALL_PROGRAMS,
     ) -> None:
-        """Queues it: `block_ids` and `staging` are addresses. Raises RuntimeError where the driver refuses."""
+        """Queues the copy. `block_ids` and `staging` are addresses. Raises RuntimeError if the driver rejects it."""
         arguments = pool.arguments(layers, block_ids, num_ids, staging)
         self._arguments[:_NUM_ARGUMENTS] = list(arguments)
         num_programs = min(arguments[_NUM_ITEMS], max_programs)
@@ -187,6 +186,6 @@ def _copy(pool: Tensor, block_ids: Tensor, staging: Tensor, *, gather: bool) -> 
 
 
 def _as_words(tensor: Tensor) -> Tensor:
-    """Views [..., bytes] as 64-bit words if a block is a whole number of them."""
+    """Views [..., bytes] as 64-bit words if a block has a whole number of them."""
     whole = tensor.shape[-1] * tensor.element_size() % 8 == 0
     return tensor.view(torch.int64 if whole else torch.uint8)

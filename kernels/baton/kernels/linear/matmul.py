@@ -1,9 +1,9 @@
-"""The batch-invariant linear: a row's result is bit for bit the same for any other rows.
+"""The batch-invariant linear: a row's result does not depend on other rows, bit for bit.
 
-Every output is one chain of multiply-adds over k = 0 .. K in steps of BLOCK_K, in one fp32 accumulator of the matrix
-unit: K is never split, the weight is always the left operand, and BLOCK_K is small_linear's. Which rows and columns
-share a tile then decides only where the chain is computed, not its order. RMSNorm is not fused here, because the order
-of its sum over k depends on how a tile's rows lie in the threads.
+Each output is a chain of multiply-adds over k = 0 .. K in steps of BLOCK_K, in one fp32 accumulator of the matrix unit:
+K is never split, the weight is always the left operand, and BLOCK_K is the same as in small_linear. So the rows and
+columns of a tile decide only where the chain is computed, not its order. RMSNorm is not fused, because the order of its
+sum over k depends on the layout of a tile's rows in the threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.kernels.overlap import overlaps
 from baton.kernels.shared_memory import shared_memory
 
 _BLOCK_M = 128
-_GROUP = 8  # row tiles that share a pass over the weight, so that it comes from L2
+_GROUP = 8  # row tiles that share a pass over the weight, so that it is read from L2
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -53,7 +53,7 @@ def _matmul_kernel(
     cols = (group * GROUP + place % group_size) * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = place // group_size * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
-    # Rows and columns beyond the end read the last one's values: a load without a mask is faster.
+    # Rows and columns beyond the end read the last one's values, because loads without a mask are faster.
     row_ptr = weight_ptr + tl.minimum(rows, n - 1).to(tl.int64)[:, None] * K + ks[None, :]
     col_ptr = x_ptr + tl.minimum(cols, m - 1).to(tl.int64)[None, :] * K + ks[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -83,7 +83,7 @@ def matmul(
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """f(x @ weight^T) for x [m, k] and weight [n, k] (gated: [2 n, k]); the result is [m, n].
+    """Returns f(x @ weight^T) [m, n] for x [m, k] and weight [n, k] (gated: [2 n, k]).
 
     `gated` gives silu(first half) * second half; `residual` [m, n] is added last and may be `out` itself.
     """
@@ -119,7 +119,7 @@ def matmul(
 
 
 def _tiling(m: int, n: int, k: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
-    """Returns larger tiles than small_linear's, over the same steps of k."""
+    """Returns larger tiles than small_linear's, with the same steps of k."""
     small = choose_tiling(m, n, k, gated, itemsize, shared_bytes, batch_invariant=True)
     if itemsize == 4:
         return small

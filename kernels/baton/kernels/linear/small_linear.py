@@ -1,7 +1,7 @@
-"""Linear layers for few tokens, where reading the weights is all the time there is.
+"""Linear layers for few tokens, whose time is that of reading the weights.
 
-out = f(x) @ weight^T, with what stands around it in a decoder fused in: RMSNorm of the input,
-SiLU-gating of two halves, addition to the residual. Each weight is read once.
+out = f(x) @ weight^T, fused with RMSNorm of the input, SiLU gating of two halves, and addition to the residual. Each
+weight is read once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from baton.kernels.overlap import overlaps
 from baton.kernels.shared_memory import shared_memory
 
 MAX_TOKENS = 64
-_SLACK = 2048  # bytes of shared memory beside the stages
+_SLACK = 2048  # bytes of shared memory in addition to the stages
 
 
 class Tiling(NamedTuple):
     """The cut of the weight for one launch."""
 
-    block_n: int  # output features a program
-    block_k: int  # input features a step
+    block_n: int  # output features per program
+    block_k: int  # input features per step
     splits: int  # programs that share the input features of one output tile
     num_warps: int
     num_stages: int
@@ -55,7 +55,7 @@ def _vector_kernel(
     ks = tl.arange(0, BLOCK_K)
     gate_ptr = weight_ptr + rows.to(tl.int64)[:, None] * K + ks[None, :]
     up_ptr = gate_ptr + n.to(tl.int64) * K
-    # Weights are loaded a step ahead, the first ones while the kernel before still runs.
+    # Prefetches the weights of the next step, the first ones while the previous kernel still runs.
     gate = tl.load(gate_ptr, mask=inside & (ks < K)[None, :], other=0.0, eviction_policy="evict_first")
     up = gate
     if GATED:
@@ -69,11 +69,11 @@ def _vector_kernel(
     for start in tl.range(0, K, BLOCK_K):
         k = start + ks
         next_mask = inside & (k + BLOCK_K < K)[None, :]
-        ahead = start + BLOCK_K
-        next_gate = tl.load(gate_ptr + ahead, mask=next_mask, other=0.0, eviction_policy="evict_first")
+        next_start = start + BLOCK_K
+        next_gate = tl.load(gate_ptr + next_start, mask=next_mask, other=0.0, eviction_policy="evict_first")
         next_up = next_gate
         if GATED:
-            next_up = tl.load(up_ptr + ahead, mask=next_mask, other=0.0, eviction_policy="evict_first")
+            next_up = tl.load(up_ptr + next_start, mask=next_mask, other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
@@ -119,7 +119,7 @@ def _matrix_kernel(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Some tokens: as _vector_kernel for each, with the weight as the left operand of the matrix unit."""
+    """Several tokens: as _vector_kernel for each, with the weight as the left operand of the matrix unit."""
     # grid: (n / BLOCK_N, SPLITS)
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -164,7 +164,7 @@ def _matrix_kernel(
         tl.debug_barrier()
         finish = tl.atomic_add(arrived_ptr + tile, 1) == SPLITS - 1
         if finish:
-            # The partial sums are added in one order, whoever came last.
+            # Partial sums are always added in the same order.
             acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             squares = tl.zeros([BLOCK_M], tl.float32)
@@ -191,7 +191,7 @@ def _matrix_kernel(
 
 
 class Workspace:
-    """Scratch memory that split launches share; one for each stream."""
+    """Scratch memory of split launches. Each stream needs its own."""
 
     def __init__(self, device: torch.device, num_floats: int = 1 << 23, num_tiles: int = 1 << 14) -> None:
         self.partial = torch.empty(num_floats, dtype=torch.float32, device=device)
@@ -212,11 +212,11 @@ def small_linear(
     tiling: Tiling | None = None,
     batch_invariant: bool = False,
 ) -> Tensor:
-    """f(x) @ weight^T for x [m, k], m <= 64, and weight [n, k] (gated: [2 n, k]); the result is [m, n].
+    """Returns f(x) @ weight^T [m, n] for x [m, k], m <= 64, and weight [n, k] (gated: [2 n, k]).
 
     `norm` [k] applies RMSNorm to x first; `gated` gives silu(first half) * second half; `residual` [m, n] is
-    added last and may be `out` itself. `batch_invariant` makes a row's result the same, bit for bit, whatever other
-    rows there are, and the same as matmul's; it allows no `norm`, and needs no workspace.
+    added last and may be `out` itself. With `batch_invariant`, a row's result does not depend on other rows, bit for
+    bit, and equals matmul's; `norm` is not allowed, and no workspace is needed.
     """
     m, k = x.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -301,8 +301,8 @@ def choose_tiling(
 ) -> Tiling:
     """Returns the tiling that a sweep on an H200 found best for the shape, or for the nearest one.
 
-    `batch_invariant`: one tiling for every m, with K in one piece. 64 rows of the weight are the least that Hopper's
-    wgmma takes, so that all m run on the same unit.
+    With `batch_invariant`, returns one tiling for all m, with K in one piece. It has 64 rows of the weight, the minimum
+    of Hopper's wgmma, so that all m run on the same unit.
     """
     if batch_invariant:
         stages = 8 if itemsize < 4 else 2
@@ -322,7 +322,7 @@ def choose_tiling(
             )
         return Tiling(4, 2048, 1, 4, 1) if k > 1024 else Tiling(4, 512, 1, 4, 1)
     if m > 16:
-        splits = 2 if n < 32768 else 1  # tiles alone fill the device
+        splits = 2 if n < 32768 else 1  # tiles fill the device without splits
         wanted = Tiling(64, 128, splits, 4, 4) if n >= 4096 else Tiling(32, 128, 4, 4, 6)
     elif gated and n >= 8192:
         wanted = Tiling(128, 64, 1, 4, 4)
@@ -340,7 +340,7 @@ def choose_tiling(
 
 
 def fitting(tiling: Tiling, block_m: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
-    """Returns the tiling with fewer stages, and then smaller steps, if shared memory is short."""
+    """Returns the tiling with fewer stages, and then smaller steps, if shared memory does not suffice."""
     stages, block_k = tiling.num_stages, tiling.block_k
     row_bytes = (tiling.block_n * (2 if gated else 1) + block_m) * itemsize
     while stages > 2 and stages * block_k * row_bytes > shared_bytes - _SLACK:

@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual's addition in the same pass."""
+"""RMSNorm, fused with the addition to the residual."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
-    """RMSNorm of x [num_tokens, size]; with `residual` [num_tokens, size], of the sum, which `residual` becomes."""
+    """Returns RMSNorm of x [num_tokens, size]. With `residual`, adds x to it and returns the norm of the sum."""
     out = torch.empty_like(x)
     size = x.shape[-1]
     overlap = overlaps(x)

@@ -1,4 +1,4 @@
-"""Every op in plain PyTorch: the oracle of the kernels, and what the CPU executor runs."""
+"""All ops in plain PyTorch: the oracle of the kernels, and the ops of the CPU executor."""
 
 from baton.kernels.reference.activation.silu_mul import silu_mul
 from baton.kernels.reference.attention.paged_attention import decode_attention, prefill_attention

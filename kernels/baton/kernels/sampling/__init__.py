@@ -1,4 +1,4 @@
-"""From logits to tokens on the device. A row's result depends only on its own parameters."""
+"""Samples tokens on the device. A row's result depends only on its own logits, parameters and tokens."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from baton.kernels.sampling.tops import _tops_kernel
 __all__ = ["MOST_LIKELY", "MOST_NAMED", "SamplingState", "Sizes", "sample_special", "sample_tokens", "score_tokens"]
 
 _WORDS = 1024  # of a bitmap, at once
-_MANY = 64  # sequences or places at once
+_MANY = 64  # sequences or positions at once
 
 
 def sample_tokens(
     logits: Tensor, out: Tensor, state: SamplingState, batch_rows: Tensor, seq_lens: Tensor, token_ids: Tensor
 ) -> None:
-    """out [num_rows] int32 for logits [num_rows, vocab_size], of rows without edits and filters; 0 for padding.
+    """Samples out [num_rows] int32 from logits [num_rows, vocab_size], for rows without edits and filters; padding: 0.
 
-    batch_rows [num_rows] int32 says which columns (and row of token_ids [batch_rows, max_model_len]) each has, -1 is
-    padding; seq_lens [num_rows] int32 counts the tokens that the logits follow: where the drawn one is also written.
+    batch_rows [num_rows] int32 are the rows' indices in the columns and in token_ids [batch_rows, max_model_len]; -1 is
+    padding. seq_lens [num_rows] int32 are the tokens before the sampled one, which is also written to token_ids there.
     """
     num_rows = logits.shape[0]
     _draw_kernel[(state.num_parts, num_rows)](
@@ -52,15 +52,15 @@ def sample_tokens(
 def sample_special(
     logits: Tensor, out: Tensor, state: SamplingState, batch_rows: Tensor, seq_lens: Tensor, token_ids: Tensor
 ) -> None:
-    """The same for the other rows, and for those that state.mask_of gives a mask: behind sample_tokens, over its out.
+    """Samples the other rows, and rows with a mask in state.mask_of, after sample_tokens, whose `out` it overwrites.
 
-    Counts what it draws. Leaves the logits as they are.
+    Counts the sampled tokens. Does not change the logits.
     """
     num_rows = logits.shape[0]
     sizes, columns, num_parts = state.sizes, state.columns, state.num_parts
     options = _options(logits)
     rows, parts = (num_rows,), (num_parts, num_rows)
-    # What every look at a row's edited logits takes.
+    # Arguments of all kernels that read edited logits.
     edits = (columns.words, state.counts.by_token, state.bits)
     strides = (columns.stride, logits.stride(0), state.counts.by_token.stride(0), state.num_words)
     cut = {"PROMPT": state.counts.prompt_flag, **options}
@@ -157,8 +157,8 @@ def sample_special(
 
 
 def score_tokens(logits: Tensor, tokens: Tensor, state: SamplingState, batch_rows: Tensor) -> Tensor:
-    """Log-probabilities [num_rows, FOUND_WIDTH] int32 of rows that ask: of the drawn tokens [num_rows] int32, their
-    ranks, the most likely tokens, theirs, and those of the tokens that the row's lists name."""
+    """Returns [num_rows, FOUND_WIDTH] int32 for rows that ask for log-probabilities: those of the sampled tokens
+    [num_rows] int32, their ranks, the most likely tokens, theirs, and those of the tokens in the row's lists."""
     num_rows = logits.shape[0]
     scratch = (state.score_tops, state.score_sums, state.ranks, state.likely_logits, state.likely_tokens)
     columns, options = state.columns, _options(logits)
@@ -259,6 +259,6 @@ def _choose(
 
 
 def _options(logits: Tensor) -> dict[str, Any]:
-    """Products are rounded before they are added, as the reference's are."""
+    """Returns compiler options. Products are rounded before they are added, as in the reference."""
     overlap = overlaps(logits)
     return {"OVERLAP": overlap, "launch_pdl": overlap, "enable_fp_fusion": False}

@@ -1,4 +1,4 @@
-"""The tokens between a row's cuts, as a list in any order, and how much is above them."""
+"""Lists the tokens between a row's cuts, in any order, and sums those above."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a row's output has each token, and whether its prompt has it: the input of penalties.
+"""The counts of each token in a row's output, and whether its prompt has it, for penalties.
 
 A count takes 16 bits if every row is short enough, otherwise 32. One bit marks tokens of the prompt.
 """
@@ -61,7 +61,7 @@ def _count_kernel(
 
 
 class TokenCounts:
-    """Counts of every row of the persistent batch."""
+    """The token counts of all rows of the persistent batch."""
 
     def __init__(self, num_rows: int, vocab_size: int, max_model_len: int, device: torch.device) -> None:
         self.bits = 16 if max_model_len < 1 << 14 else 32
@@ -74,7 +74,7 @@ class TokenCounts:
     def restart(
         self, rows: Tensor, lengths: Tensor, longest: int, columns: Tensor, stride: int, token_ids: Tensor
     ) -> None:
-        """Counts these rows' known tokens anew: rows, lengths [n] int32 on the device, `longest` of the lengths.
+        """Recounts the known tokens of rows. rows and lengths [n] are int32 on the device, `longest` is their maximum.
 
         columns and stride are those of SamplingColumns; token_ids [num_rows, max_model_len] int32.
         """

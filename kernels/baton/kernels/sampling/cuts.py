@@ -1,7 +1,7 @@
-"""Two bounds on a row's logits between which the filters' threshold lies.
+"""Finds two bounds on a row's logits that enclose the filters' threshold.
 
-Tokens above `high` pass and tokens below `low` do not, so only those between are collected and searched. The bounds are
-a guess, from the chunks' maxima or from a sample of the row; the search checks whether it was right.
+Tokens above `high` pass and tokens below `low` do not, so only those in between are listed and searched. The bounds are
+a guess from the maxima of chunks or from a sample of the row; the search verifies them.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from baton.kernels.sampling.edits import edited_logits
 from baton.kernels.sampling.keys import kth_largest, ordered, unordered
 from baton.kernels.sampling.needs import NEEDS_FILTERS, NEEDS_RESTRICTION, NEEDS_SAMPLE, NEEDS_TRIAL
 
-_COARSE = tl.constexpr(12)  # bits of a key that no guess needs
+_COARSE = tl.constexpr(12)  # low bits of a key, which guesses ignore
 
 
 @triton.jit
 def _coarse(values):
-    """Fewer keys, and so fewer turns of a search."""
+    """Returns coarser keys, for fewer iterations of a search."""
     return ordered(values) >> _COARSE
 
 
 @triton.jit
 def _least(coarse):
-    """A value that is at most those of the key."""
+    """Returns a lower bound of the values with this coarse key."""
     value = unordered(coarse << _COARSE)
     return tl.where(value == value, value, float("-inf"))
 
 
 @triton.jit
 def _key_at_weight(keys, weights, target):
-    """The largest key with at most `target` of weight below it."""
+    """Returns the largest key with a weight of at most `target` below it."""
     low = tl.min(keys, 0)
     high = tl.max(keys, 0)
     while low < high:
@@ -51,7 +51,7 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def _keys_at_weights(keys, weights, less, more):
-    """Two of them, found together."""
+    """Returns both _key_at_weight in one search."""
     low, high = tl.min(keys, 0), tl.max(keys, 0)
     low_2, high_2 = low, high
     while (low < high) | (low_2 < high_2):
@@ -67,7 +67,7 @@ def _keys_at_weights(keys, weights, less, more):
 
 @triton.jit
 def _store_chunks(chunks_ptr, count_ptr, tops, used, low):
-    """The chunks that have a token from `low` on, in order."""
+    """Stores the chunks with a token of at least `low`, in order."""
     passes = used & (tops >= low) & (tops > float("-inf"))
     slot = tl.cumsum(passes.to(tl.int32), 0) - 1
     tl.store(chunks_ptr + slot, tl.arange(0, tops.shape[0]), mask=passes)
@@ -129,11 +129,11 @@ def _guess_kernel(
         if (top_k > 0) & (top_k <= num_chunks // 2):
             low = _least(kth_largest(_coarse(tops), used, top_k))
         elif (top_k == 0) & (top_p >= 1):
-            # min_p alone; the rounding of its threshold is left room for.
+            # min_p only; includes a margin for the rounding of its threshold.
             least = tl.log(load_fraction(row_ptr, stride, MIN_P)) * temperature
             low = top + least - 1e-5 * (tl.abs(top) - least)
         elif (top_k > CAPACITY // 2) & (top_p < 1):
-            low = float("inf")  # two thresholds, the second within the first: nothing is guessed
+            low = float("inf")  # no guess for two nested thresholds
         else:
             tl.store(needs_ptr + row, needs | NEEDS_SAMPLE)
     tl.store(cuts, low)
@@ -188,7 +188,7 @@ def _sample_kernel(
     num_chunks = tl.sum(used.to(tl.int32), 0)
     first_chunk = row * num_parts * (PART // CHUNK)
     tops = tl.load(chunk_tops_ptr + first_chunk + chunks, mask=used, other=float("-inf"))
-    # Chunks all over the row.
+    # Chunks spread over the row.
     place = tl.arange(0, SAMPLE)
     index = ((place // CHUNK) * num_chunks // (SAMPLE // CHUNK)) * CHUNK + place % CHUNK
     inside = index < vocab_size
@@ -212,7 +212,7 @@ def _sample_kernel(
     else:
         weights = tl.where(inside, tl.exp((logits - top) / temperature), 0.0)
         target = (1.0 - top_p) * total / vocab_size.to(tl.float32)
-    target *= num_samples  # of weight in the sample below the threshold
+    target *= num_samples  # weight in the sample below the threshold
     middle = _key_at_weight(keys, weights, target)
     below = tl.where(keys < middle, weights, 0.0)
     weight = tl.maximum(tl.sum(below, 0), 1e-15)
@@ -224,12 +224,12 @@ def _sample_kernel(
     lower, upper = _keys_at_weights(keys, weights, target * (1.0 - error), target * (1.0 + error))
     if error < 1:
         low = _least(lower)
-    # Most tokens that any nucleus of a model that is sure of itself has.
+    # An upper bound of the nucleus of a confident model.
     likely = kth_largest(_coarse(tops), used, num_chunks * 15 // 16)
     if (top_k == 0) & (tl.sum(tl.where(keys < likely, weights, 0.0), 0) * (1.0 + error) <= target):
         low = tl.maximum(low, _least(likely))
     elif ((top_k == 0) | (top_p >= 1)) & (tl.sum(weights, 0) > target * (1.0 + error)):
-        # Not where a nucleus is searched within the k largest: all of these are listed.
+        # Not for a nucleus within the k largest, which are all listed.
         high = unordered((upper + 1) << _COARSE)
         least = tl.div_rn(low, temperature)
         min_p = load_fraction(row_ptr, stride, MIN_P)

@@ -1,4 +1,4 @@
-"""Draws a token a row by Gumbel-max, without the host: reference.sampling on the device, bit-equal in its noise."""
+"""Samples a token per row by Gumbel-max on the device, with the noise of reference.sampling, bit for bit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _draw_kernel(
 def _draw_special_kernel(
     best_ptr,  # [num_rows, num_parts] fp32
     index_ptr,  # [num_rows, num_parts] int32
-    bounds_ptr,  # [num_rows] fp32: the least logit / temperature that may be drawn
+    bounds_ptr,  # [num_rows] fp32: the lowest logit / temperature that passes the filters
     needs_ptr,  # [num_rows] int32
     sums_ptr,  # [num_rows, num_parts, 2] fp32, of trials: weight above the upper cut, from the lower cut on
     cuts_ptr,  # [num_rows, 4] fp32
@@ -98,7 +98,7 @@ def _draw_special_kernel(
     PART: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The other rows that are not greedy: the same over edited logits, and of those only what passes the row's bound"""
+    """Other rows that are not greedy: the same with edited logits that pass the row's bound"""
     # grid: (num_parts, num_rows)
     if OVERLAP:
         gdc_launch_dependents()
@@ -128,7 +128,7 @@ def _draw_special_kernel(
         PROMPT,
     )
     temperature = load_fraction(row_ptr, stride, TEMPERATURE)
-    if not LATE:  # noqa: SIM102 (one is known when the kernel is compiled)
+    if not LATE:  # noqa: SIM102 - decided at compile time
         if (needs & NEEDS_TRIAL) != 0:
             weights = tl.full([PART], 1.0, tl.float32)
             if load_number(row_ptr, stride, TOP_K) == 0:
@@ -173,7 +173,7 @@ def _prove_kernel(
     PARTS_PAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A trial's token stands if it is above the upper cut and the threshold between both; else the row is searched"""
+    """Accepts a trial's token if it is above the upper cut and the threshold between both; else the row is searched"""
     # grid: (num_rows)
     if OVERLAP:
         gdc_launch_dependents()
@@ -193,7 +193,7 @@ def _prove_kernel(
     target = load_fraction(row_ptr, stride, TOP_P) * tl.load(cuts_ptr + row * 4 + 3)
     if top_k > 0:
         target = top_k.to(tl.float32)
-    # Sums are rounded: what is closer than that is searched.
+    # Rows within the rounding of sums are searched.
     proven = (weight_above < target * (1.0 - 1e-5)) & (weight_from > target * (1.0 + 1e-5))
     best = tl.load(best_ptr + place, mask=used, other=float("-inf"))
     index = tl.load(index_ptr + place, mask=used, other=2147483647)
@@ -234,7 +234,7 @@ def _choose_kernel(
     PARTS_PAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best of all parts, also as the next of its row's known tokens, token_ids[row, seq_len], and counted"""
+    """Takes the best of all parts. Also stores it at token_ids[row, seq_len] and counts it"""
     # grid: (num_rows)
     if OVERLAP:
         gdc_launch_dependents()

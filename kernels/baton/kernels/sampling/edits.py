@@ -1,6 +1,6 @@
-"""A row's logits as its request changes them: read once more wherever they are needed, never written.
+"""Edits a row's logits for its request. Kernels compute them again when they need them; they are never stored.
 
-In float32, in the order of reference.logits: biases, penalties, what may not be drawn.
+In float32, in the order of reference.logits: biases, penalties, restrictions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def edited_logits(
     flags,
     counts_ptr,  # the row's, by token
     bits_ptr,  # the row's, by token / 32
-    restricted,  # whether bits_ptr counts
+    restricted,  # whether bits_ptr applies
     PROMPT: tl.constexpr,
 ):
     """bias; l / r if l > 0 else l * r; - frequency * count - presence * [count > 0]; -inf where a bit is not set"""

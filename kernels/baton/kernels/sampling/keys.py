@@ -1,4 +1,4 @@
-"""Integers in the order of floats, and the k-th largest of them."""
+"""Maps floats to integers of the same order, and finds the k-th largest."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import triton.language as tl
 
 @triton.jit
 def ordered(values):
-    """int32 in the order of the floats; both zeros are one."""
+    """Maps floats to int32 of the same order. Both zeros are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def unordered(keys):
-    """The floats again."""
+    """Maps keys to floats."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def kth_largest(keys, live, rank):
-    """The largest key with at least `rank` live ones at or above it; the least live one where there are fewer."""
+    """Returns the largest key with at least `rank` live ones at or above it, or the least live one if there is none."""
     low = tl.min(tl.where(live, keys, 2147483647), 0).to(tl.int64)
     high = tl.max(tl.where(live, keys, -2147483648), 0).to(tl.int64)
     while low < high:

@@ -1,4 +1,4 @@
-"""reference.noise on the device, bit-equal in its words."""
+"""reference.noise on the device, with equal words, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def vocabulary_words(seed, position, first, COUNT: tl.constexpr):
-    """Random words of COUNT tokens from `first` on, a multiple of 4: token t takes word t % 4 of counter t // 4."""
+    """Returns random words of COUNT tokens from `first` on, a multiple of 4. Token t: word t % 4 of counter t // 4."""
     counter = (first // 4 + tl.arange(0, COUNT // 4)).to(tl.uint32)
     zero = tl.zeros([COUNT // 4], tl.uint32)
     w0, w1, w2, w3 = tl.philox(seed, counter, zero + position.to(tl.uint32), zero, zero)
@@ -17,7 +17,7 @@ def vocabulary_words(seed, position, first, COUNT: tl.constexpr):
 
 @triton.jit
 def token_words(seed, position, tokens):
-    """Random words of these tokens."""
+    """Returns random words of these tokens."""
     zero = tl.zeros_like(tokens).to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(seed, (tokens // 4).to(tl.uint32), zero + position.to(tl.uint32), zero, zero)
     lane = tokens % 4

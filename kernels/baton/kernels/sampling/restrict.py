@@ -1,4 +1,4 @@
-"""The work that a row needs in this step, and a bitmap of the tokens that it may draw."""
+"""Computes the work that a row needs in this step, and a bitmap of its allowed tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from baton.kernels.sampling.columns import (
 )
 from baton.kernels.sampling.needs import NEEDS_ARGMAX, NEEDS_CHOICE, NEEDS_DRAW, NEEDS_FILTERS, NEEDS_RESTRICTION
 
-_ANY = tl.constexpr(-1)  # in a sequence: before its first token
+_ANY = tl.constexpr(-1)  # padding before a sequence's first token
 
 
 @triton.jit(do_not_specialize_on_alignment=["batch_rows_ptr", "seq_lens_ptr", "mask_of_ptr", "masks_ptr"])
@@ -120,7 +120,7 @@ def _restrict_kernel(
 
 @triton.jit
 def _forced(row_ptr, stride, end_ptr, output_ptr, num_outputs, MANY: tl.constexpr):
-    """The token of the end of a reasoning that has grown too long; -1: none."""
+    """Returns the forced token that ends too long reasoning; -1: none."""
     num_end = load_number(row_ptr, stride, NUM_REASONING_END)
     start = load_number(row_ptr, stride, REASONING_START)
     begin = (start >= 0).to(tl.int32)

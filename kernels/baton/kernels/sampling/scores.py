@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn, most likely and named tokens, as the model has them: reference.logprobs on the device."""
+"""Log-probabilities of sampled, most likely and named tokens: reference.logprobs on the device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from baton.kernels.sampling.columns import (
 def _score_parts_kernel(
     part_tops_ptr,  # [num_rows, num_parts] fp32
     part_sums_ptr,  # [num_rows, num_parts] fp32
-    ranks_ptr,  # [num_rows, num_parts] int32: how many logits are above the drawn token's
+    ranks_ptr,  # [num_rows, num_parts] int32: number of logits above the sampled token's
     likely_logits_ptr,  # [num_rows, num_parts, MOST] fp32, the part's largest, descending
     likely_tokens_ptr,  # [num_rows, num_parts, MOST] int32
     logits_ptr,  # [num_rows, logits_stride]
-    tokens_ptr,  # [num_rows] int32, drawn
+    tokens_ptr,  # [num_rows] int32, sampled
     batch_rows_ptr,  # [num_rows] int32; -1 is padding
     columns_ptr,
     stride,
@@ -79,7 +79,7 @@ def _score_rows_kernel(
     likely_logits_ptr,  # [num_rows, num_parts, MOST] fp32
     likely_tokens_ptr,  # [num_rows, num_parts, MOST] int32
     logits_ptr,  # [num_rows, logits_stride]
-    tokens_ptr,  # [num_rows] int32, drawn
+    tokens_ptr,  # [num_rows] int32, sampled
     batch_rows_ptr,  # [num_rows] int32; -1 is padding
     columns_ptr,
     stride,
@@ -118,7 +118,7 @@ def _score_rows_kernel(
     tl.store(found + 1, 1 + tl.sum(tl.load(ranks_ptr + place, mask=used, other=0), 0))
     heads = tl.zeros([PARTS_PAD], tl.int32)
     for item in range(tl.minimum(num_logprobs, MOST)):
-        # What a part has left begins at its head.
+        # Each part's remaining tokens begin at its head.
         likely = tl.load(likely_logits_ptr + place * MOST + heads, mask=used, other=float("-inf"))
         tokens = tl.load(likely_tokens_ptr + place * MOST + heads, mask=used, other=2147483647)
         largest = tl.max(likely, 0)

@@ -1,7 +1,7 @@
-"""The filters' exact thresholds: the k-th largest, then the nucleus within, among the tokens between a row's cuts.
+"""Finds the filters' exact threshold among the tokens between a row's cuts: the k-th largest, then the nucleus.
 
 Probabilities are summed as integers, so that their order does not matter. If all tokens that pass are listed, one of
-them is drawn at once; other rows are left to the draw over the vocabulary.
+them is drawn here; else the draw over the vocabulary follows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from baton.kernels.sampling.keys import kth_largest, ordered, unordered
 from baton.kernels.sampling.needs import NEEDS_FILTERS, NEEDS_LATE_DRAW, NEEDS_RESTRICTION, NEEDS_ROW
 from baton.kernels.sampling.noise import gumbel, token_words
 
-_ONE = tl.constexpr(1 << 40)  # the top token's probability, of which the others are parts
+_ONE = tl.constexpr(1 << 40)  # the top token's probability, which others are relative to
 _LEAST = tl.constexpr(-(1 << 31))  # below the key of any logit
 
 
 @triton.jit
 def _nucleus(keys, masses, target):
-    """The largest key with at least `target` of mass at or above it; the least one of any mass where there is less."""
+    """Returns the largest key with mass of at least `target` at or above it, or the least key with mass."""
     live = masses >= 0
     low = tl.min(tl.where(live, keys, 2147483647), 0).to(tl.int64)
     high = tl.max(tl.where(live, keys, -2147483648), 0).to(tl.int64)
@@ -68,7 +68,7 @@ def _search_list(
     PART_CHUNKS: tl.constexpr,
     PARTS_PAD: tl.constexpr,
 ):
-    """Stores the row's bound, and its token where all that pass are listed. Returns whether the cuts were right."""
+    """Stores the row's bound, and its token if all that pass are listed. Returns whether the cuts were right."""
     temperature = load_fraction(row_ptr, stride, TEMPERATURE)
     top_k = load_number(row_ptr, stride, TOP_K)
     top_p = load_fraction(row_ptr, stride, TOP_P)
@@ -132,7 +132,7 @@ def _search_list(
 def _search_few_kernel(
     best_ptr,  # [num_rows, num_parts] fp32
     index_ptr,  # [num_rows, num_parts] int32
-    bounds_ptr,  # [num_rows] fp32: the least logit / temperature that may be drawn
+    bounds_ptr,  # [num_rows] fp32: the lowest logit / temperature that passes the filters
     needs_ptr,  # [num_rows] int32
     list_counts_ptr,  # [num_rows] int32
     list_logits_ptr,  # [num_rows, CAPACITY] fp32
@@ -152,7 +152,7 @@ def _search_few_kernel(
     PARTS_PAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """bound = max(k-th largest, the nucleus' least, top + log(min_p)) over logits / temperature, of short lists"""
+    """bound = max(k-th largest, the nucleus' least, top + log(min_p)) over logits / temperature, for short lists"""
     # grid: (num_rows)
     if OVERLAP:
         gdc_launch_dependents()
@@ -192,7 +192,7 @@ def _search_few_kernel(
 def _search_many_kernel(
     best_ptr,  # [num_rows, num_parts] fp32
     index_ptr,  # [num_rows, num_parts] int32
-    bounds_ptr,  # [num_rows] fp32: the least logit / temperature that may be drawn
+    bounds_ptr,  # [num_rows] fp32: the lowest logit / temperature that passes the filters
     needs_ptr,  # [num_rows] int32
     list_counts_ptr,  # [num_rows] int32
     list_logits_ptr,  # [num_rows, CAPACITY] fp32
@@ -221,7 +221,7 @@ def _search_many_kernel(
     SCAN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The same of longer lists, and of whole rows where the cuts were wrong"""
+    """The same for longer lists, and for whole rows whose cuts were wrong"""
     # grid: (num_rows)
     if OVERLAP:
         gdc_launch_dependents()
@@ -289,7 +289,7 @@ def _search_row(
     PROMPT: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """The bound by bisection over the whole row: for rows whose cuts were wrong, or that none were made for."""
+    """Finds the bound by bisection over the whole row, for rows with wrong cuts or without cuts."""
     flags = load_number(row_ptr, stride, FLAGS)
     temperature = load_fraction(row_ptr, stride, TEMPERATURE)
     top_k = load_number(row_ptr, stride, TOP_K)
@@ -299,7 +299,7 @@ def _search_row(
     bound = tl.full([], _LEAST, tl.int64)
     target = tl.zeros([], tl.int64)
     for search in range(2):
-        # First the k-th largest, each token counting as 1; then the nucleus within.
+        # First the k-th largest, with a mass of 1 for each token; then the nucleus within.
         by_mass = search == 1
         if (by_mass & (top_p < 1)) | ((search == 0) & (top_k > 0)):
             least = bound

@@ -1,4 +1,4 @@
-"""Device memory of the sampling kernels: parameters and counts of the persistent batch, scratch of a step's rows."""
+"""Device memory of the sampling kernels: parameters and counts of the persistent batch, and scratch of a step."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import triton
 from baton.kernels.sampling.columns import SamplingColumns
 from baton.kernels.sampling.counts import TokenCounts
 
-MOST_LIKELY = 64  # tokens whose log-probabilities one row may ask for
-MOST_NAMED = 128  # ... by name
+MOST_LIKELY = 64  # most likely tokens with log-probabilities per row
+MOST_NAMED = 128  # ... requested by id
 
-_CHUNK = 128  # tokens whose largest logit the filters' search begins with
+_CHUNK = 128  # tokens per chunk; the filters' search begins with the chunks' largest logits
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The cuts of rows. Powers of two."""
+    """Sizes of the parts of rows. Powers of two."""
 
-    part: int = 4096  # tokens a program looks at
+    part: int = 4096  # tokens per program
     capacity: int = 8192  # tokens that the filters' search can list
-    few: int = 1024  # ... at less cost
-    sample: int = 16384  # tokens that a search without a guess begins with
-    scan: int = 8192  # tokens of one turn, where a row is searched whole
+    few: int = 1024  # ... with a cheaper kernel
+    sample: int = 16384  # tokens sampled if there is no other guess
+    scan: int = 8192  # tokens per iteration in a search of a whole row
 
 
 class SamplingState:
-    """All of it, for at most num_rows rows a step."""
+    """The memory for steps of at most num_rows rows."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SamplingState:
 
         self.best, self.index = floats(num_parts), integers(num_parts)
         self.needs = integers(num_rows)
-        # Of filters.
+        # For filters.
         self.part_tops, self.part_sums = floats(num_parts), floats(num_parts)
         self.chunk_tops = floats(num_parts * (sizes.part // _CHUNK))
         self.above_sums, self.above_counts = floats(num_parts), integers(num_parts)
@@ -65,16 +65,16 @@ class SamplingState:
         self.list_logits, self.list_tokens = floats(num_rows * sizes.capacity), integers(num_rows * sizes.capacity)
         self.bounds, self.trial_sums = floats(num_rows), floats(2 * num_parts)
         self.chunk_counts, self.chunks = integers(num_rows), integers(num_parts * (sizes.part // _CHUNK))
-        # Of what may be drawn: which mask each of a step's rows has (-1: none), then the masks, in one stretch.
+        # For restrictions: the index of each row's mask (-1: none), followed by the masks.
         self.bits = integers(num_rows * self.num_words)
         self.mask_words = integers(num_rows * (1 + self.num_words))
         self.mask_of = self.mask_words[:num_rows].fill_(-1)
         self.masks = self.mask_words[num_rows:]
-        # Of log-probabilities.
+        # For log-probabilities.
         self.score_tops, self.score_sums, self.ranks = floats(num_parts), floats(num_parts), integers(num_parts)
         self.likely_logits, self.likely_tokens = floats(num_parts * MOST_LIKELY), integers(num_parts * MOST_LIKELY)
         self.found = integers(num_rows * FOUND_WIDTH).view(num_rows, FOUND_WIDTH)
 
 
-# Of one row's log-probabilities: the drawn token's, its rank, the likely tokens, theirs, those of named tokens.
+# Words per row: log-probability of the sampled token, its rank, likely tokens, theirs, those of named tokens.
 FOUND_WIDTH = 2 + 2 * MOST_LIKELY + MOST_NAMED

@@ -1,4 +1,4 @@
-"""The first look at rows with edits or filters: the best token, or the tops that the filters' search begins with."""
+"""The first pass over special rows: the best token, or the maxima that the filters' search begins with."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _tops_kernel(
         chunks = (row * num_parts + part) * NUM_CHUNKS + tl.arange(0, NUM_CHUNKS)
         tl.store(chunk_tops_ptr + chunks, tops)
         top = tl.max(tops, 0)
-        lowest = tl.maximum(top, -3.4e38)  # nothing is left of a part: exp(-inf - finite) = 0
+        lowest = tl.maximum(top, -3.4e38)  # an empty part gives exp(-inf - finite) = 0
         total = tl.sum(tl.exp((logits - lowest) / temperature), 0)
         tl.store(part_tops_ptr + row * num_parts + part, top)
         tl.store(part_sums_ptr + row * num_parts + part, total)

@@ -7,6 +7,6 @@ from torch.nn import functional
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(first half) * second half of gate_up [num_tokens, 2 size]."""
+    """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)

@@ -1,4 +1,4 @@
-"""Attention over paged KV. Plans hold what all layers of a step share: which blocks to gather, what to mask."""
+"""Attention over paged KV. Plans hold the blocks and masks that all layers of a step share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.nn import functional
 from baton.kernels.reference.kv.quantization import dequantize_kv
 
 _NEVER = float("-inf")
-_MASK_ELEMENTS = 1 << 22  # of one tile of a prefill chunk
+_MASK_ELEMENTS = 1 << 22  # per tile of a prefill chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Copies sequences' blocks so that each head's tokens lie in a row."""
+    """Gathers the blocks of sequences, so that the tokens of each head are contiguous."""
 
     rows: Tensor  # [2 num_seqs num_kv_heads max_blocks], of the cache as [num_blocks 2 num_kv_heads, -1]
-    out: Tensor  # [the same, block_size * head_dim]: scratch that layers and plans share
+    out: Tensor  # [the same, block_size * head_dim]: scratch shared by layers and plans
 
     def keys_values(self, cache: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
-        """Each [num_seqs, num_kv_heads, tokens, head_dim]. Valid until the scratch is used again."""
+        """Returns both as [num_seqs, num_kv_heads, tokens, head_dim], valid until the scratch is used again."""
         num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
         by_head = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim)
         torch.index_select(by_head, 0, self.rows, out=self.out)
@@ -32,7 +32,7 @@ class Gather:
 
 
 class Scratch:
-    """Memory that grows and is never given back: fresh pages cost more than the copy into them."""
+    """Memory that grows and is never freed, because new pages cost more than the copy into them."""
 
     def __init__(self, like: Tensor) -> None:
         self._memory = torch.empty(0, dtype=like.dtype, device=like.device)
@@ -47,7 +47,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Sequences of like length that decode one token each."""
+    """Sequences of similar length that decode one token each."""
 
     gather: Gather
     mask: Tensor  # [num_seqs, 1, 1, max_blocks * block_size], added to the scores
@@ -55,16 +55,16 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """One sequence's chunk: its last tokens, whose keys and values are in the cache already."""
+    """One sequence's chunk: its last tokens, whose keys and values are already in the cache."""
 
     gather: Gather  # of one sequence
-    seq_len: int  # tokens, the chunk included
+    seq_len: int  # tokens, including the chunk
     num_tokens: int  # of the chunk
-    window: int  # keys that a query sees, itself included; 0: all
+    window: int  # keys that a query attends to, including its own; 0: all
 
 
 def plan_gather(block_table: Tensor, cache: Tensor, scratch: Scratch) -> Gather:
-    """For block_table [num_seqs, max_blocks]."""
+    """Returns the gather of block_table [num_seqs, max_blocks]."""
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     sides = torch.arange(2, device=block_table.device).view(2, 1, 1, 1) * num_kv_heads
     heads = torch.arange(num_kv_heads, device=block_table.device).view(1, 1, num_kv_heads, 1)
@@ -74,7 +74,7 @@ def plan_gather(block_table: Tensor, cache: Tensor, scratch: Scratch) -> Gather:
 
 
 def plan_decode(gather: Gather, seq_lens: Tensor, max_tokens: int, window: int = 0) -> DecodePlan:
-    """For seq_lens [num_seqs] of sequences gathered at max_tokens each; what lies past their ends is masked."""
+    """Returns the plan of sequences of seq_lens [num_seqs], gathered at max_tokens each. Masks tokens past the ends."""
     positions = torch.arange(max_tokens, device=seq_lens.device)
     ends = seq_lens.view(-1, 1)
     hidden = positions >= ends
@@ -85,7 +85,7 @@ def plan_decode(gather: Gather, seq_lens: Tensor, max_tokens: int, window: int =
 
 
 def attend_decode(query: Tensor, cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
-    """softmax(scale q K^T) V for query [num_seqs, num_q_heads, head_dim]."""
+    """Returns softmax(scale q K^T) V for query [num_seqs, num_q_heads, head_dim]."""
     num_seqs, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     keys, values = plan.gather.keys_values(cache, num_seqs)
@@ -95,12 +95,12 @@ def attend_decode(query: Tensor, cache: Tensor, plan: DecodePlan, scale: float) 
 
 
 def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float) -> Tensor:
-    """softmax_{j <= i}(scale q_i K_j) V_j for one sequence's chunk, query [num_tokens, num_q_heads, head_dim]."""
+    """Returns softmax_{j <= i}(scale q_i K_j) V_j for the query [num_tokens, num_q_heads, head_dim] of one chunk."""
     num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     group = num_q_heads // num_kv_heads
     keys, values = plan.gather.keys_values(cache, 1)
-    # A head's group reads its keys through a stride of 0.
+    # The query heads of a group read one KV head, through a stride of 0.
     keys = keys[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     values = values[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     grouped = query.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
@@ -108,11 +108,11 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
         out = functional.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(num_tokens, num_q_heads, head_dim)
     out = torch.empty(num_tokens, num_kv_heads, group, head_dim, dtype=query.dtype, device=query.device)
-    # Beyond a window's length, a longer tile computes more keys a query than are seen.
+    # Tiles longer than the window would compute more masked keys.
     tile = max(1, min(plan.window or num_tokens, _MASK_ELEMENTS // plan.seq_len))
     for start in range(0, num_tokens, tile):
         stop = min(start + tile, num_tokens)
-        end = plan.seq_len - num_tokens + stop  # behind the last key that the tile's last query sees
+        end = plan.seq_len - num_tokens + stop  # after the last key of the tile's last query
         first = max(0, end - (stop - start) - plan.window + 1) if plan.window else 0
         mask = _causal_mask(stop - start, end - first, plan.window, query)
         tile_out = functional.scaled_dot_product_attention(
@@ -123,7 +123,7 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
 
 
 def _causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:
-    """[num_queries, num_keys] for the last num_queries of num_keys positions, added to the scores."""
+    """Returns a mask [num_queries, num_keys], added to scores, for the last num_queries of num_keys positions."""
     positions = torch.arange(num_keys, device=like.device)
     own = positions[num_keys - num_queries :, None]
     hidden = positions > own
@@ -142,10 +142,10 @@ def decode_attention(
     kv_scale: Tensor | None = None,
     window: int = 0,
 ) -> Tensor:
-    """Attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
+    """Computes attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_seqs, max_blocks], seq_lens [num_seqs].
-    `kv_scale` [2, num_kv_heads] is what a quantized cache is multiplied with.
+    `kv_scale` [2, num_kv_heads] multiplies a quantized cache.
     """
     if kv_scale is not None:
         cache = dequantize_kv(cache, kv_scale, query.dtype)
@@ -165,11 +165,11 @@ def prefill_attention(
     kv_scale: Tensor | None = None,
     window: int = 0,
 ) -> Tensor:
-    """Causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, whose keys
-    and values are all in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
+    """Computes causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, over
+    keys and values of all its tokens in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     block_table [num_seqs, max_blocks], seq_lens [num_seqs], query_start_loc [num_seqs + 1].
-    `kv_scale` [2, num_kv_heads] is what a quantized cache is multiplied with.
+    `kv_scale` [2, num_kv_heads] multiplies a quantized cache.
     """
     if kv_scale is not None:
         cache = dequantize_kv(cache, kv_scale, query.dtype)

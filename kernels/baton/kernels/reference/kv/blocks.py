@@ -1,4 +1,4 @@
-"""KV blocks of all layers in one piece, as they travel between workers."""
+"""Copies KV blocks of all layers between the pool and contiguous memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def gather_blocks(pool: Tensor, block_ids: Tensor) -> Tensor:
-    """[n, num_layers, ...] of pool [num_layers, num_blocks, ...] for block_ids [n]."""
+    """Returns [n, num_layers, ...] of pool [num_layers, num_blocks, ...] for block_ids [n]."""
     return pool[:, block_ids.long()].transpose(0, 1).contiguous()
 
 

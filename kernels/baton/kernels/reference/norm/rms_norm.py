@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual's addition in the same pass."""
+"""RMSNorm, with the addition to the residual."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; with `residual`, of the sum, which it becomes."""
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension. With `residual`, adds x to it first."""
     if residual is not None:
         x = residual.add_(x)
     if x.dtype == torch.float32:

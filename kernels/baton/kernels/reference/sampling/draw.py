@@ -1,8 +1,8 @@
-"""Draws a token per row by Gumbel-max. A row's result depends on the row alone.
+"""Samples a token per row by Gumbel-max. A row's result depends only on the row.
 
-A row's filters reduce to one threshold on its scaled logits, found among its most likely tokens. That is cheap while
-few tokens pass, and always exact, because the search widens until the threshold lies inside it. Among equal tokens the
-lowest is drawn.
+A row's filters reduce to one threshold on its scaled logits, searched among its most likely tokens. That is cheap while
+few tokens pass, and always exact, because the search widens until it includes the threshold. Ties go to the lowest
+token id.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Token ids [num_rows] int64 for logits [num_rows, vocab_size].
+    """Returns token ids [num_rows] int64 for logits [num_rows, vocab_size].
 
     temperature [num_rows] fp32, 0 is greedy; top_k int64, 0 is off; top_p fp32, 1 is off; min_p fp32, 0 is off;
-    seeds int64 with 64 bits of seed; positions int64: which output token this is. As in Hugging Face
+    seeds int64 with 64 bits of seed; positions int64: the token's index in the output. As in Hugging Face
     Transformers, top_p counts within top_k and min_p is relative to the most likely token; ties pass together, and a
-    row in which nothing may be drawn gets token 0.
+    row without allowed tokens gets token 0.
     """
     warm = temperature > 0
     token_ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device) if warm.all() else logits.argmax(-1)
@@ -71,9 +71,9 @@ def _draw_filtered(
 
 
 def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The least scaled logit [num_rows] that may be drawn, and the least that decides this.
+    """Returns the lowest scaled logit [num_rows] that passes the filters, and the lowest that they depend on.
 
-    values [num_rows, width] are the largest, descending.
+    `values` [num_rows, width] are the largest scaled logits, descending.
     """
     limited = (top_k > 0).unsqueeze(1)
     kth = values.gather(1, (top_k.clamp(1, values.shape[1]) - 1).unsqueeze(1))
@@ -82,7 +82,7 @@ def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min
         top = values[:, :1]
         mass = torch.exp(values - top).mul_(passes)
         before = mass.cumsum(1)
-        # Sums in an order that does not depend on the width; otherwise the cut would depend on the rest of the batch.
+        # The order of the sum must not depend on the width, or the threshold would depend on the rest of the batch.
         total = before[:, -1:].clone()  # `before` changes below
         if not bool(limited.all()):
             total = torch.where(limited, total, torch.exp(torch.logsumexp(scaled, 1, keepdim=True) - top))
@@ -90,5 +90,5 @@ def _threshold(scaled: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min
         passes &= (before < top_p.unsqueeze(1) * total) | (top_p >= 1).unsqueeze(1)
     least = values.masked_fill(~passes, float("inf")).amin(1)
     threshold = torch.maximum(least, values[:, 0] + torch.log(min_p))
-    # All that tie with the kth count for top_p.
+    # top_p sums all tokens that tie with the kth.
     return threshold, torch.where(limited, kth, threshold.unsqueeze(1)).squeeze(1)

@@ -1,4 +1,4 @@
-"""Edits of the logits before sampling. Sparse: columns of (row, token), so that rows without edits cost nothing."""
+"""Edits of logits before sampling. Columns of (row, token), so that rows without edits cost nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ def apply_penalties(
     frequency: Tensor,
     presence: Tensor,
 ) -> None:
-    """In place: l / r if l > 0 else l * r, then - frequency * count - presence * [count > 0].
+    """Applies l / r if l > 0 else l * r, then - frequency * count - presence * [count > 0], in place.
 
-    All columns are of one length, an entry for each distinct (row, token) of prompt and output; output_counts says how
-    often the token is in the output alone.
+    Columns have an entry for each distinct (row, token) of prompt and output. output_counts exclude the prompt.
     """
     seen = logits[rows, token_ids].float()
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
@@ -29,23 +28,23 @@ def apply_penalties(
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
-    """In place: adds each bias to its row's token."""
+    """Adds each bias to its row's token, in place."""
     logits.index_put_((rows, token_ids), biases.to(logits.dtype), accumulate=True)
 
 
 def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """In place: in every row named at least once, only the tokens named with it can be drawn."""
+    """Allows only the listed tokens in each row that is listed, in place."""
     kept = logits[rows, token_ids]
     logits[rows] = _NEVER
     logits[rows, token_ids] = kept
 
 
 def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """In place: these tokens cannot be drawn."""
+    """Sets the logits of these tokens to -inf, in place."""
     logits[rows, token_ids] = _NEVER
 
 
 def force(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """In place: forces the token of each of these rows."""
+    """Forces the token of each of these rows, in place."""
     logits[rows] = _NEVER
     logits[rows, token_ids] = 0.0

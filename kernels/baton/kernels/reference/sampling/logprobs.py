@@ -1,4 +1,4 @@
-"""Log-probabilities of the drawn tokens under the model, before temperature and filters."""
+"""Log-probabilities of the sampled tokens under the model, before temperature and filters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class RowLogprobs(NamedTuple):
-    """Natural logarithms."""
+    """Log-probabilities of rows, as natural logarithms."""
 
-    logprobs: Tensor  # [num_rows] fp32, of the drawn tokens
+    logprobs: Tensor  # [num_rows] fp32, of the sampled tokens
     ranks: Tensor  # [num_rows] int64; 1 is the most likely
     top_token_ids: Tensor  # [num_rows, num_top] int64, the most likely first
     top_logprobs: Tensor  # [num_rows, num_top] fp32
 
 
 def row_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> RowLogprobs:
-    """For logits [num_rows, vocab_size] as the model made them, and the drawn token_ids [num_rows]."""
+    """Returns log-probabilities for the model's logits [num_rows, vocab_size] and the sampled token_ids [num_rows]."""
     wide = logits.float()
     drawn = wide.gather(1, token_ids.unsqueeze(1))
     ranks = (wide > drawn).sum(1) + 1
@@ -28,6 +28,6 @@ def row_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> RowLogprobs
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Of these token_ids [num_rows, count], for logits [num_rows, vocab_size] as the model made them. fp32."""
+    """Returns fp32 log-probabilities of token_ids [num_rows, count] for the model's logits [num_rows, vocab_size]."""
     wide = logits.float()
     return wide.gather(1, token_ids) - torch.logsumexp(wide, dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, position, token id): the same for any batch, on any device."""
+"""Random numbers by (seed, position, token id): the same for any batch, on any device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LANES = 4
 
 
 def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> Tensor:
-    """Philox-4x32-10: four 32-bit words a counter, in a new last dimension; all tensors int64 that hold uint32."""
+    """Returns Philox-4x32-10: four 32-bit words per counter, in a new last dimension. Tensors are uint32 in int64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # The products wrap as signed 64-bit integers; their bits are those of the unsigned ones.
+        # Products wrap as signed 64-bit integers, with the same bits as unsigned ones.
         product_0 = c0 * _MULTIPLIER_0
         product_1 = c2 * _MULTIPLIER_1
         c0 = ((product_1 >> 32) & _LOW) ^ c1 ^ k0
@@ -33,7 +33,7 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor
 
 
 def noise_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """32 random bits, in int64, for token_ids [num_rows, n] at positions [num_rows] under 64-bit seeds [num_rows].
+    """Returns 32 random bits, in int64, for token_ids [num_rows, n] by positions and 64-bit seeds [num_rows].
 
     Token id t takes word t % 4 of the counter (t // 4, position, 0, 0).
     """
@@ -42,13 +42,13 @@ def noise_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def vocabulary_noise_words(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """noise_words of every token id, [num_rows, vocab_size], at a quarter of the work."""
+    """Returns noise_words of all token ids, [num_rows, vocab_size], with a quarter of the work."""
     counters = torch.arange(-(-vocab_size // _LANES), device=seeds.device).unsqueeze(0)
     return _words(seeds, positions, counters).flatten(1)[:, :vocab_size]
 
 
 def gumbel_noise(words: Tensor) -> Tensor:
-    """-log(-log u), u uniform in (0, 1), from 32 random bits; fp32 with full resolution at the large end."""
+    """Returns -log(-log u), u uniform in (0, 1), from 32 random bits; fp32 with full resolution at the large end."""
     complement = ((words.float() + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return -torch.log(-torch.log1p(-complement))
 

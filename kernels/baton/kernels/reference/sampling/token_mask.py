@@ -1,4 +1,4 @@
-"""Tokens that may not be drawn, taken out of some rows' logits."""
+"""Masks of the tokens that may be sampled."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def apply_token_masks(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """In place, for logits [num_rows, vocab_size] of any float: rows [num_masks] int32 keep the tokens of their bits.
+    """Sets masked logits [num_rows, vocab_size] to -inf, in place, in rows [num_masks] int32.
 
-    bits [num_masks, at least vocab_size / 32] int32: token t is kept where bit t % 32 of word t // 32 is set.
+    bits [num_masks, at least vocab_size / 32] int32: token t is kept if bit t % 32 of word t // 32 is set.
     """
     tokens = torch.arange(logits.shape[1], device=logits.device)
     kept = (bits[:, tokens // 32] >> (tokens % 32).to(torch.int32)) & 1
