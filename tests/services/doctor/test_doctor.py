@@ -40,7 +40,7 @@ def test_every_finding_that_is_not_well_says_what_mends_it():
         *fabric.check_fabric(_fabric(), replace(WORKER, transports=("nccl", "rdma"))),
         *clocks.check_clock(clocks.ClockFacts(False, redis_offset=-30.0)),
         *peers.check_peers((peers.PeerFacts(Address("--router", "r:1", "router"), False, "refused"),), WORKER),
-        *model.check_model(model.ModelFacts("m"), WORKER, model.Room()),
+        *model.check_model(model.ModelFacts("m"), WORKER, model.Capacity()),
         *redis_server.check_redis(redis_server.RedisFacts("redis://r", "no answer"), Targets("gateway")),
         *kubernetes.check_watches((kubernetes.WatchFacts("k8s://ns/workers:8100", 403, "forbidden"),)),
         *versions.check_versions(versions.VersionFacts((3, 9), "", {"torch": None}), WORKER),
@@ -201,12 +201,12 @@ def test_rights_at_the_api_server(status, slices, level, word):
 
 def test_a_model_that_does_not_fit_is_told_with_both_sizes():
     facts = model.ModelFacts("m", True, architecture="LlamaForCausalLM", has_tokenizer=True, weight_bytes=140 * GIB)
-    found = worst(model.check_model(facts, WORKER, model.Room(gpu=70 * GIB)))
+    found = worst(model.check_model(facts, WORKER, model.Capacity(gpu=70 * GIB)))
     assert found.level is Level.FAILED
     assert "140.0 GiB" in found.what
     assert "70.0 GiB" in found.what
-    assert worst(model.check_model(facts, WORKER, model.Room(gpu=300 * GIB))).level is Level.OK
-    assert worst(model.check_model(facts, WORKER, model.Room())).level is Level.UNKNOWN
+    assert worst(model.check_model(facts, WORKER, model.Capacity(gpu=300 * GIB))).level is Level.OK
+    assert worst(model.check_model(facts, WORKER, model.Capacity())).level is Level.UNKNOWN
 
 
 def test_a_folder_that_is_not_whole(tmp_path):
@@ -225,8 +225,8 @@ def test_a_folder_that_is_not_whole(tmp_path):
     (tmp_path / "model-2.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n")
     assert "Git LFS" in model.observe_model(targets).broken[0]
     (tmp_path / "config.json").write_text("{")
-    assert "is no JSON" in worst(model.check_model(model.observe_model(targets), targets, model.Room())).what
-    assert worst(model.check_model(model.observe_model(replace(targets, model="/no")), targets, model.Room())).fix
+    assert "is no JSON" in worst(model.check_model(model.observe_model(targets), targets, model.Capacity())).what
+    assert worst(model.check_model(model.observe_model(replace(targets, model="/no")), targets, model.Capacity())).fix
 
 
 def test_certificates(tmp_path, capsys):

@@ -1,6 +1,6 @@
-"""`baton doctor [SERVICE] [the service's flags]`: examines this machine for a service, as its settings are.
+"""`baton doctor [SERVICE] [the service's flags]`: examines this machine for a service with these settings.
 
-One file a topic: its facts as a frozen dataclass, pure functions from facts to findings, and one function that looks.
+Each topic is a file: its facts as a frozen dataclass, pure functions from facts to findings, and an observe function.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], configs: Mapping[str, 
         return _kubernetes(argv[1:], environ)
     try:
         service, flags = service_of(tuple(argv), tuple(configs))
-        # Without a service no other flag means anything.
+        # Without a service, other flags have no meaning.
         own, rest = _own_flags(flags) if service else (list(flags), [])
         (doctor,) = settings.load("doctor", (DoctorConfig,), own, environ, _ABOUT)
     except settings.SettingsError as error:
@@ -77,14 +77,14 @@ def _kubernetes(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _finish(service: str, findings: Sequence[Finding], doctor: DoctorConfig, environ: Mapping[str, str]) -> int:
     secrets = secrets_in(environ)
-    print(_report(service, [_told(one, secrets) for one in findings], doctor))
+    print(_report(service, [_redacted(one, secrets) for one in findings], doctor))
     return EXIT_FAILED if any(one.level is Level.FAILED for one in findings) else EXIT_WELL
 
 
 def _config_of(
     service: str, configs: Mapping[str, tuple[str, str]], flags: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Any, list[Finding]]:
-    """Returns a service's config as at its start, or None with its errors."""
+    """Returns the config that the service would start with, or None with its errors."""
     if not service:
         return None, []
     module, name = configs[service]
@@ -117,7 +117,7 @@ def _own_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, rest
 
 
-def _told(finding: Finding, secrets: frozenset[str]) -> Finding:
+def _redacted(finding: Finding, secrets: frozenset[str]) -> Finding:
     what = without_these(without_secrets(finding.what, keep_paths=True), secrets)
     return Finding(finding.topic, finding.level, what, without_these(finding.fix, secrets))
 

@@ -1,4 +1,4 @@
-"""All topics of one examination: looks, then checks. A look that fails or hangs is a finding, not the end."""
+"""Examines all topics: observes, then checks. An observation that fails or times out is a finding."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _machine(targets: Targets, seconds: float, device: asyncio.Future[gpus.GpuFa
 def _files(targets: Targets, device: asyncio.Future[gpus.GpuFacts]) -> list[_Topic]:
     async def folder() -> Iterable[Finding]:
         facts = await asyncio.to_thread(model.observe_model, targets)
-        return model.check_model(facts, targets, _room(targets, (await device).gpus))
+        return model.check_model(facts, targets, _capacity(targets, (await device).gpus))
 
     async def certified() -> Iterable[Finding]:
         facts = certificates.observe_certificates(targets)
@@ -91,17 +91,17 @@ def _network(targets: Targets, seconds: float) -> list[_Topic]:
 async def _device(targets: Targets, seconds: float) -> gpus.GpuFacts:
     if targets.service not in ("", "worker"):
         return gpus.GpuFacts()
-    # torch takes seconds to load; if nothing uses a GPU its version is enough.
+    # PyTorch takes seconds to import; without use of a GPU, its version suffices.
     with_torch = targets.executor in ("", "cuda") and extras.installed("torch") is not None
     return await asyncio.to_thread(gpus.observe_gpus, seconds, with_torch)
 
 
-def _room(targets: Targets, found: tuple[gpus.Gpu, ...]) -> model.Room:
+def _capacity(targets: Targets, found: tuple[gpus.Gpu, ...]) -> model.Capacity:
     free = [gpu.free_mib for gpu in found if gpu.free_mib is not None]
     facts = limits.observe_limits()
     sizes = [size for size in (facts.memory, facts.container_memory) if size]
     gpu = int(max(free) * _MIB * (targets.gpu_part or 1.0)) if free else None
-    return model.Room(gpu, min(sizes) if sizes else None)
+    return model.Capacity(gpu, min(sizes) if sizes else None)
 
 
 async def _guarded(topic: _Topic, seconds: float) -> list[Finding]:

@@ -10,8 +10,8 @@ class Level(enum.Enum):
     """The severity; its value is shown."""
 
     OK = "ok"
-    UNKNOWN = "unknown"  # it could not be looked at here
-    WARNING = "warning"  # it works, badly or not for long
+    UNKNOWN = "unknown"  # it could not be checked here
+    WARNING = "warning"  # it works, but badly or not for long
     FAILED = "failed"  # it does not work
 
 

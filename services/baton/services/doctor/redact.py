@@ -14,7 +14,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _SPLIT_NAMES = re.compile(r"(?<=[a-z])(?=[A-Z])")
-# Variables whose value is a URL: shown without its secrets.
+# Variables with URLs, which are shown without their secrets.
 _URL_NAME = re.compile(r"(^|_)(url|urls|endpoint|uri|proxy)($|_)", re.IGNORECASE)
 # //user:password@host, //token@host. Everything before the last @ of an authority is removed.
 _USERINFO = re.compile(r"(?<=//)[^/?#\s'\"]*@")
@@ -33,14 +33,14 @@ _ASSIGNED = re.compile(
 )
 _FLAG = re.compile(r"(?i)(--[\w-]*(?:password|passphrase|secret|token|key|credential)\s+)(?!--|\(left out\))(\S+)")
 _PATH = re.compile(r"(/[\w.\-]+){2,}")
-_LEAST_SECRET = 4  # characters: shorter ones occur everywhere
-_NO_SECRETS = frozenset({"redis", "true", "false", "none", "auto", "default"})  # settings' own words
+_LEAST_SECRET = 4  # characters: shorter values occur in other text
+_NO_SECRETS = frozenset({"redis", "true", "false", "none", "auto", "default"})  # common values of settings
 
 
 def without_secrets(text: str, keep_paths: bool = False) -> str:
-    """Removes what looks like a secret: passwords of URLs, keys by their form, values of telling names.
+    """Removes likely secrets: passwords in URLs, keys by their format, and values by their names.
 
-    `keep_paths`: keeps values that are paths of two parts or more, for messages about files.
+    `keep_paths` keeps values that are paths of two parts or more, for messages about files.
     """
     text = _USERINFO.sub(f"{LEFT_OUT}@", text)
     text = _QUERY.sub(rf"\1={LEFT_OUT}", text)
@@ -57,11 +57,11 @@ def without_secrets(text: str, keep_paths: bool = False) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable or setting of this name holds a secret, or may hold one."""
+    """Returns whether a variable or setting of this name may hold a secret."""
     return _SECRET_NAME.search(_SPLIT_NAMES.sub("_", name)) is not None
 
 
-def told(name: str, value: str) -> str:
+def redacted_value(name: str, value: str) -> str:
     """Returns a setting's value without secrets."""
     if not value:
         return value

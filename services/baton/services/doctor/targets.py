@@ -16,7 +16,7 @@ _DNS = "dns://"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """host:port, and the flag that says so."""
+    """An address, and the flag that sets it."""
 
     flag: str
     address: str
@@ -25,12 +25,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Empty fields are not set, or not that service's."""
+    """The targets of a service. Empty fields are not set, or do not apply to the service."""
 
     service: str = ""  # empty: only the machine is examined
     executor: str = ""
     role: str = ""
-    transports: tuple[str, ...] = ()  # named by the operator; empty: those that there are
+    transports: tuple[str, ...] = ()  # set by the operator; empty: all that are available
     listens: tuple[Address, ...] = ()
     peers: tuple[Address, ...] = ()
     tls: TlsFiles | None = None
@@ -39,9 +39,9 @@ class Targets:
     api_keys: str = ""  # a file, or "redis"
     model: str = ""
     needs_weights: bool = False
-    kv_bytes: int = 0  # memory that a worker was given for KV; 0: it chooses
+    kv_bytes: int = 0  # memory for a worker's KV; 0: automatic
     host_cache_bytes: int = 0
-    gpu_part: float = 0.0  # of a GPU that a worker may take
+    gpu_part: float = 0.0  # part of a GPU's memory for a worker
     max_connections: int = 0
     kubernetes_url: str = ""
     watched: tuple[str, ...] = ()  # k8s:// addresses
@@ -76,7 +76,7 @@ def targets_of(service: str, config: Any) -> Targets:
 
 
 def service_of(words: tuple[str, ...], services: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Returns the service that a command line names, and the other arguments. Raises SettingsError for other names."""
+    """Returns the service on a command line, and the other arguments. Raises SettingsError for an unknown service."""
     if not words or words[0].startswith("-"):
         return "", words
     if words[0] not in services:

@@ -15,7 +15,7 @@ from typing import Any
 from baton.services import extras, settings
 from baton.services.doctor.examination import examine
 from baton.services.doctor.machine import fabric, gpus, limits, versions
-from baton.services.doctor.redact import secrets_in, told, without_secrets, without_these
+from baton.services.doctor.redact import redacted_value, secrets_in, without_secrets, without_these
 from baton.services.doctor.targets import Targets
 
 EXIT_OK = 0
@@ -70,7 +70,9 @@ def collect(environ: Mapping[str, str], seconds: float) -> dict[str, Any]:
         "gpu": asdict(device),
         "fabric": asdict(fabric.observe_fabric(seconds, bool(device.gpus))),
         "environment": {
-            name: told(name, value) for name, value in sorted(environ.items()) if name.startswith(_TOLD_PREFIXES)
+            name: redacted_value(name, value)
+            for name, value in sorted(environ.items())
+            if name.startswith(_TOLD_PREFIXES)
         },
         "doctor": [{**asdict(one), "level": one.level.value} for one in findings],
         "packages": sorted(f"{one.name}=={one.version}" for one in metadata.distributions() if one.name),

@@ -1,4 +1,4 @@
-"""Asks a gateway what its console shows. Blocking; every wait has a deadline."""
+"""A client of a gateway's console API. Blocking; every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urllib.parse import quote, urlsplit
 
 from baton.rpc.errors import InvalidRequest
 
-_SILENCE_SECONDS = 10.0  # a snapshot comes every second
+_SILENCE_SECONDS = 10.0  # snapshots are sent every second
 _MAX_LINE_BYTES = 64 << 20
 
 
 class TopError(Exception):
-    """The gateway is unreachable or refuses; the message says why. `is_final`: a retry would fail too."""
+    """The gateway is unreachable or rejects the request. With `is_final`, a retry would fail too."""
 
     def __init__(self, message: str, is_final: bool = False) -> None:
         super().__init__(message)
@@ -30,10 +30,10 @@ class Gateway:
 
     url: str
     api_key: str = ""
-    ca: str = ""  # a file of certificates to trust, where the URL is https; empty: the system's
+    ca: str = ""  # file of trusted certificates for https; empty: the system's
 
     def check(self) -> None:
-        """Raises InvalidRequest for what is no address of a gateway."""
+        """Raises InvalidRequest for an invalid address."""
         try:
             parts = urlsplit(self.url)
             is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -51,7 +51,7 @@ class Gateway:
         raise TopError(f"{self.url}: the gateway ended the connection")
 
     def explain(self, name: str, value: str) -> bytes:
-        """Returns why a placement was made, as JSON. `name`: a placement_id, or a request_id for its last placement."""
+        """Returns the explanation of a placement as JSON. `name`: placement_id, or request_id for the last one."""
         with self._asked(f"/console/placement?{name}={quote(value, safe='')}") as response:
             return response.read()
 

@@ -1,4 +1,4 @@
-"""`baton top`: what the console shows, in a terminal; elsewhere one snapshot as text, or as JSON."""
+"""`baton top`: the console in a terminal; without a terminal, one snapshot as text or as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
 
 _USAGE = "Shows the fleet as the console does. The gateway's URL may come first: baton top http://HOST:PORT."
-_WIDTH = 160  # where there is no terminal
+_WIDTH = 160  # without a terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class TopConfig:
 
     @property
     def gateway(self) -> Gateway:
-        """Returns the gateway to connect to."""
+        """Returns the configured gateway."""
         return Gateway(self.url, self.api_key, self.ca)
 
     def validate(self) -> None:
-        """Raises InvalidRequest for a URL that is none."""
+        """Raises InvalidRequest for an invalid URL."""
         self.gateway.check()
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs `baton top`. Returns 1 if the gateway is unreachable or refuses, 2 for a wrong setting."""
+    """Runs `baton top`. Returns 1 if the gateway is unreachable or rejects the request, 2 for a wrong setting."""
     flags = ["--url", *argv] if argv and not argv[0].startswith("-") else list(argv)
     try:
         (config,) = settings.load("top", (TopConfig,), flags, environ, _USAGE)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(f"baton top: {config.url}: this gateway is of another release: {error}", file=sys.stderr)
         return EXIT_FAILED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has closed the pipe, as `head` does
+        sys.stderr.close()  # the reader has closed the pipe, like `head`
     except KeyboardInterrupt:
         pass
     return EXIT_OK
@@ -79,8 +79,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _run(config: TopConfig) -> None:
     if config.request:
         data = config.gateway.explain("request_id", config.request)
-        told = msgspec.json.decode(data, type=Explanation)
-        _print(_pretty(data) if config.json else "\n".join(top_text.explained(told, _width())))
+        explanation = msgspec.json.decode(data, type=Explanation)
+        _print(_pretty(data) if config.json else "\n".join(top_text.explained(explanation, _width())))
     elif config.json or config.once or not _has_screen():
         data, snapshot = _measured(config.gateway)
         _print(_pretty(data) if config.json else "\n".join(top_text.report(snapshot, _width())))
@@ -91,7 +91,7 @@ def _run(config: TopConfig) -> None:
 
 
 def _measured(gateway: Gateway) -> tuple[bytes, Snapshot]:
-    """Returns the first snapshot with rates, which need two; the first one at all if no router answers."""
+    """Returns the first snapshot with rates, which is the second; the first one if no router responds."""
     for data in gateway.snapshots():
         snapshot = msgspec.json.decode(data, type=Snapshot)
         if snapshot.window or all(one.problem for one in snapshot.routers):

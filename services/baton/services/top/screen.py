@@ -1,4 +1,4 @@
-"""`baton top` on a screen: one thread follows the gateway, this one draws and reads keys."""
+"""`baton top` on a screen. A thread receives snapshots from the gateway; the main thread draws and reads keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REQUESTS = 2
 
 
 class Feed:
-    """The newest snapshot, followed in a thread for as long as the process runs."""
+    """The latest snapshot, received by a thread until the process ends."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -41,7 +41,7 @@ class Feed:
         self.final: TopError | None = None
 
     def start(self) -> None:
-        """Follows from now on."""
+        """Starts the thread."""
         threading.Thread(target=self._follow, name="baton-top", daemon=True).start()
 
     def _follow(self) -> None:
@@ -63,10 +63,10 @@ class Feed:
 
 @dataclass(slots=True)
 class Picture:
-    """The parts of the screen."""
+    """The state of the screen."""
 
     view: int = 0  # index of _VIEWS
-    line: int = 0  # that is marked
+    line: int = 0  # the selected line
     sorted: list[int] = field(default_factory=lambda: [0, 2, 2])  # column, by view
     reverse: bool = False
     held: Snapshot | None = None  # while paused
@@ -91,10 +91,10 @@ class Picture:
             return [f"baton top: {problem}", "q quit"], -1
         top = [*text.head(snapshot, width), *([f"! {problem}"] if problem else []), self._tabs(snapshot)]
         rows = self.rows(snapshot)
-        room = max(1, height - len(top) - 2)
+        num_rows = max(1, height - len(top) - 2)
         self.line = max(0, min(self.line, len(rows) - 1))
-        first = max(0, min(self.line - room // 2, len(rows) - room))
-        table = render(_VIEWS[self.view][1], rows[first : first + room], width)
+        first = max(0, min(self.line - num_rows // 2, len(rows) - num_rows))
+        table = render(_VIEWS[self.view][1], rows[first : first + num_rows], width)
         if not rows:
             table = ["nothing yet"]
         body = [*top, *table]
@@ -125,7 +125,7 @@ def _show(screen: Any, feed: Feed) -> None:
     screen.timeout(_KEY_WAIT_MS)
     curses.set_escdelay(25)
     for action in (lambda: curses.curs_set(0), curses.use_default_colors):
-        with contextlib.suppress(curses.error):  # a terminal that cannot looks well without
+        with contextlib.suppress(curses.error):  # not all terminals can hide the cursor
             action()
     while feed.final is None:
         height, width = screen.getmaxyx()
@@ -176,8 +176,8 @@ def _open(picture: Picture, feed: Feed, width: int) -> None:
         return
     chosen = rows[min(picture.line, len(rows) - 1)]
     try:
-        told = msgspec.json.decode(feed.gateway.explain("placement_id", chosen.placement_id), type=Explanation)
-        picture.detail = text.explained(told, width)
+        explanation = msgspec.json.decode(feed.gateway.explain("placement_id", chosen.placement_id), type=Explanation)
+        picture.detail = text.explained(explanation, width)
     except (TopError, msgspec.MsgspecError) as error:
         picture.detail = [str(error)]
     picture.line = 0

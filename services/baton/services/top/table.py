@@ -1,4 +1,4 @@
-"""A table as lines of text that fit a width: what has no room is left out from the right. Pure."""
+"""A table as lines of text that fit a width, without the rightmost columns if they do not fit. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _GAP = "  "
-_MOST = 28  # characters of a cell, but in the last column
+_MOST = 28  # characters of a cell, except in the last column
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """One column: its head, what it says of a row, and what rows are sorted by."""
+    """One column: its head, the text of a row, and its sort key."""
 
     head: str
     say: Callable[[T], str]

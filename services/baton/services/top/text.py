@@ -1,4 +1,4 @@
-"""Console output as lines of text: the fleet, its workers, flows and requests, and one request's time. Pure."""
+"""Console output as lines of text: the fleet, its workers, flows and requests, and the time of a request. Pure."""
 
 from __future__ import annotations
 
@@ -109,17 +109,17 @@ def report(snapshot: Snapshot, width: int) -> list[str]:
     return [line[:width] for line in lines]
 
 
-def explained(told: Explanation, width: int) -> list[str]:
-    """Returns where one request's time went, and why it was placed so."""
-    expected = max(told.decode_cached_tokens, told.prefill_cached_tokens)
+def explained(explanation: Explanation, width: int) -> list[str]:
+    """Returns the time line of a request, and the reasons of its placement."""
+    expected = max(explanation.decode_cached_tokens, explanation.prefill_cached_tokens)
     lines = [
-        f"Request {words.printable(told.request_id)}, placement {told.placement_id}",
-        f"Model {words.printable(told.model)}   Tenant {words.printable(told.tenant) or 'the default'}",
-        f"Decodes on {words.printable(told.decode)}, prefilled "
-        + (f"by {words.printable(told.prefill)}" if told.prefill else "there"),
-        f"Prompt {words.count(told.prompt_tokens)} tokens, {words.count(expected)} expected in caches",
+        f"Request {words.printable(explanation.request_id)}, placement {explanation.placement_id}",
+        f"Model {words.printable(explanation.model)}   Tenant {words.printable(explanation.tenant) or 'the default'}",
+        f"Decodes on {words.printable(explanation.decode)}, prefilled "
+        + (f"by {words.printable(explanation.prefill)}" if explanation.prefill else "there"),
+        f"Prompt {words.count(explanation.prompt_tokens)} tokens, {words.count(expected)} expected in caches",
     ]
-    result = told.result
+    result = explanation.result
     if result is None:
         lines.append("It is still running; its times are known when it ends.")
     else:
@@ -127,7 +127,7 @@ def explained(told: Explanation, width: int) -> list[str]:
         lines.append(f"Output {words.count(result.output_tokens)} tokens; {end}")
         if result.times is not None:
             lines += ["", *_timeline(result.times)]
-    lines += ["", *_ways(told), "", *_evidence(told, width)]
+    lines += ["", *_alternatives(explanation), "", *_evidence(explanation, width)]
     return [line[:width].rstrip() for line in lines]
 
 
@@ -150,13 +150,13 @@ def _timeline(times: Times) -> list[str]:
     ]
 
 
-def _ways(told: Explanation) -> list[str]:
+def _alternatives(explanation: Explanation) -> list[str]:
     lines = ["Why here: seconds of delay that each way would have added; the first was taken"]
-    for way in told.ways[:_MOST_WAYS]:
+    for way in explanation.ways[:_MOST_WAYS]:
         where = f"{words.printable(way.prefill)} > {words.printable(way.decode)}" if way.prefill else way.decode
         lines.append(f"  {cut(where, 36):<36} {words.duration(way.total):>10}  {_costs(way.costs)}")
-    if len(told.ways) > _MOST_WAYS:
-        lines.append(f"  and {len(told.ways) - _MOST_WAYS} more")
+    if len(explanation.ways) > _MOST_WAYS:
+        lines.append(f"  and {len(explanation.ways) - _MOST_WAYS} more")
     return lines
 
 
@@ -164,9 +164,9 @@ def _costs(costs: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {words.duration(seconds)}" for kind, seconds in costs.items())
 
 
-def _evidence(told: Explanation, width: int) -> list[str]:
+def _evidence(explanation: Explanation, width: int) -> list[str]:
     lines = ["What was known"]
-    for one in told.evidence:
+    for one in explanation.evidence:
         if one.refusal:
             text = f"not considered: {words.printable(one.refusal)}"
         else:

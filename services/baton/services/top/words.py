@@ -9,12 +9,12 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def printable(text: str) -> str:
-    """Removes control characters: identifiers come from clients."""
+    """Removes control characters, because identifiers come from clients."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def natural(text: str) -> str:
-    """Sorts as people do: worker-2 before worker-10."""
+    """Returns a natural sort key: worker-2 before worker-10."""
     return re.sub(r"\d+", lambda digits: digits[0].zfill(20), text)
 
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class NoAccess(Exception):
-    """No API server is named, or a file cannot be used."""
+    """There is no API server to examine, or a file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The cluster to read. Empty fields are not given."""
+    """The cluster to read. Empty fields are not set."""
 
     url: str = ""
     token_file: str = ""

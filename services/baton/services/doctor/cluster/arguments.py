@@ -1,4 +1,4 @@
-"""The arguments, images and variables of Baton's containers: as the overlay and fleet.yaml promise them."""
+"""Compares the arguments, images and variables of Baton's containers with the overlay and fleet.yaml."""
 
 from __future__ import annotations
 

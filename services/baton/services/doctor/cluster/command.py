@@ -63,7 +63,7 @@ class ClusterConfig:
     )
 
     def validate(self) -> None:
-        """Raises InvalidRequest where fields contradict each other."""
+        """Raises InvalidRequest if fields contradict each other."""
         unknown = [name for name in self.components if name not in COMPONENTS]
         if unknown:
             allowed = ", ".join(COMPONENTS)

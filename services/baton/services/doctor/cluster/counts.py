@@ -26,7 +26,7 @@ class Bounds:
 
 
 def check_counts(facts: ClusterFacts) -> Iterator[Finding]:
-    """Checks every workload of Baton's."""
+    """Checks all workloads of Baton."""
     if not facts.was_read("Deployment") or not facts.was_read("StatefulSet"):
         return
     apply = "kubectl apply -k deploy/kubernetes/overlays/..."
@@ -78,7 +78,7 @@ def _wrong(workload: Workload, bounds: Bounds | None, facts: ClusterFacts) -> It
 
 
 def _count(name: str, facts: ClusterFacts) -> int | None:
-    """Returns the count in fleet.yaml; None: there is none for this workload, or it is no number."""
+    """Returns the count in fleet.yaml; None if this workload has none, or if it is not a number."""
     settings = facts.named("ConfigMap", FLEET_SETTINGS)
     text = str((settings or {}).get("data", {}).get(COUNTS.get(name, ""), ""))
     return int(text) if text.lstrip("-").isdecimal() else None

@@ -15,7 +15,7 @@ _LABEL = re.compile(r"metadata\.labels\['(.+)'\]")  # of a fieldRef
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A kind that could not be read. status 0: no answer."""
+    """A kind that could not be read. A status of 0 means no response."""
 
     kind: str
     status: int
@@ -25,14 +25,14 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """A namespace of a cluster. A kind without an entry in `objects` was not read; `unread` says why."""
+    """A namespace of a cluster. `unread` has the reasons for kinds that are missing in `objects`."""
 
     namespace: str
     version: str = ""  # of the server: v1.36.0
     groups: frozenset[str] = frozenset()  # of APIs
     objects: Mapping[str, tuple[Document, ...]] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[Unread, ...] = ()
-    overlay: str = ""  # named by the operator; empty: as the objects look
+    overlay: str = ""  # set by the operator; empty: inferred from the objects
     components: tuple[str, ...] = ()  # named by the operator
 
     def was_read(self, kind: str) -> bool:
@@ -44,7 +44,7 @@ class ClusterFacts:
         return self.objects.get(kind, ())
 
     def named(self, kind: str, name: str) -> Document | None:
-        """Returns the object of this kind and name; None where there is none."""
+        """Returns the object of this kind and name, if there is one."""
         return next((one for one in self.of_kind(kind) if name_of(one) == name), None)
 
     def workloads(self) -> Iterator[Workload]:
@@ -101,7 +101,7 @@ class Workload:
 
     @property
     def container(self) -> Document:
-        """The first one, which runs the service."""
+        """The first container, which runs the service."""
         return self.containers[0] if self.containers else {}
 
     @property
@@ -118,7 +118,7 @@ class Workload:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The container's arguments, with variables filled in where their values are known."""
+        """The container's arguments, with known variables replaced by their values."""
         known = self.variables
         return tuple(
             re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), str(word))
@@ -126,12 +126,12 @@ class Workload:
         )
 
     def has_argument(self, beginning: str) -> bool:
-        """Returns whether an argument equals `beginning`, or starts with it where it ends in `=` or `/`."""
+        """Returns whether an argument equals `beginning`, or starts with it if it ends in `=` or `/`."""
         begins = beginning.endswith(("=", "/"))
         return any(word.startswith(beginning) if begins else word == beginning for word in self.arguments)
 
     def value_of(self, flag: str) -> str:
-        """Returns the last value of a flag; empty: it is not given."""
+        """Returns the last value of a flag; empty if it is not set."""
         values = [word.removeprefix(flag + "=") for word in self.arguments if word.startswith(flag + "=")]
         return values[-1] if values else ""
 
@@ -142,5 +142,5 @@ def name_of(document: Document) -> str:
 
 
 def has_tls(facts: ClusterFacts) -> bool:
-    """Returns whether any service of Baton's has a certificate."""
+    """Returns whether any service of Baton has a certificate."""
     return any(one.value_of("--tls-certificate") for one in facts.workloads())

@@ -1,4 +1,4 @@
-"""Reads a namespace: every kind that the checks need, one request each."""
+"""Reads all kinds of objects that the checks need from a namespace, one request each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CUSTOM = {
 
 
 async def observe_cluster(reader: Reader, namespace: str) -> ClusterFacts:
-    """Reads the version first. If that fails, reads no more."""
+    """Reads a namespace. If the version cannot be read, reads nothing else."""
     version = await reader.get("/version")
     facts = ClusterFacts(namespace)
     if version.document is None:

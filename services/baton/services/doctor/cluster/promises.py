@@ -31,7 +31,7 @@ SERVICES = (
 )
 TLS_EDGE_PORTS = MappingProxyType({"https": 443, "grpc": 8001})  # the gateway's, with the component tls
 
-# The setting of fleet.yaml that says how many there are, or are at least.
+# The setting of fleet.yaml for the number of pods, or for their minimum.
 COUNTS = MappingProxyType({GATEWAY: "gateways", PREFILL: "prefillWorkers", DECODE: "decodeWorkers", BOTH: "workers"})
 IMAGES = MappingProxyType(
     {
@@ -41,7 +41,7 @@ IMAGES = MappingProxyType(
 )
 VARIABLES = MappingProxyType({"MODEL": "model", "SERVED_MODEL_NAME": "servedModelName", "TRANSPORTS": "transports"})
 
-# Beginnings of arguments that a workload has in every overlay.
+# Prefixes of the arguments that a workload has in every overlay.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         GATEWAY: ("--router=",),
@@ -55,7 +55,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _KEYS: Mapping[str, tuple[str, ...]] = {GATEWAY: ("--api-keys=",)}
 _GPU = {**_KEYS, **dict.fromkeys(WORKERS, ("--executor=cuda",))}
 _TLS = ("--tls-certificate=", "--tls-key=", "--tls-ca=")
-# And those that an overlay adds.
+# Prefixes of the arguments that an overlay adds.
 OVERLAYS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "cpu-demo": {GATEWAY: ("--allow-anonymous",)},
@@ -73,7 +73,7 @@ OVERLAYS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """An API that a component needs: its group, and whose it is."""
+    """An API that a component needs: its group and its project."""
 
     group: str
     kind: str

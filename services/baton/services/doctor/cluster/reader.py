@@ -23,7 +23,7 @@ _NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An answer. status 0: there was none."""
+    """A response. A status of 0 means that there was none."""
 
     status: int
     problem: str = ""
@@ -31,12 +31,12 @@ class Reading:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the server lacks the resource."""
+        """Whether the server does not have the resource."""
         return self.status == _NOT_FOUND
 
 
 class Reader:
-    """One connection's requests, each with a deadline."""
+    """The requests of one connection, each with a deadline."""
 
     def __init__(self, client: RESTClientObject, settings: Configuration, seconds: float) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class Reader:
         self._seconds = seconds
 
     async def get(self, path: str, accept: str = "application/json") -> Reading:
-        """Returns the answer to one GET request, or why there is none."""
+        """Sends a GET request. Returns the response, or the reason why there is none."""
         import aiohttp
 
         headers = {"Accept": accept}
@@ -63,7 +63,7 @@ class Reader:
         return _reading(response.status, body)
 
     async def list(self, path: str, metadata_only: bool = False) -> Reading:
-        """Reads all pages; the document has all items. `metadata_only`: the server leaves out the objects' content."""
+        """Returns a document with the items of all pages. With `metadata_only`, the server omits contents."""
         items: list[Any] = []
         token = ""
         while True:

@@ -18,7 +18,7 @@ _FIXES = {
 
 
 def check_references(facts: ClusterFacts) -> Iterator[Finding]:
-    """Checks every object that a workload's pods name."""
+    """Checks all objects that pods refer to."""
     wanted: dict[tuple[str, str], list[str]] = {}
     for workload in facts.workloads():
         for reference in sorted(set(_references(workload))):

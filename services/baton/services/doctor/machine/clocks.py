@@ -1,4 +1,4 @@
-"""The wall clock: certificates, key expiry, and the order of spans and logs go by it."""
+"""The wall clock, which certificates, key expiry, and the order of spans and logs depend on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TIMEX_BYTES = 512  # more than any version of the structure
 
 @dataclass(frozen=True, slots=True)
 class ClockFacts:
-    """None: it could not be found out."""
+    """The state of the clock. None is unknown."""
 
-    synchronized: bool | None  # by the kernel's word
+    synchronized: bool | None  # as the kernel reports
     redis_offset: float | None = None  # seconds that Redis' clock is ahead of this one
 
 
 def check_clock(facts: ClockFacts) -> Iterator[Finding]:
-    """Whether it agrees with the others'."""
+    """Checks the clock against Redis and the kernel's state."""
     if facts.synchronized is None:
         yield unknown(_TOPIC, "the kernel does not report whether the clock is synchronized")
     elif facts.synchronized:

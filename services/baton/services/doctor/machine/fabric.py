@@ -1,4 +1,4 @@
-"""The ways to move KV between this machine's GPUs and to others: NVLink, RDMA, NCCL, NIXL."""
+"""Transports of KV between GPUs of this machine and to others: NVLink, RDMA, NCCL, NIXL."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class FabricFacts:
-    """Versions are empty where a package is missing."""
+    """The transports of this machine. The version of a missing package is empty."""
 
     has_gpus: bool
     nvlinks_up: int
     nvlinks_down: int
-    nvlink_problem: str  # why nvidia-smi did not report them
+    nvlink_problem: str  # reason why nvidia-smi did not report links
     ports: tuple[RdmaPort, ...]
     nccl: str
     nixl: str
-    peer_memory: bool  # the kernel module by which RDMA devices reach GPU memory
+    peer_memory: bool  # the kernel module for access of RDMA devices to GPU memory
 
 
 def check_fabric(facts: FabricFacts, targets: Targets) -> Iterator[Finding]:
-    """Whether the transports that were asked for can be had."""
+    """Checks whether the requested transports are available."""
     if targets.service not in ("", "worker"):
         return
     if facts.has_gpus:

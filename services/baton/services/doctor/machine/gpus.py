@@ -1,4 +1,4 @@
-"""The GPUs of this machine, their driver, and whether torch can use them."""
+"""The GPUs of this machine, their driver, and whether PyTorch can use them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """torch as it sees GPUs."""
+    """PyTorch's support of GPUs."""
 
     version: str
-    cuda: str  # it was built for; empty: for CPUs
+    cuda: str  # version of the build; empty: a build for CPUs
     available: bool
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """All GPUs. `problem` says why nvidia-smi failed, `torch_problem` why torch did."""
+    """All GPUs. `problem` is the error of nvidia-smi, `torch_problem` that of PyTorch."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
@@ -71,10 +71,10 @@ def check_gpus(facts: GpuFacts, targets: Targets) -> Iterator[Finding]:
 
 
 def observe_gpus(seconds: float, with_torch: bool) -> GpuFacts:
-    """Asks nvidia-smi, and torch in a process of its own: neither can hold this one up."""
-    told = run(["nvidia-smi", f"--query-gpu={','.join(_COLUMNS)}", "--format=csv,noheader,nounits"], seconds)
-    gpus = parse_gpus(told.text) if told.code == 0 else ()
-    problem = "" if told.code == 0 else told.problem
+    """Queries nvidia-smi, and PyTorch in a separate process, so that neither can block this one."""
+    output = run(["nvidia-smi", f"--query-gpu={','.join(_COLUMNS)}", "--format=csv,noheader,nounits"], seconds)
+    gpus = parse_gpus(output.text) if output.code == 0 else ()
+    problem = "" if output.code == 0 else output.problem
     if not with_torch:
         return GpuFacts(gpus, problem)
     seen = python(_TORCH, seconds * 4)
@@ -130,14 +130,14 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
         yield warning(
             _TOPIC, f"{name}: the hardware slows it down{heat}", "nvidia-smi -q -d PERFORMANCE; cooling, power"
         )
-    memory = "memory not told" if gpu.total_mib is None else f"{gpu.free_mib} of {gpu.total_mib} MiB free"
+    memory = "unknown memory" if gpu.total_mib is None else f"{gpu.free_mib} of {gpu.total_mib} MiB free"
     yield ok(_TOPIC, f"{name}: driver {gpu.driver}, {memory}")
 
 
 def _torch(facts: GpuFacts, wanted: bool) -> Finding:
     torch = facts.torch
     if torch is None:
-        why = facts.torch_problem or "it told nothing"
+        why = facts.torch_problem or "it returned nothing"
         fix = "pip install 'baton-inference[worker]'"
         return failed(_TOPIC, f"torch cannot be asked: {why}", fix) if wanted else unknown(_TOPIC, f"torch: {why}", fix)
     if torch.available:

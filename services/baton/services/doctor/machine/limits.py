@@ -14,14 +14,14 @@ from baton.services.doctor.targets import Targets
 _TOPIC = "limits"
 _GIB = 1 << 30
 _FEW_FILES = 4096
-_SPARE_FILES = 512  # beside connections
+_SPARE_FILES = 512  # in addition to connections
 _LITTLE_SHM = _GIB
 _DOCKER_SHM = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """Bytes, or counts. None: unlimited, or not to be found out."""
+    """Limits in bytes, or counts. None: unlimited or unknown."""
 
     open_files: int | None
     most_open_files: int | None
@@ -33,7 +33,7 @@ class LimitFacts:
 
 
 def check_limits(facts: LimitFacts, targets: Targets) -> Iterator[Finding]:
-    """Whether the service gets by with them."""
+    """Checks whether the limits suffice for the service."""
     yield _files(facts, targets)
     yield _locked(facts, targets)
     yield _shared(facts, targets)
@@ -41,7 +41,7 @@ def check_limits(facts: LimitFacts, targets: Targets) -> Iterator[Finding]:
 
 
 def observe_limits() -> LimitFacts:
-    """Reads this process's limits, which a service started in the same way has too."""
+    """Reads this process's limits. A service that is started in the same way has the same limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LimitFacts(
         open_files=_finite(soft),

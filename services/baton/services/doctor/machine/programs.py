@@ -1,4 +1,4 @@
-"""Other programs' answers: run for a bounded time, never raising."""
+"""Runs other programs with a time limit. Never raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A program's output. code 0: success; otherwise `problem` is the reason, in a line."""
+    """The output of a program. With a code other than 0, `problem` is the reason, in one line."""
 
     code: int
     text: str = ""
@@ -18,7 +18,6 @@ class Output:
 
 
 def run(words: Sequence[str], seconds: float) -> Output:
-    """Runs a program."""
     try:
         done = subprocess.run(
             words,
@@ -42,5 +41,5 @@ def run(words: Sequence[str], seconds: float) -> Output:
 
 
 def python(code: str, seconds: float) -> Output:
-    """Runs code in an interpreter of its own, so that what it loads stays out of this one."""
+    """Runs code in a separate interpreter, so that its imports do not affect this one."""
     return run([sys.executable, "-c", code], seconds)

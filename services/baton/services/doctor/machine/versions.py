@@ -18,7 +18,7 @@ SERVICES = ("gateway", "router", "kvstore", "worker")
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """`packages`: what one service needs, with the version that is installed; None: it is missing."""
+    """Versions. `packages` are those that one service needs; the version of a missing package is None."""
 
     python: tuple[int, int]
     baton: str  # empty: not installed as a distribution
@@ -27,7 +27,7 @@ class VersionFacts:
 
 
 def check_versions(facts: VersionFacts, targets: Targets) -> Iterator[Finding]:
-    """Whether the service, or without one each of them, can start with what is installed."""
+    """Checks whether the service, or each service if none is given, can start with the installed packages."""
     lowest, beyond = _PYTHONS
     python = ".".join(map(str, facts.python))
     if lowest <= facts.python < beyond:

@@ -1,4 +1,4 @@
-"""The file of API keys that a gateway is given: whether it can be read, and holds a key."""
+"""The gateway's file of API keys: whether it can be read and has a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIX = "baton keys create --api-keys FILE makes one; in Kubernetes: the Secret `
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """`problem`: why the file cannot be used; empty: it can."""
+    """A file of API keys. `problem` is empty if it can be used."""
 
     path: str
     problem: str = ""
@@ -24,7 +24,7 @@ class KeyFacts:
 
 
 def check_keys(facts: KeyFacts | None, targets: Targets) -> Iterator[Finding]:
-    """Warns of a gateway without keys, which serves anyone that can connect."""
+    """Checks the file. Warns if a gateway has no keys, because it serves any client that can connect."""
     if facts is None:
         if targets.service == "gateway" and not targets.api_keys:
             yield ok(_TOPIC, "--api-keys is empty: anyone that can reach the gateway may use it")
@@ -37,7 +37,7 @@ def check_keys(facts: KeyFacts | None, targets: Targets) -> Iterator[Finding]:
 
 
 def observe_keys(targets: Targets) -> KeyFacts | None:
-    """Reads the file as the gateway does. None: there is none, or keys are in Redis."""
+    """Reads the file as the gateway does. Returns None without a file, or if keys are in Redis."""
     if not targets.api_keys or targets.api_keys == "redis":
         return None
     from baton.gateway.access.keys.file import read_key_file

@@ -1,4 +1,4 @@
-"""The TLS files that a service is given: whether they are whole, its own, and good for long enough."""
+"""The TLS files of a service: whether they are complete, match the service, and are valid for long enough."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DAY = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """One set of files. `problem` is why it cannot be used; empty: it can."""
+    """One set of files. `problem` is empty if it can be used."""
 
     prefix: str  # of the settings
     path: str
@@ -27,7 +27,7 @@ class CertificateFacts:
 
 
 def check_certificates(facts: tuple[CertificateFacts, ...], targets: Targets, now: float) -> Iterator[Finding]:
-    """Checks each set of files, and reports what a missing one means."""
+    """Checks each set of files. Reports the consequence of a missing one."""
     if not facts and targets.service:
         yield ok(_TOPIC, "none are given: plain text")
     for one in facts:
@@ -60,5 +60,4 @@ def _fix(prefix: str) -> str:
 
 
 def now() -> float:
-    """Returns Unix seconds."""
     return time.time()

@@ -1,4 +1,4 @@
-"""The API server that a router watches: whether it lets this pod's account list EndpointSlices."""
+"""The API server that a router watches: whether this pod's account may list EndpointSlices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNAUTHORIZED, _FORBIDDEN = 401, 403
 
 @dataclass(frozen=True, slots=True)
 class WatchFacts:
-    """One k8s:// address. status 0: the server did not answer."""
+    """One k8s:// address. A status of 0 means no response."""
 
     source: str  # k8s://namespace/service:port
     status: int

@@ -12,7 +12,7 @@ from baton.services.doctor.targets import Address, Targets
 
 @dataclass(frozen=True, slots=True)
 class ListenFacts:
-    """One address. `problem` is why it cannot be listened on; empty: it can."""
+    """One address. `problem` is empty if a service can listen on it."""
 
     where: Address
     problem: str = ""
@@ -31,5 +31,5 @@ def check_listens(facts: tuple[ListenFacts, ...]) -> Iterator[Finding]:
 
 
 def observe_listens(targets: Targets) -> tuple[ListenFacts, ...]:
-    """Tries each for a moment."""
+    """Binds each address for a moment."""
     return tuple(ListenFacts(one, ports.why_unusable(one.address) or "") for one in targets.listens)

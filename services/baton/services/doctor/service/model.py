@@ -1,4 +1,4 @@
-"""The model's folder: whether it is whole, readable, and not larger than what is to hold it."""
+"""The model's folder: whether it is complete and readable, and fits into memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Checks one folder."""
+    """The contents of one folder."""
 
     folder: str
     exists: bool = False
@@ -29,19 +29,19 @@ class ModelFacts:
     architecture: str = ""
     has_tokenizer: bool = False
     weight_bytes: int = 0
-    missing: tuple[str, ...] = ()  # files that its index names
-    broken: tuple[str, ...] = ()  # files that end before their tensors do, or are no such files
+    missing: tuple[str, ...] = ()  # files of the index
+    broken: tuple[str, ...] = ()  # truncated files, or not safetensors
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that weights may take. None: not known."""
+class Capacity:
+    """Memory for weights in bytes. None is unknown."""
 
     gpu: int | None = None
     memory: int | None = None
 
 
-def check_model(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Finding]:
+def check_model(facts: ModelFacts, targets: Targets, capacity: Capacity) -> Iterator[Finding]:
     """Checks the files that a service needs: the tokenizer for a gateway, the weights for a worker."""
     if not targets.model:
         return
@@ -52,18 +52,18 @@ def check_model(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Fin
         yield failed(_TOPIC, facts.config_problem, "copy the folder again, all *.json files of it")
     elif targets.service == "worker" and facts.architecture not in _ARCHITECTURES:
         fix = f"take one of {', '.join(_ARCHITECTURES)}"
-        yield failed(_TOPIC, f"its architecture is {facts.architecture or 'not told'}", fix)
+        yield failed(_TOPIC, f"its architecture is {facts.architecture or 'missing'}", fix)
     if not facts.has_tokenizer and targets.service == "gateway":
         what = f"{facts.folder} has no tokenizer.json"
         yield failed(_TOPIC, what, "copy the model's fast tokenizer there; workers need none")
     if targets.needs_weights:
-        yield from _weights(facts, targets, room)
+        yield from _weights(facts, targets, capacity)
     elif not facts.config_problem:
         yield ok(_TOPIC, f"{facts.folder} can be read")
 
 
 def observe_model(targets: Targets) -> ModelFacts:
-    """Reads the folder's JSON files, and of weight files the headers."""
+    """Reads the folder's JSON files, and the headers of weight files."""
     model = targets.model
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -85,7 +85,7 @@ def observe_model(targets: Targets) -> ModelFacts:
 
 
 def why_broken(path: Path) -> str:
-    """Returns why a safetensors file is incomplete; empty if its size matches its header."""
+    """Returns the problem of a safetensors file; empty if its size matches its header."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -109,7 +109,7 @@ def _absent(facts: ModelFacts) -> Finding:
     return failed(_TOPIC, f"there is no folder {facts.folder!r}", fix)
 
 
-def _weights(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Finding]:
+def _weights(facts: ModelFacts, targets: Targets, capacity: Capacity) -> Iterator[Finding]:
     for name in facts.missing:
         yield failed(_TOPIC, f"{name} is missing, which {_INDEX} names", "copy the folder again: hf download resumes")
     for name in facts.broken:
@@ -120,7 +120,7 @@ def _weights(facts: ModelFacts, targets: Targets, room: Room) -> Iterator[Findin
         )
     if facts.missing or facts.broken or not facts.weight_bytes:
         return
-    have = room.gpu if targets.executor == "cuda" else room.memory
+    have = capacity.gpu if targets.executor == "cuda" else capacity.memory
     size = f"{facts.weight_bytes / _GIB:.1f} GiB of weights"
     if have is None:
         yield unknown(_TOPIC, f"{size}; it is not known what there is for them")

@@ -1,4 +1,4 @@
-"""The services that this one is to reach: whether they are there, and whether they take its certificate."""
+"""The services that this one connects to: whether they respond and accept its certificate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVING = "SERVING"
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """One address. `connects`: TCP does. `answer`: the health status, or why there is none."""
+    """One address. `connects` is whether TCP does. `answer` is the health status or an error."""
 
     where: Address
     connects: bool
@@ -51,11 +51,11 @@ def check_peers(facts: tuple[PeerFacts, ...], targets: Targets) -> Iterator[Find
 
 
 async def observe_peers(targets: Targets, seconds: float) -> tuple[PeerFacts, ...]:
-    """Asks all of them at once for their health."""
+    """Checks the health of all services concurrently."""
     try:
         tls = Tls(targets.tls, targets.service) if targets.tls is not None else None
     except InvalidRequest:
-        tls = None  # the certificates' own check says what is wrong
+        tls = None  # reported by the check of certificates
         if targets.tls is not None:
             return ()
     return tuple(await asyncio.gather(*(_ask(one, tls, seconds) for one in targets.peers)))

@@ -1,4 +1,4 @@
-"""A service's Redis: whether it answers, its version and mode, and whether it keeps its data."""
+"""The Redis of a service: whether it responds, its version and mode, and whether it persists data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAFE_POLICIES = ("noeviction", "volatile-lru", "volatile-lfu", "volatile-ttl", 
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """`name` is the URL without its password. `problem`: why it could not be asked; empty: it was."""
+    """The Redis server. `name` is the URL without its password. `problem` is empty if it responds."""
 
     name: str
     problem: str = ""
@@ -28,11 +28,11 @@ class RedisFacts:
     policy: str = ""  # of eviction; empty: unknown
     persists: bool | None = None  # None: unknown
     last_save_failed: bool = False
-    offset: float | None = None  # seconds that its clock is ahead
+    offset: float | None = None  # seconds that its clock is ahead of this one
 
 
 def check_redis(facts: RedisFacts | None, targets: Targets) -> Iterator[Finding]:
-    """Reports the Redis server. A failure costs only what it would store, because requests are served without it."""
+    """Checks the Redis server. Its failure is not fatal, because requests are served without it."""
     if facts is None:
         if targets.service in ("gateway", "kvstore"):
             yield ok(_TOPIC, "--redis-url is empty: no data outlives this process or its data folder")
@@ -58,7 +58,7 @@ def check_redis(facts: RedisFacts | None, targets: Targets) -> Iterator[Finding]
 
 
 async def observe_redis(targets: Targets, seconds: float) -> RedisFacts | None:
-    """Asks it. None: there is none to ask."""
+    """Queries Redis. Returns None without a Redis URL."""
     if not targets.redis_url:
         return None
     name = without_secrets(targets.redis_url)
