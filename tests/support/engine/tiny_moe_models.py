@@ -6,15 +6,45 @@ from collections.abc import Callable, Mapping
 
 from support.engine.tiny_shape import SHAPE
 from transformers import (
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
 _WIDE = {"num_local_experts": 8, "num_experts_per_tok": 3}
 _NARROW = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+_SHARED = {"shared_expert_intermediate_size": 56, "mlp_only_layers": [0]}
+_SCALES = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
+_ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40}
+_GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "pad_token_id": 0,
+}
+
 
 MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, **_WIDE, sliding_window=11)),
@@ -22,4 +52,33 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
         Qwen3MoeConfig(**SHAPE, **_NARROW, head_dim=24, norm_topk_prob=True, mlp_only_layers=[1])
     ),
     "qwen3_moe-weights": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **_NARROW, decoder_sparse_step=2)),
+    "qwen2_moe": lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(**SHAPE, **_NARROW, **_SHARED)),
+    "qwen2_moe-window": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**SHAPE, **_NARROW, use_sliding_window=True, sliding_window=9, norm_topk_prob=True)
+    ),
+    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=3)),
+    "granitemoe": lambda: GraniteMoeForCausalLM(GraniteMoeConfig(**SHAPE, **_WIDE, **_SCALES)),
+    "glm4_moe": lambda: _corrected(Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, **_GLM, head_dim=24, use_qk_norm=True))),
+    "glm4_moe-biased": lambda: _corrected(
+        Glm4MoeForCausalLM(
+            Glm4MoeConfig(**SHAPE, **_GLM, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True)
+        )
+    ),
+    "ernie4_5_moe": lambda: _corrected(
+        Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(**SHAPE, **_ERNIE, use_bias=True, moe_layer_interval=2))
+    ),
+    "ernie4_5_moe-unshared": lambda: _corrected(
+        Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(**SHAPE, **_ERNIE, moe_num_shared_experts=0))
+    ),
+    "minimax_m2": lambda: _corrected(
+        MiniMaxM2ForCausalLM(MiniMaxM2Config(**SHAPE, **_WIDE, head_dim=24, rotary_dim=16))
+    ),
 }
+
+
+def _corrected(model: PreTrainedModel) -> PreTrainedModel:
+    """Fills the biases of choices, which are zeros in a new model."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            tensor.data.normal_(0.0, 0.2)
+    return model

@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0.0)
     scope="module",
     params=[
         *("llama3-rope", "mistral-window", "qwen2", "qwen3", "phi3", "granite", "olmo2"),
-        *("mixtral", "qwen3_moe"),
+        *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "granitemoe", "glm4_moe", "ernie4_5_moe", "minimax_m2"),
         "storyteller-7m",
     ],
 )

@@ -27,6 +27,7 @@ class ModelConfig:
     names: TensorNames = TensorNames()  # noqa: RUF009 - frozen
     embedding_scale: float = 1.0
     logits_divisor: float = 1.0
+    lm_head_bias: bool = False
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use
 
     @property

@@ -27,6 +27,7 @@ class TensorNames:
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     router_correction: str = "mlp.gate.e_score_correction_bias"  # with its ending
+    correction_is_row: bool = False  # [1, num_experts]
     experts: ExpertNames = ExpertNames()  # noqa: RUF009 - frozen
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"

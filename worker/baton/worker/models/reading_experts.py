@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.kernels.routing import RouterSpec
 from baton.worker.models.fields import Fields
 from baton.worker.quantization.experts import ExpertNames
@@ -24,6 +26,26 @@ def read_router(
     if top_k > num_experts:
         raise fields.error(top_k_key, f"at most {key} ({num_experts})")
     return RouterSpec(num_experts, top_k)
+
+
+def read_grouped_router(fields: Fields, num_experts_keys: tuple[str, ...]) -> RouterSpec:
+    """Reads the choice by sigmoid and a bias among the experts of the best groups, as DeepSeek-V3 has it."""
+    router = read_router(fields, num_experts_keys)
+    num_groups = fields.positive_int("n_group", default=1)
+    top_groups = fields.positive_int("topk_group", default=1)
+    if router.num_experts % num_groups:
+        raise fields.error("n_group", f"a divisor of the number of experts ({router.num_experts})")
+    if not router.top_k * num_groups <= top_groups * router.num_experts:
+        raise fields.error("topk_group", f"so many groups that they hold num_experts_per_tok ({router.top_k}) experts")
+    return replace(
+        router,
+        score="sigmoid",
+        corrected=True,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        renormalized=fields.flag("norm_topk_prob", default=True),
+        scale=fields.positive_float("routed_scaling_factor", default=1.0),
+    )
 
 
 def check_silu(fields: Fields) -> None:

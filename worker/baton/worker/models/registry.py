@@ -17,10 +17,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 _MODULES = (  # of baton.worker.models.families
     "llama",
     "mistral",
-    "mixtral",
     "qwen2",
     "qwen3",
-    "qwen3_moe",
     "phi3",
     "granite",
     "olmo2",
@@ -30,6 +28,16 @@ _MODULES = (  # of baton.worker.models.families
     "glm4",
     "granite4",
 )
+_WITH_EXPERTS = (
+    "moe.mixtral",
+    "moe.qwen2",
+    "moe.qwen3",
+    "moe.olmoe",
+    "moe.granite",
+    "moe.glm4",
+    "moe.ernie4_5",
+    "moe.minimax_m2",
+)
 
 
 def _family(module: str) -> Family:
@@ -37,7 +45,7 @@ def _family(module: str) -> Family:
     return family
 
 
-FAMILIES: Mapping[str, Family] = {family.architecture: family for family in map(_family, _MODULES)}
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in map(_family, _MODULES + _WITH_EXPERTS)}
 _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
 
 

@@ -35,9 +35,9 @@ class Unquantized:
                 params["bias"][rows] = source(f"{part.name}.bias", (part.rows,))
             start += part.rows
 
-    def over(self, table: Tensor) -> Params:
-        """Returns parameters that share `table` [out_features, in_features], for a head tied to the embedding."""
-        return {"weight": table}
+    def over(self, table: Tensor, bias: Tensor | None = None) -> Params:
+        """Returns parameters sharing the memory of `table` [out_features, in_features], for tied embeddings."""
+        return {"weight": table} if bias is None else {"weight": table, "bias": bias}
 
     def on_cpu(self, kernels: Kernels) -> LinearOps:
         """Returns ops that use PyTorch."""

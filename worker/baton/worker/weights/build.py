@@ -112,12 +112,17 @@ class _Loader(_Allocator):
 def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
     names, hidden, vocab = config.names, config.hidden_size, config.vocab_size
     embed = maker.tensor(f"{names.embed}.weight", (vocab, hidden))
-    if config.tie_embeddings:
-        lm_head = LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed))
-    else:
-        lm_head = maker.linear(LinearShape([Part(names.lm_head, vocab)], hidden))
+    lm_head = _lm_head(config, maker, embed)
     layers = tuple(_layer(config, maker, index, spec) for index, spec in enumerate(config.layers))
     return ModelWeights(embed, layers, maker.tensor(f"{names.norm}.weight", (hidden,)), lm_head)
+
+
+def _lm_head(config: ModelConfig, maker: _Allocator, embed: Tensor) -> LinearWeights:
+    name, vocab = config.names.lm_head, config.vocab_size
+    if not config.tie_embeddings:
+        return maker.linear(LinearShape([Part(name, vocab)], config.hidden_size, config.lm_head_bias))
+    bias = maker.tensor(f"{name}.bias", (vocab,)) if config.lm_head_bias else None
+    return LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed, bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +181,20 @@ def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> Exper
     shape = ExpertsShape(
         names.experts, layer.prefix, router.num_experts, hidden, experts.intermediate_size, experts.bias
     )
-    correction = layer.prefix + names.router_correction
     return ExpertsWeights(
         input_norm=layer.norm(names.mlp_input_norm, hidden, spec.input_norms),
         router=layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias),
-        # The bias is large against what sets experts apart.
-        correction=layer.maker.tensor(correction, (router.num_experts,), torch.float32) if router.corrected else None,
+        correction=_correction(layer, router.num_experts) if router.corrected else None,
         experts=layer.maker.experts(shape),
         shared=None if experts.shared is None else _shared_expert(layer, experts.shared, experts.shared_gate),
         output_norm=layer.norm(names.mlp_output_norm, hidden, spec.output_norms),
     )
+
+
+def _correction(layer: _LayerMaker, num_experts: int) -> Tensor:
+    """Makes it of full precision: experts differ by little of it."""
+    shape = (1, num_experts) if layer.names.correction_is_row else (num_experts,)
+    return layer.maker.tensor(layer.prefix + layer.names.router_correction, shape, torch.float32).flatten()
 
 
 def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExpertWeights:

@@ -83,6 +83,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "residual_scale": (first.residual_scale, 1.0),
         "embedding_scale": (config.embedding_scale, 1.0),
         "logits_divisor": (config.logits_divisor, 1.0),
+        "lm_head_bias": (config.lm_head_bias, False),
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "other_layers": (_other_layers(config), {}),
     }

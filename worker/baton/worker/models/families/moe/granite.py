@@ -1,0 +1,35 @@
+"""Granite 3 with experts: Granite's layers and scales; the checkpoint stacks the experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.worker.layers.spec import ExpertsSpec
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.families import granite
+from baton.worker.models.fields import Fields
+from baton.worker.models.names import TensorNames
+from baton.worker.models.reading import Family
+from baton.worker.models.reading_experts import read_router
+from baton.worker.quantization.experts import ExpertNames
+
+ARCHITECTURE = "GraniteMoeForCausalLM"
+_NAMES = TensorNames(
+    router="block_sparse_moe.router.layer",
+    experts=ExpertNames(
+        gate_up=("block_sparse_moe.input_linear.weight",), down="block_sparse_moe.output_linear.weight"
+    ),
+)
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Reads identical layers."""
+    config = granite.read(Fields({**fields.raw, "mlp_bias": None}, fields.source))
+    router = replace(read_router(fields, ("num_local_experts",)), scores_chosen=True)
+    layers = tuple(
+        replace(layer, mlp=ExpertsSpec(router, fields.positive_int("intermediate_size"))) for layer in config.layers
+    )
+    return replace(config, architecture=ARCHITECTURE, names=_NAMES, layers=layers)
+
+
+FAMILY = Family(ARCHITECTURE, "granitemoe", read)
