@@ -1,6 +1,6 @@
 """Tokens a second of the engine on the CPU executor, against Transformers `generate` called one by one, in one run.
 
-baton bench cpu_engine [--model FOLDER] [--requests 16] [--output 128] [--threads 1] [--json PATH]
+baton bench cpu_engine [--model FOLDER | --experts] [--requests 16] [--output 128] [--threads 1] [--json PATH]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from baton.worker.config import WorkerConfig
@@ -26,6 +27,20 @@ from baton.worker.scheduling.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
 GREEDY = SamplingParams(temperature=0.0)
+EXPERTS: dict[str, int | float] = {  # a small model with experts, of random weights
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.1,
+}
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=50)
 
 
@@ -42,7 +57,7 @@ class Row:
 
 
 def main() -> None:
-    """Runs the ways interleaved, round by round, and prints the table."""
+    """Reads the command line, and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=SAMPLE_MODEL)
     parser.add_argument("--requests", type=int, default=16)
@@ -51,7 +66,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--experts", action="store_true", help="a random small Qwen3 MoE instead of a folder")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.experts:
+            options.model = save_experts(Path(folder) / "random-qwen3-moe")
+        measure(options)
+
+
+def save_experts(folder: Path) -> Path:
+    """Saves the random model with experts."""
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS)).save_pretrained(folder)
+    return folder
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Runs the ways interleaved, round by round, and prints the table."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(options.threads)

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 
 from baton.kernels import step_inputs
 from baton.kernels.attention import decode_cuts
+from baton.kernels.moe import align
 from baton.worker.executors.cuda.compilation import compiler as kernel_compiler
 from baton.worker.executors.cuda.failures import raise_if_lost
 from baton.worker.executors.host.resources import usable_cores
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 _FEW = 6  # kernels that are compiled before processes would have started
 _DEADLINE_SECONDS = 120.0
-_INDEX_KERNELS = (*step_inputs.INDEX_KERNELS, *decode_cuts.INDEX_KERNELS)
+_INDEX_KERNELS = (*step_inputs.INDEX_KERNELS, *decode_cuts.INDEX_KERNELS, *align.INDEX_KERNELS)
 
 
 class KernelCollector:
