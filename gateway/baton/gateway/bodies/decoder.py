@@ -14,7 +14,7 @@ import msgspec
 
 from baton.gateway.bodies.json_size import check_json_size
 from baton.gateway.bodies.reading import Reading
-from baton.gateway.bodies.unknown_fields import KnownKeys, UnknownKey
+from baton.gateway.bodies.unknown_fields import UnknownKey, known_keys
 from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -49,7 +49,7 @@ class BodyDecoder(Generic[T]):
         self._reader = reader
         self._decoder = msgspec.json.Decoder(kind)
         self._packed = msgspec.msgpack.Decoder(kind)
-        self._keys = KnownKeys(kind)
+        self._keys = known_keys(kind)
         self._strict = strict
 
     def read(self, received: Received) -> T:

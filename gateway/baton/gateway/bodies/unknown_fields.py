@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -72,6 +73,12 @@ class KnownKeys:
         search = _Search()
         _search_object(body, self._shape, "", "", search)
         return list(search.found.values())
+
+
+@cache
+def known_keys(kind: type[Struct]) -> KnownKeys:
+    """Returns a request type's keys, which take milliseconds to find out."""
+    return KnownKeys(kind)
 
 
 def _search_object(raw: bytes | Raw, shape: Shape, place: str, kind: str, search: _Search) -> None:
