@@ -20,7 +20,7 @@ _LOOKS = 5000
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Inside the `with`, excludes existing objects from collection and rarely collects older generations."""
+    """Excludes existing objects from collection. Inside the `with`, rarely collects older generations."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -29,7 +29,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 class CallGarbage:
