@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +21,12 @@ StackFactory = Callable[..., Stack]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest files first. Every process of pytest-xdist comes to the same order."""
     items[:] = [items[place] for place in longest_first([item.path for item in items], read_slow_files())]
+
+
+def pytest_collection_finish() -> None:
+    """Excludes all that was imported and collected from garbage collection, which takes half a second otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
-from baton.gateway.models.served import ModelCatalog, load_served_model
+from baton.gateway.models.served import ModelCatalog, ServedModel, load_served_model
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
@@ -133,6 +135,17 @@ class Rest:
         return await self.post("/v1/completions", {"prompt": prompt, **fields})
 
 
+@cache
+def _loaded() -> ServedModel:
+    return load_served_model(str(SAMPLE), formats=NO_FORMATS)
+
+
+def _sample_model() -> ServedModel:
+    """The sample model with a tokenizer of its own, which has caches, and a template that is compiled once."""
+    one = _loaded()
+    return ServedModel(one.name, Tokenizer(SAMPLE / "tokenizer.json"), one.template, one.defaults, one.output_format)
+
+
 @contextlib.asynccontextmanager
 async def rest_side(
     script: Script | None = None,
@@ -142,7 +155,7 @@ async def rest_side(
     **settings: Any,
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
-    catalog = ModelCatalog([load_served_model(str(SAMPLE), formats=NO_FORMATS)])
+    catalog = ModelCatalog([_sample_model()])
     info = types_pb2.ModelInfo()
     info.CopyFrom(INFO)  # a test may change its own
     catalog.update([info])
