@@ -213,7 +213,7 @@ def test_a_broken_model_folder_is_named(up, tmp_path, case):
     shutil.copytree(MODEL, folder)
     damage, word = BROKEN[case]
     damage(folder)
-    one = up("--model", str(folder))
+    one = up("--model", str(folder), "--prefill-workers", "0")
     assert one.process.wait(60) != 0
     assert str(folder) in one.output
     tail = one.output.partition("the end of")[2]

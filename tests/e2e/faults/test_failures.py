@@ -20,6 +20,13 @@ def resilient(tmp_path_factory):
         yield stack.start_stack(tmp_path_factory.mktemp("resilient"), cleanup)
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """A tandem of simulated workers. Tests start again what they kill."""
+    with ExitStack() as cleanup:
+        yield stack.start_stack(tmp_path_factory.mktemp("simulated"), cleanup, executor="sim")
+
+
 @pytest.fixture
 def altered_model(tmp_path):
     """The sample model with one weight changed."""
@@ -136,29 +143,31 @@ def test_a_stream_goes_on_on_another_worker_when_its_own_is_killed(start_stack):
 
 
 @pytest.mark.timeout(180)
-def test_a_gateway_without_a_router_says_so_in_time(start_stack):
-    tandem = start_stack(executor="sim")
-    tandem["router"].kill()
+def test_a_gateway_without_a_router_says_so_in_time(simulated):
+    simulated["router"].kill()
     began = time.monotonic()
-    status, body = tandem.post(
+    status, body = simulated.post(
         "/v1/chat/completions", {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}, timeout=60
     )
     assert status == 503, body
     assert "router" in body["error"]["message"]
     assert time.monotonic() - began < 30
-    assert tandem.get("/health")[0] == 200
+    assert simulated.get("/health")[0] == 200
+    simulated["router"].start()
 
 
 @pytest.mark.timeout(180)
-def test_a_tandem_without_a_worker_says_so_in_time(start_stack):
-    tandem = start_stack(executor="sim")
-    for worker in tandem.workers:
+def test_a_tandem_without_a_worker_says_so_in_time(simulated):
+    wait_until(lambda: simulated.get("/ready")[0] == 200, "ready with the router started again", 20)
+    for worker in simulated.workers:
         worker.kill()
-    status, body = tandem.post(
+    status, body = simulated.post(
         "/v1/chat/completions", {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}, timeout=60
     )
     assert status == 503, body
     assert body["error"]["message"]
+    for worker in simulated.workers:
+        worker.start()
 
 
 @pytest.mark.timeout(180)
@@ -173,8 +182,7 @@ def test_workers_with_different_models_never_exchange_kv(start_stack, altered_mo
 
 
 @pytest.mark.timeout(120)
-def test_every_service_drains_on_sigterm(start_stack):
-    tandem = start_stack(executor="sim")
+def test_every_service_drains_on_sigterm(simulated):
     began = time.monotonic()
-    assert [service.stop() for service in tandem.services.values()] == [0] * len(tandem.services)
+    assert [service.stop() for service in simulated.services.values()] == [0] * len(simulated.services)
     assert time.monotonic() - began < STOP_SECONDS
