@@ -6,6 +6,7 @@ import time
 import msgspec
 import pytest
 from support.gateway.rest_harness import rest_side
+from support.processes.cpu_seconds import cheapest
 
 from baton.gateway.bodies.json_size import (
     MAX_COMMAS,
@@ -40,10 +41,13 @@ def repeated(piece):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_text_of_millions_of_values_is_refused(name):
-    began = time.process_time()
-    with pytest.raises(InvalidRequest, match=r"the body has \d+ .*; at most \d+ are allowed"):
-        check_json_size(repeated(HOSTILE[name]))
-    assert time.process_time() - began < 0.5
+    text = repeated(HOSTILE[name])
+
+    def refused():
+        with pytest.raises(InvalidRequest, match=r"the body has \d+ .*; at most \d+ are allowed"):
+            check_json_size(text)
+
+    assert cheapest(refused, 0.5) < 0.5
 
 
 @pytest.mark.parametrize(

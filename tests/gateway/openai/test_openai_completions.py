@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import time
 
 import msgspec
 import pytest
 from support.gateway.rest_harness import logprob, rest_side, say
+from support.processes.cpu_seconds import cheapest_of
 from support.processes.loop_stalls import loop_stalls
 
 from baton.gateway.schemas import answers
@@ -264,11 +264,13 @@ async def test_a_prompt_beyond_the_context_is_truncated_to_what_fits():
 )
 async def test_the_tokens_of_all_prompts_are_bounded_before_they_are_truncated(prompts, fields, seconds):
     async with rest_side(say("x")) as rest:
-        began = time.process_time()
-        answer = await rest.complete(prompts, max_tokens=1, **fields)
-        assert time.process_time() - began < seconds
-        assert answer.status == 400
-        assert "tokens together; at most 327680 are allowed" in answer.json["error"]["message"]
+
+        async def refused():
+            answer = await rest.complete(prompts, max_tokens=1, **fields)
+            assert answer.status == 400
+            assert "tokens together; at most 327680 are allowed" in answer.json["error"]["message"]
+
+        assert await cheapest_of(refused, seconds) < seconds
 
 
 async def test_counting_the_bytes_of_many_prompts_leaves_the_event_loop_free():

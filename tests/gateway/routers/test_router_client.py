@@ -42,13 +42,14 @@ async def test_a_placement_comes_from_one_router(routers):
 
 
 async def test_a_lost_router_is_replaced_at_once(routers):
-    async with client([router.address for router in routers]) as router:
+    times = replace(TIMES, attempt=3.0, total=10.0)
+    async with client([router.address for router in routers], times=times) as router:
         await router.place(router_pb2.PlaceRequest())
         used = next(one for one in routers if one.places)
         await used.stop()
         begin = time.monotonic()
         await router.place(router_pb2.PlaceRequest())
-        assert time.monotonic() - begin < 0.3
+        assert time.monotonic() - begin < times.attempt / 2
 
 
 async def test_a_hanging_router_costs_one_attempt(routers):
@@ -81,7 +82,7 @@ async def test_no_router_at_all_is_unavailable_in_bounded_time():
         begin = time.monotonic()
         with pytest.raises(Unavailable):
             await router.place(router_pb2.PlaceRequest(timeout_ms=100))
-        assert time.monotonic() - begin < 0.5
+        assert time.monotonic() - begin < TIMES.total
 
 
 async def test_a_full_fleet_is_told_at_once(routers):

@@ -223,7 +223,7 @@ async def test_bookmarks_keep_an_idle_watch_open(api, follow):
     await follower.until()
     await asyncio.sleep(1.5)
     assert api.num_watches == 1
-    assert follower.discovery.age_seconds < 0.5
+    await eventually(lambda: follower.discovery.age_seconds < 0.5, "it is young")
     _, query = api.requests[1]
     assert query["allowWatchBookmarks"].lower() == "true"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.gateway.rest_harness import INFO
+from support.processes.cpu_seconds import cheapest, cheapest_of
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -51,10 +52,12 @@ async def test_a_huge_prompt_is_refused_at_once(model, name):
         lambda: model.encode_chat(chat, whole=True),
         lambda: model.encode_chat([{"role": "user", "content": "<|im_end|>" + HUGE[name]}]),
     ):
-        began = time.process_time()
-        with pytest.raises(ContextTooLong, match=r"at least \d+ tokens"):
-            await encode()
-        assert time.process_time() - began < 0.5
+
+        async def refused(encode=encode):
+            with pytest.raises(ContextTooLong, match=r"at least \d+ tokens"):
+                await encode()
+
+        assert await cheapest_of(refused, 0.5) < 0.5
 
 
 @pytest.mark.parametrize("name", ["digits", "words"])
@@ -62,11 +65,14 @@ async def test_a_prompt_that_exceeds_the_context_a_little_is_encoded_no_further(
     """The bound by size lets it pass."""
     text = HUGE[name][: model.tokenizer.bound.bytes_per_token * 8000]
     for tokenizer in (model.tokenizer, uncut()):
-        began = time.process_time()
-        with pytest.raises(TooManyTokens) as caught:
-            tokenizer.encode(text, add_special_tokens=False, limit=EncodingLimit(8000))
-        assert time.process_time() - began < 0.2
-        assert caught.value.at_least <= len(tokenizer.encode(text, add_special_tokens=False))
+        num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
+
+        def refused(tokenizer=tokenizer, num_tokens=num_tokens):
+            with pytest.raises(TooManyTokens) as caught:
+                tokenizer.encode(text, add_special_tokens=False, limit=EncodingLimit(8000))
+            assert caught.value.at_least <= num_tokens
+
+        assert cheapest(refused, 0.2) < 0.2
 
 
 def test_text_without_a_place_to_cut_has_a_limit(model):
@@ -86,10 +92,12 @@ def test_one_long_word_that_cannot_fit_costs_little(model, char):
     """Its words cannot be counted without encoding it, and its bytes might be few tokens."""
     limit = EncodingLimit(65_535)
     for tokenizer in (model.tokenizer, uncut()):
-        began = time.process_time()
-        with pytest.raises((InvalidRequest, TooManyTokens)):
-            limit.check(len(tokenizer.encode(char * 750_000, add_special_tokens=False, limit=limit)))
-        assert time.process_time() - began < 0.3
+
+        def refused(tokenizer=tokenizer):
+            with pytest.raises((InvalidRequest, TooManyTokens)):
+                limit.check(len(tokenizer.encode(char * 750_000, add_special_tokens=False, limit=limit)))
+
+        assert cheapest(refused, 0.3) < 0.3
         assert tokenizer.encode(char * 60_000, add_special_tokens=False, limit=limit)
 
 
