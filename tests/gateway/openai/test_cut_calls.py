@@ -15,6 +15,7 @@ WHOLE = [("get_weather", '{"city": "Par]is"}'), ("get_time", "{}")]
 @pytest.fixture
 async def qwen(tmp_path):
     async with rig(model_folder(tmp_path / "qwen", QWEN)) as made:
+        made.gateway.worker.step_seconds = 0.0
         yield made
 
 
