@@ -20,6 +20,7 @@ from support.transfer.prefill_relay import PrefillRelay
 
 from baton.v1 import types_pb2, worker_pb2
 
+TRANSPORTS = ("tcp", "ipc")  # of workers without a GPU
 BACK_SECONDS = 2.0  # the bound of every fault: all blocks of the workers that live are free again
 
 # One prompt token takes half a millisecond, so that a fault finds a prefill of 300 ms in any phase it likes.
