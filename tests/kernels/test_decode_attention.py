@@ -96,7 +96,9 @@ def test_few_sequences_of_any_length(shape: Shape, device: str) -> None:
     if device == "cuda":
         batches += [[4097], [1, 130, 1000], [1, 2, block_size - 1, block_size, 255, 256, 257, 3000]]
     for lengths in batches:
-        assert decode_error(shape, lengths, device) <= BOUNDS[shape.dtype]
+        # One piece holds so few tokens: more programs would only find that they have none.
+        programs = 16 if device == "cpu" and lengths[0] < 200 else None
+        assert decode_error(shape, lengths, device, programs) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL, GRID))
