@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.gateway.responses_rig import both_sides, get
-from support.gateway.rest_harness import rest_side
+from support.gateway.rest_harness import SAMPLE, rest_side
 
 from baton.gateway.models.served import load_served_model
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart
@@ -50,10 +50,10 @@ def served(script=None):
 def _hermes(monkeypatch):
     """Gives the sample model a tool format."""
 
-    def load(source, **_):
-        return load_served_model(source, formats=FormatFlags(tools="hermes"))
+    def load():
+        return load_served_model(str(SAMPLE), formats=FormatFlags(tools="hermes"))
 
-    monkeypatch.setattr("support.gateway.rest_harness.load_served_model", load)
+    monkeypatch.setattr("support.gateway.rest_harness.sample_model", load)
 
 
 def seen_tools(monkeypatch, rest):

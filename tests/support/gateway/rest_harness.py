@@ -140,7 +140,7 @@ def _loaded() -> ServedModel:
     return load_served_model(str(SAMPLE), formats=NO_FORMATS)
 
 
-def _sample_model() -> ServedModel:
+def sample_model() -> ServedModel:
     """The sample model with a tokenizer of its own, which has caches, and a template that is compiled once."""
     one = _loaded()
     return ServedModel(one.name, Tokenizer(SAMPLE / "tokenizer.json"), one.template, one.defaults, one.output_format)
@@ -155,7 +155,7 @@ async def rest_side(
     **settings: Any,
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
-    catalog = ModelCatalog([_sample_model()])
+    catalog = ModelCatalog([sample_model()])
     info = types_pb2.ModelInfo()
     info.CopyFrom(INFO)  # a test may change its own
     catalog.update([info])
