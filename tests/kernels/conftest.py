@@ -11,7 +11,7 @@ import torch
 
 # Triton is made for Linux: elsewhere there is only the reference to test.
 _REFERENCE = "test_reference.py"
-_found = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+_found = {str(path.relative_to(Path(__file__).parent)) for path in Path(__file__).parent.rglob("test_*.py")}
 collect_ignore = [] if find_spec("triton") else sorted(_found - {_REFERENCE})
 
 
