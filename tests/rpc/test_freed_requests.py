@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 
 NAME = "test.Refusing"
 
@@ -73,7 +73,7 @@ def no_collector():
 
 @pytest.mark.parametrize("method", ["Answer", "Stream", "BreakDown"])
 async def test_a_call_that_fails_is_freed_as_it_ends(no_collector, method, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("baton.rpc.server"), "disabled", True)  # pytest keeps what is logged
+    monkeypatch.setattr(logging.getLogger("baton.rpc.server.server"), "disabled", True)  # pytest keeps what is logged
     servicer = Refusing()
     service = Service(NAME, servicer, register)
     async with RpcServer("127.0.0.1:0", [service]) as server, grpc.aio.insecure_channel(address(server)) as channel:

@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.network.tls_rig import dial_as, make_certs, tls_of
 
 from baton.rpc.channel import Dial
-from baton.rpc.identity import OPERATOR, ROUTER
-from baton.rpc.server import RpcServer
+from baton.rpc.identity.identity import OPERATOR, ROUTER
+from baton.rpc.server.server import RpcServer
 from baton.services.up.readiness import is_ready
 from baton.services.up.tandem import Probe
 

@@ -7,8 +7,8 @@ import prometheus_client
 import pytest
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.hosts import HostRule, check_allowed_hosts
-from baton.rpc.metrics_endpoint import metrics_endpoint
+from baton.rpc.server.hosts import HostRule, check_allowed_hosts
+from baton.rpc.server.metrics_endpoint import metrics_endpoint
 
 ALWAYS = (
     "localhost", "LOCALHOST:8000", "localhost.:8000", "app.localhost:1", "127.0.0.1", "127.8.9.1:80", "[::1]:8000",

@@ -10,10 +10,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from baton.envoy import external_auth_pb2
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import SERVICES, Identity, identity_of
-from baton.rpc.identity_check import refusal
-from baton.rpc.identity_table import ACCEPTED, ANYBODY, accepted_by
-from baton.rpc.reflection import METHOD, V1
+from baton.rpc.identity.check import refusal
+from baton.rpc.identity.identity import SERVICES, Identity, identity_of
+from baton.rpc.identity.table import ACCEPTED, ANYBODY, accepted_by
+from baton.rpc.server.reflection import METHOD, V1
 from baton.v1 import (
     control_pb2,
     conversation_pb2,

@@ -14,9 +14,9 @@ import pytest
 from support.network.tls_rig import der_of, make_certs, metrics_over_tls, replace_files, tls_of
 
 from baton.rpc.errors import Unavailable
-from baton.rpc.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, WORKER
-from baton.rpc.metrics_endpoint import metrics_endpoint
-from baton.rpc.tls import Tls
+from baton.rpc.identity.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, WORKER
+from baton.rpc.server.metrics_endpoint import metrics_endpoint
+from baton.rpc.tls.credentials import Tls
 
 REFUSED = (ssl.SSLError, ConnectionError, urllib.error.URLError)
 

@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from support.network.tls_rig import dial_as, make_certs, tls_of
 from support.processes.loop_stalls import loop_stalls
 
-from baton.rpc.identity import OPERATOR, ROUTER, WORKER
-from baton.rpc.reflection import MAX_REQUEST_BYTES, METHOD, V1, V1ALPHA
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.identity.identity import OPERATOR, ROUTER, WORKER
+from baton.rpc.server.reflection import MAX_REQUEST_BYTES, METHOD, V1, V1ALPHA
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import router_pb2, router_pb2_grpc
 
 BUF = Path(__file__).parents[2] / ".venv" / "bin" / "buf"

@@ -13,8 +13,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from support.network.tls_rig import EXPIRED, NOT_YET, files_of, make_certs, replace_files
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.tls import EdgeTls, LiveFiles, Tls
-from baton.rpc.tls_files import TlsFiles, edge_files, read_material, tls_files
+from baton.rpc.tls.credentials import EdgeTls, LiveFiles, Tls
+from baton.rpc.tls.files import TlsFiles, edge_files, read_material, tls_files
 from baton.services.certs.certificates import Validity, load_authority
 
 
@@ -221,5 +221,5 @@ def test_a_touched_file_is_no_reload(folder):
 
 
 def test_services_do_not_need_what_makes_certificates():
-    program = "import baton.rpc.server, baton.services.up.tandem, sys; sys.exit('cryptography' in sys.modules)"
+    program = "import baton.rpc.server.server, baton.services.up.tandem, sys; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

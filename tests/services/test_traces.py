@@ -15,8 +15,8 @@ from support.processes.stack import ROOT, wait_until
 
 from baton.otlp.v1 import trace_pb2 as pb
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.trace_context import new_trace, sampled_context
-from baton.rpc.tracing import Endpoint, Tracer, TracingCollector
+from baton.rpc.tracing.context import new_trace, sampled_context
+from baton.rpc.tracing.tracer import Endpoint, Tracer, TracingCollector
 from baton.services import cli
 from baton.services.traces.command import Traces
 from baton.services.traces.view import Span, render

@@ -8,12 +8,12 @@ from typing import Any
 
 from baton.gateway.access.settings import FROM_REDIS, AccessSettings
 from baton.gateway.http.cors import check_origins
-from baton.rpc import tls_settings
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.hosts import check_allowed_hosts
 from baton.rpc.model_names import check_names
-from baton.rpc.tls_files import TlsFiles, edge_files, tls_files
+from baton.rpc.server.hosts import check_allowed_hosts
+from baton.rpc.tls import settings as tls_settings
+from baton.rpc.tls.files import TlsFiles, edge_files, tls_files
 
 
 @dataclass(frozen=True, slots=True)

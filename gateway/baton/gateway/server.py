@@ -52,11 +52,11 @@ from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.factory import make_record_store
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.channel import Dial
-from baton.rpc.identity import GATEWAY, ROUTER, WORKER
-from baton.rpc.server import RpcServer, Service
-from baton.rpc.tls import EdgeTls, Tls
-from baton.rpc.tls_metrics import TlsCollector
-from baton.rpc.tracing import Tracer, TracingCollector, tracing
+from baton.rpc.identity.identity import GATEWAY, ROUTER, WORKER
+from baton.rpc.server.server import RpcServer, Service
+from baton.rpc.tls.credentials import EdgeTls, Tls
+from baton.rpc.tls.metrics import TlsCollector
+from baton.rpc.tracing.tracer import Tracer, TracingCollector, tracing
 from baton.v1 import inference_pb2_grpc
 
 _log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from baton.rpc import tls_settings
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.tls_files import TlsFiles, tls_files
+from baton.rpc.tls import settings as tls_settings
+from baton.rpc.tls.files import TlsFiles, tls_files
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 

@@ -27,11 +27,11 @@ from baton.kvstore.store.compactor import Compactor
 from baton.kvstore.store.write_behind import WriteBehind
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
-from baton.rpc.identity import KVSTORE
-from baton.rpc.metrics_endpoint import metrics_endpoint
-from baton.rpc.server import RpcServer, Service
-from baton.rpc.tls import Tls
-from baton.rpc.tls_metrics import TlsCollector
+from baton.rpc.identity.identity import KVSTORE
+from baton.rpc.server.metrics_endpoint import metrics_endpoint
+from baton.rpc.server.server import RpcServer, Service
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.metrics import TlsCollector
 
 if TYPE_CHECKING:
     from baton.kvstore.store.redis_store import RedisStore

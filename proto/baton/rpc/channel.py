@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.rpc.tls import Tls
+from baton.rpc.tls.credentials import Tls
 
 # Streams carry long prompts; a step's frame stays far below.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -44,7 +44,7 @@ class Dial:
     """Opens channels to one kind of service: over TLS, taking no peer that is another, or in plain text."""
 
     tls: Tls | None = None
-    service: str = ""  # of baton.rpc.identity; unused in plain text
+    service: str = ""  # of baton.rpc.identity.identity; unused in plain text
 
     def __call__(self, address: str, window_bytes: int = 0) -> grpc.aio.Channel:
         """Opens a channel to `host:port` with the present TLS files, which it keeps when it reconnects."""

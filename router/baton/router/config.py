@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from baton.router.discovery.kubernetes_api import DEFAULT_URL, KubernetesApi
 from baton.router.discovery.sources import check_sources
-from baton.rpc import tls_settings
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.tls_files import TlsFiles, tls_files
+from baton.rpc.tls import settings as tls_settings
+from baton.rpc.tls.files import TlsFiles, tls_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ from baton.router.placement.placer import Placer
 from baton.router.placement.worker_snapshot import Objectives
 from baton.router.requests.in_flight import InFlight
 from baton.rpc.channel import Dial
-from baton.rpc.identity import KVSTORE, ROUTER, WORKER
-from baton.rpc.metrics_endpoint import metrics_endpoint
-from baton.rpc.server import RpcServer, Service
-from baton.rpc.tls import Tls
-from baton.rpc.tls_metrics import TlsCollector
-from baton.rpc.tracing import Tracer, TracingCollector, tracing
+from baton.rpc.identity.identity import KVSTORE, ROUTER, WORKER
+from baton.rpc.server.metrics_endpoint import metrics_endpoint
+from baton.rpc.server.server import RpcServer, Service
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.metrics import TlsCollector
+from baton.rpc.tracing.tracer import Tracer, TracingCollector, tracing
 from baton.v1 import router_pb2_grpc
 
 _log = logging.getLogger(__name__)

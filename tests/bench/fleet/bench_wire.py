@@ -31,7 +31,7 @@ from support.processes.stack import scheduled_seconds
 from support.processes.worker_harness import submit
 
 from baton.rpc.channel import Dial
-from baton.rpc.identity import GATEWAY, WORKER
+from baton.rpc.identity.identity import GATEWAY, WORKER
 from baton.services.certs.command import tls_flags
 from baton.services.ports import free_ports
 from baton.services.up.readiness import is_ready

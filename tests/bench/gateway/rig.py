@@ -15,7 +15,7 @@ import psutil
 from bench.serve.client import BenchFailed
 from bench.serve.http_stream import HttpPool
 
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 from baton.services.ports import free_ports
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.kubernetes.manifests import OVERLAYS, of_kind
 
-from baton.rpc.identity import GATEWAY, KVSTORE, ROUTER, WORKER
-from baton.rpc.identity_table import ACCEPTED
+from baton.rpc.identity.identity import GATEWAY, KVSTORE, ROUTER, WORKER
+from baton.rpc.identity.table import ACCEPTED
 
 _OWNERS = {
     "baton.v1.RouterService": ROUTER,

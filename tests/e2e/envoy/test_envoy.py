@@ -18,7 +18,7 @@ from support.network.envoy_rig import HOSTS, chat, grpc_channel, http_client, ma
 from support.network.tls_rig import der_of, dial_as, make_certs, replace_files, shown_by
 from support.processes.stack import MODEL_NAME, metric, run_async, wait_until
 
-from baton.rpc.identity import OPERATOR, WORKER
+from baton.rpc.identity.identity import OPERATOR, WORKER
 from baton.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 ORIGIN = "https://app.example.com"

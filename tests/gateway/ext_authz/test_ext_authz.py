@@ -35,7 +35,7 @@ from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.store import MemoryRecordStore
 from baton.rpc.errors import InvalidRequest, Unavailable
-from baton.rpc.identity import ENVOY, GATEWAY, OPERATOR, ROUTER, WORKER
+from baton.rpc.identity.identity import ENVOY, GATEWAY, OPERATOR, ROUTER, WORKER
 
 KEYS = {
     "good": {"tenant": "acme"},

@@ -17,7 +17,7 @@ from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.gateway.routers.client import RouterClient, RouterTimes
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import NoCapacity
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"

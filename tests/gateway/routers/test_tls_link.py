@@ -9,8 +9,8 @@ from support.network.tls_rig import make_certs, replace_files, tls_of
 
 from baton.gateway.routers.link import NotPlaced, RouterLink
 from baton.rpc.channel import Dial
-from baton.rpc.identity import GATEWAY, ROUTER
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.identity.identity import GATEWAY, ROUTER
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import router_pb2, router_pb2_grpc
 
 REQUEST = router_pb2.PlaceRequest(model="m")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.rpc.tls_files import TlsFiles
+from baton.rpc.tls.files import TlsFiles
 from baton.services import cli, extras
 from baton.services.certs.command import main as make_certs
 from baton.services.certs.command import tls_flags

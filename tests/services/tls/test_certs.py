@@ -10,7 +10,7 @@ import stat
 import pytest
 from support.network.tls_rig import make_certs, tls_of
 
-from baton.rpc.identity import SERVICES
+from baton.rpc.identity.identity import SERVICES
 from baton.services.certs import command as certs
 from baton.services.cli import main
 

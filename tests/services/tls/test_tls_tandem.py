@@ -28,11 +28,11 @@ from support.processes.worker_harness import Stream, submit
 
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import problem_of
-from baton.rpc.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
-from baton.rpc.identity_table import ACCEPTED
-from baton.rpc.reflection import V1, V1ALPHA
-from baton.rpc.server import RpcServer
-from baton.rpc.tls_files import TlsFiles
+from baton.rpc.identity.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
+from baton.rpc.identity.table import ACCEPTED
+from baton.rpc.server.reflection import V1, V1ALPHA
+from baton.rpc.server.server import RpcServer
+from baton.rpc.tls.files import TlsFiles
 from baton.services.certs.command import tls_flags
 from baton.v1 import control_pb2, control_pb2_grpc, index_pb2, index_pb2_grpc, router_pb2, types_pb2, worker_pb2
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.network.tls_rig import files_of, make_certs, tls_of
 
-from baton.rpc.identity import ROUTER
-from baton.rpc.server import RpcServer
+from baton.rpc.identity.identity import ROUTER
+from baton.rpc.server.server import RpcServer
 from baton.services import cli
 from baton.services.tools import probe
 

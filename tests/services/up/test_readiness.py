@@ -3,7 +3,7 @@ import asyncio
 import grpc
 import pytest
 
-from baton.rpc.server import RpcServer
+from baton.rpc.server.server import RpcServer
 from baton.services.up.readiness import is_ready
 from baton.services.up.tandem import Probe
 

@@ -19,7 +19,7 @@ from baton.gateway.grpc.responses.calls import ResponseCalls
 from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.responses.service import ResponseService
 from baton.gateway.serving.context import ServingContext
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import response_pb2
 from baton.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server

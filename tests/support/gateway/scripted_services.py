@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
 from baton.rpc.errors import NoCapacity, ServiceError, Unavailable, Unsupported
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 
 MODEL = types_pb2.ModelInfo(

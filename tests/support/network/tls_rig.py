@@ -10,8 +10,8 @@ import ssl
 from pathlib import Path
 
 from baton.rpc.channel import Dial
-from baton.rpc.tls import Tls
-from baton.rpc.tls_files import TlsFiles
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.files import TlsFiles
 from baton.services.certs import command as certs
 
 EXPIRED = {"days": 0.0}

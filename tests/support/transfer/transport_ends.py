@@ -15,7 +15,7 @@ import torch
 from support.engine.engine_harness import make_executor
 from support.network.tls_rig import make_certs, tls_of
 
-from baton.rpc.identity import WORKER
+from baton.rpc.identity.identity import WORKER
 from baton.v1 import kv_pb2
 from baton.worker.core import BlockId
 from baton.worker.executors.host.kv_memory import KvMemory

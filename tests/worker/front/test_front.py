@@ -12,7 +12,7 @@ from support.processes.worker_harness import submit
 from baton.rpc.block_hash import hash_blocks
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import Mismatch, ServiceError, Unavailable, status_of
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.front.worker_service import SERVICE_NAME, WorkerFront
 from baton.worker.link.frames import Kind

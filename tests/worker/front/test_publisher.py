@@ -12,7 +12,7 @@ from support.processes import ports
 from support.processes.stack import wait_until
 from support.processes.worker_harness import running_worker, submit
 
-from baton.rpc.server import Context, RpcServer, Service
+from baton.rpc.server.server import Context, RpcServer, Service
 from baton.v1 import control_pb2, index_pb2, index_pb2_grpc, kv_pb2
 from baton.worker.core import Tier
 from baton.worker.front.event_window import EventWindow

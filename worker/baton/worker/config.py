@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.rpc import tls_settings
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.tls_files import TlsFiles, tls_files
+from baton.rpc.tls import settings as tls_settings
+from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.worker.transport_kinds import parse_order
 
 

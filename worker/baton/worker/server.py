@@ -14,12 +14,12 @@ import prometheus_client
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.channel import Dial
 from baton.rpc.errors import Unavailable
-from baton.rpc.identity import KVSTORE, WORKER
-from baton.rpc.metrics_endpoint import metrics_endpoint
-from baton.rpc.server import RpcServer, Service
-from baton.rpc.tls import Tls
-from baton.rpc.tls_metrics import TlsCollector
-from baton.rpc.tracing import TracingCollector, tracing
+from baton.rpc.identity.identity import KVSTORE, WORKER
+from baton.rpc.server.metrics_endpoint import metrics_endpoint
+from baton.rpc.server.server import RpcServer, Service
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.metrics import TlsCollector
+from baton.rpc.tracing.tracer import TracingCollector, tracing
 from baton.v1 import control_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.front import control_service as control

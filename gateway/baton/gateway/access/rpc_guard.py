@@ -12,7 +12,7 @@ from baton.gateway.access.credential import keys_in_metadata
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.identity import Identity, Scope
 from baton.rpc.errors import ServiceError
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 
 _OPEN_SERVICES = frozenset({health.SERVICE_NAME})
 _REFLECTION = "grpc.reflection."

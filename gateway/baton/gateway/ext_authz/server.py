@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 from baton.gateway.access.gate import Gate
 from baton.gateway.ext_authz.service import ExtAuthzServicer, ext_authz_service
-from baton.rpc.server import RpcServer
-from baton.rpc.tls import Tls
+from baton.rpc.server.server import RpcServer
+from baton.rpc.tls.credentials import Tls
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for Checks, which take milliseconds

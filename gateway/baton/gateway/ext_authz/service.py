@@ -24,7 +24,7 @@ from baton.gateway.ext_authz.answers import allowed, denied, public
 from baton.gateway.ext_authz.rules import RequestHead, Rules
 from baton.gateway.http.cors import Cors
 from baton.rpc.errors import ServiceError
-from baton.rpc.server import Context, Service
+from baton.rpc.server.server import Context, Service
 
 # the least that any generation uses
 _MINIMAL_COST = RequestCost(input_tokens=1, output_tokens=1, dry_run=True)

@@ -6,7 +6,7 @@ import time
 
 from baton.gateway.access.identity import Identity
 from baton.gateway.access_log import log_call, rpc_client
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 
 
 class AccessLine:

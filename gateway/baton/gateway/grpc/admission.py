@@ -10,7 +10,7 @@ import grpc
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.serving.admission import ConcurrencyLimiter
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 
 _SPARE_STREAMS = 1024
 _GENERATE = "/baton.v1.InferenceService/Generate"

@@ -17,7 +17,7 @@ from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.conversations.types import Conversation
 from baton.gateway.responses.items import Item
 from baton.rpc.errors import InvalidRequest, ServiceError
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 from baton.v1 import conversation_pb2 as pb
 from baton.v1 import response_pb2
 

@@ -33,7 +33,7 @@ from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allo
 from baton.gateway.tracing.calls import trace_call
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from baton.gateway.errors.http import HttpError
 from baton.rpc.address import is_loopback
-from baton.rpc.hosts import HostRule
+from baton.rpc.server.hosts import HostRule
 
 _SHOWN_BYTES = 256
 

@@ -10,7 +10,7 @@ import grpc
 
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.tracing.request import GatewayTracing
-from baton.rpc.tracing import Value
+from baton.rpc.tracing.tracer import Value
 
 _HEADER = b"traceparent"
 

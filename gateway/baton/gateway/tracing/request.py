@@ -17,8 +17,8 @@ from typing import final
 
 from baton.gateway.routers.client import RouterClient, RouterPlacement
 from baton.rpc.errors import ServiceError
-from baton.rpc.trace_context import SpanContext, sampled_context
-from baton.rpc.tracing import CLIENT, INTERNAL, SERVER, Kind, Tracer, Value
+from baton.rpc.tracing.context import SpanContext, sampled_context
+from baton.rpc.tracing.tracer import CLIENT, INTERNAL, SERVER, Kind, Tracer, Value
 from baton.v1 import router_pb2, worker_pb2
 
 _LEAST_PART = 200  # a shorter rest, as a fraction of the request, gets no span

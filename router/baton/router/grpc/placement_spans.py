@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from baton.router.placement.explain import Decision
-from baton.rpc.trace_context import sampled_context
-from baton.rpc.tracing import SERVER, Tracer, Value
+from baton.rpc.tracing.context import sampled_context
+from baton.rpc.tracing.tracer import SERVER, Tracer, Value
 from baton.v1 import router_pb2
 
 _NAME = "baton.router.place"

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from baton.rpc.identity import Identity
+from baton.rpc.identity.identity import Identity
 
 _NO_USAGE = dict.fromkeys(
     (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import ENVOY, OPERATOR, SERVICES, Identity
+from baton.rpc.identity.identity import ENVOY, OPERATOR, SERVICES, Identity
 from baton.services import settings
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from baton.rpc.identity import KVSTORE, ROUTER, WORKER
-from baton.rpc.tls_files import TlsFiles
+from baton.rpc.identity.identity import KVSTORE, ROUTER, WORKER
+from baton.rpc.tls.files import TlsFiles
 from baton.services.settings import SettingsError
 
 _KUBERNETES = "k8s://"

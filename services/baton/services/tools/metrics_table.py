@@ -66,8 +66,8 @@ def _gateway() -> Iterator[MetricRow]:
     from baton.gateway.ext_authz.service import ExtAuthzCollector
     from baton.gateway.metrics.counters import GenerationCounters
     from baton.gateway.metrics.gateway import GatewayMetrics
-    from baton.rpc.tls_metrics import TlsCollector
-    from baton.rpc.tracing import TracingCollector
+    from baton.rpc.tls.metrics import TlsCollector
+    from baton.rpc.tracing.tracer import TracingCollector
 
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
     metrics.offer_vllm_names("")
@@ -91,8 +91,8 @@ def _router() -> Iterator[MetricRow]:
     from baton.router.metrics import RouterCollector, RouterMetrics
     from baton.router.peers.peers import Peers
     from baton.router.placement.placer import Placer
-    from baton.rpc.tls_metrics import TlsCollector
-    from baton.rpc.tracing import TracingCollector
+    from baton.rpc.tls.metrics import TlsCollector
+    from baton.rpc.tracing.tracer import TracingCollector
 
     registry = CollectorRegistry()
     RouterMetrics(registry)
@@ -114,7 +114,7 @@ def _kvstore() -> Iterator[MetricRow]:
     from baton.kvstore.metrics import IndexCollector, PeersCollector, StoreCollector
     from baton.kvstore.peers.peers import Peers
     from baton.kvstore.store.write_behind import WriteBehind
-    from baton.rpc.tls_metrics import TlsCollector
+    from baton.rpc.tls.metrics import TlsCollector
 
     registry = CollectorRegistry()
     counters = KvstoreCounters(registry)
@@ -127,8 +127,8 @@ def _kvstore() -> Iterator[MetricRow]:
 
 
 def _worker() -> Iterator[MetricRow]:
-    from baton.rpc.tls_metrics import TlsCollector
-    from baton.rpc.tracing import TracingCollector
+    from baton.rpc.tls.metrics import TlsCollector
+    from baton.rpc.tracing.tracer import TracingCollector
     from baton.v1 import control_pb2
     from baton.worker.front.metrics.worker import WorkerCollector
 

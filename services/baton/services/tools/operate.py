@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 
-from baton.rpc import tls_settings
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InvalidRequest, error_from_rpc
-from baton.rpc.identity import OPERATOR, WORKER
-from baton.rpc.tls import Tls
-from baton.rpc.tls_files import TlsFiles, tls_files
+from baton.rpc.identity.identity import OPERATOR, WORKER
+from baton.rpc.tls import settings as tls_settings
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.services import settings
 from baton.v1 import control_pb2 as pb
 from baton.v1 import control_pb2_grpc

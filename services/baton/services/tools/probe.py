@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.rpc import tls_settings
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import SERVICES
-from baton.rpc.tls import Tls
-from baton.rpc.tls_files import TlsFiles, tls_files
+from baton.rpc.identity.identity import SERVICES
+from baton.rpc.tls import settings as tls_settings
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.services import settings
 
 EXIT_SERVING = 0

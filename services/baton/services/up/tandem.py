@@ -10,10 +10,10 @@ from types import MappingProxyType
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import OPERATOR
+from baton.rpc.identity.identity import OPERATOR
 from baton.rpc.model_names import check_names
-from baton.rpc.tls import Tls
-from baton.rpc.tls_files import TlsFiles
+from baton.rpc.tls.credentials import Tls
+from baton.rpc.tls.files import TlsFiles
 from baton.services import ports
 from baton.services.certs.command import CA_CERTIFICATE, edge_flags, file_names, tls_flags
 from baton.services.settings import SettingsError

@@ -16,7 +16,7 @@ from baton.gateway.generation.workers.frame_order import (
 )
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 _NUM_FLOODED = 64

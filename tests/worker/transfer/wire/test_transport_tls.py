@@ -36,7 +36,7 @@ from support.transfer.transport_ends import (
 )
 
 from baton.rpc.errors import PermissionDenied, Unsupported
-from baton.rpc.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, WORKER
+from baton.rpc.identity.identity import GATEWAY, KVSTORE, OPERATOR, ROUTER, WORKER
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import InboundFailed, Landed, Outbound, PushFailed

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from baton.rpc.errors import DeadlineExceeded, Unavailable
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 from baton.v1 import control_pb2, control_pb2_grpc
 from baton.worker.front.engine_client import EngineClient
 from baton.worker.link.methods import Method

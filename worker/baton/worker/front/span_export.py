@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from baton.rpc.trace_context import sampled_context
-from baton.rpc.tracing import Tracer
+from baton.rpc.tracing.context import sampled_context
+from baton.rpc.tracing.tracer import Tracer
 
 
 def export_spans(tracer: Tracer, payload: bytes) -> None:

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from baton.rpc.errors import ServiceError, Unavailable
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 from baton.v1 import worker_pb2
 from baton.worker.front.engine_client import EngineClient, error_of_status
 from baton.worker.front.send_queue import SendQueue

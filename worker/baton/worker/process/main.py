@@ -18,8 +18,8 @@ from typing import Any
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InternalError, ServiceError, status_of
-from baton.rpc.identity import WORKER
-from baton.rpc.tls import Tls
+from baton.rpc.identity.identity import WORKER
+from baton.rpc.tls.credentials import Tls
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.engine.engine import Engine

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from baton.rpc.trace_context import sampled_context
-from baton.rpc.tracing import Value
+from baton.rpc.tracing.context import sampled_context
+from baton.rpc.tracing.tracer import Value
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.records import PushRecord, TransferRecord
 from baton.worker.link.frames import Kind

@@ -21,7 +21,7 @@ from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.types import ItemList
 from baton.gateway.resume.journal import Journal
 from baton.rpc.errors import InvalidRequest, ServiceError
-from baton.rpc.server import Context
+from baton.rpc.server.server import Context
 from baton.v1 import inference_pb2, response_pb2
 
 # Events that are queued for a slow client before the generation is paused.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.tls_files import TlsFiles, read_material
+from baton.rpc.tls.files import TlsFiles, read_material
 from baton.services.doctor.finding import Finding, failed, ok, warning
 from baton.services.doctor.targets import Targets
 

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.tls import Tls
+from baton.rpc.tls.credentials import Tls
 from baton.services.doctor.finding import Finding, failed, ok, warning
 from baton.services.doctor.targets import Address, Targets
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from baton.rpc.identity import WORKER
-from baton.rpc.identity_table import KV_SENDERS
-from baton.rpc.tls import Tls
+from baton.rpc.identity.identity import WORKER
+from baton.rpc.identity.table import KV_SENDERS
+from baton.rpc.tls.credentials import Tls
 
 _CHUNK_BYTES = 256 << 10  # sent or received by one call
 _TAKE_BYTES = 1 << 20  # filled in by one call

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.rpc.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
+from baton.rpc.identity.identity import ENVOY, GATEWAY, KVSTORE, OPERATOR, ROUTER, SERVICES, WORKER
 
 # Clients of the fleet, without certificates: their keys and tenants are checked instead of this table.
 ANYBODY = frozenset({"anybody"})

@@ -17,10 +17,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.rpc.channel import SERVER_OPTIONS
 from baton.rpc.errors import InternalError, InvalidRequest, ServiceError, Unavailable, abort_with
-from baton.rpc.field_count import MAX_FIELDS, UNCOUNTED_BYTES, TooManyFields, check_fields
-from baton.rpc.identity_check import Check, IdentityCheck
-from baton.rpc.reflection import add_reflection
-from baton.rpc.tls import EdgeTls, Tls
+from baton.rpc.identity.check import Check, IdentityCheck
+from baton.rpc.server.field_count import MAX_FIELDS, UNCOUNTED_BYTES, TooManyFields, check_fields
+from baton.rpc.server.reflection import add_reflection
+from baton.rpc.tls.credentials import EdgeTls, Tls
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from baton.rpc.errors import PermissionDenied
-from baton.rpc.identity import Identity, identity_of
-from baton.rpc.identity_table import ANYBODY, accepted_by
+from baton.rpc.identity.identity import Identity, identity_of
+from baton.rpc.identity.table import ANYBODY, accepted_by
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2
 
 from baton.rpc.channel import open_channel
 from baton.rpc.errors import Unavailable
-from baton.rpc.server import RpcServer
+from baton.rpc.server.server import RpcServer
 
 CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"

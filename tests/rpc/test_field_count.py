@@ -7,8 +7,8 @@ import pytest
 from support.processes.loop_stalls import loop_stalls
 
 from baton.rpc.channel import open_channel
-from baton.rpc.field_count import MAX_FIELDS, TooManyFields, check_fields
-from baton.rpc.server import RpcServer, Service
+from baton.rpc.server.field_count import MAX_FIELDS, TooManyFields, check_fields
+from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import inference_pb2, inference_pb2_grpc
 
 METHOD = "/baton.v1.InferenceService/Tokenize"

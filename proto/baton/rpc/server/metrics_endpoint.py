@@ -16,9 +16,9 @@ import prometheus_client
 
 from baton.rpc.address import is_loopback, split_address
 from baton.rpc.errors import Unavailable
-from baton.rpc.hosts import HostRule
-from baton.rpc.identity_table import METRICS_READERS
-from baton.rpc.tls import Tls
+from baton.rpc.identity.table import METRICS_READERS
+from baton.rpc.server.hosts import HostRule
+from baton.rpc.tls.credentials import Tls
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from baton.otlp.v1 import trace_pb2 as pb
 from baton.rpc.errors import InvalidRequest, problem_of
-from baton.rpc.trace_context import SpanContext, is_context, new_trace, sampled_context
+from baton.rpc.tracing.context import SpanContext, is_context, new_trace, sampled_context
 
 _log = logging.getLogger(__name__)
 

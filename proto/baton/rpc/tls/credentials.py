@@ -18,9 +18,9 @@ from typing import Any, cast
 import grpc
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import Identity, service_host_name
-from baton.rpc.identity_check import refusal
-from baton.rpc.tls_files import Signature, TlsFiles, TlsMaterial, read_material, signature_of
+from baton.rpc.identity.check import refusal
+from baton.rpc.identity.identity import Identity, service_host_name
+from baton.rpc.tls.files import Signature, TlsFiles, TlsMaterial, read_material, signature_of
 
 _log = logging.getLogger(__name__)
 

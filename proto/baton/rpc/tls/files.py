@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.rpc.errors import InvalidRequest
-from baton.rpc.identity import Identity, identity_of
+from baton.rpc.identity.identity import Identity, identity_of
 
 Signature = tuple[tuple[int, int, int], ...]
 _MAX_HANDSHAKE_TURNS = 8

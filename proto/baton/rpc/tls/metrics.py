@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.rpc.tls import EdgeTls, LiveFiles, Tls
+from baton.rpc.tls.credentials import EdgeTls, LiveFiles, Tls
 
 
 class TlsCollector(Collector):

@@ -1,0 +1,1 @@
+"""A gRPC server with health, reflection and metrics, which bounds what its clients may send."""

@@ -1,0 +1,1 @@
+"""Spans: their context between services, and their export to a collector."""
