@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from baton.rpc.errors import ServiceError
+from collections.abc import Collection
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import ReasoningLimit, Request, SamplingParams, StopConditions, TokenLogprobs
 from baton.worker.sampling.grammar.messages import constraint_message
+
+StreamMessage = TypeVar("StreamMessage", worker_pb2.PrefillStreamRequest, worker_pb2.PrefillStreamResponse)
+
+_BEFORE_HELLO = ("hello", "renewal")
+
+
+def read_message(
+    message_type: type[StreamMessage], payload: bytes, greeted: bool, kinds: Collection[str]
+) -> tuple[str, StreamMessage]:
+    """Returns a stream's message and its kind. Raises InvalidRequest for all but `kinds`, and too early ones."""
+    try:
+        message = message_type.FromString(payload)
+    except DecodeError as error:
+        raise InvalidRequest(f"invalid {message_type.__name__}") from error
+    kind = message.WhichOneof("message")
+    if not greeted and kind not in _BEFORE_HELLO:
+        raise InvalidRequest(f"message {kind!r} is not allowed before the hello")
+    if kind is None or kind not in kinds:
+        raise InvalidRequest(f"message {kind!r} is unknown")
+    return kind, message
 
 
 def prefill_submit(

@@ -12,8 +12,6 @@ import secrets
 import time
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import BlockId, FinishReason, Request
@@ -28,7 +26,7 @@ from baton.worker.handover.decode.prefill_table import PrefillTable
 from baton.worker.handover.decode.remote_prefill import PrefillPeer, RemotePrefill, Stage
 from baton.worker.handover.decode.retry import MAX_RETRIES, worth_a_retry
 from baton.worker.handover.listener import HandoverListener
-from baton.worker.handover.messages import logprobs_of, public_id
+from baton.worker.handover.messages import logprobs_of, public_id, read_message
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import PrefillWanted, StepOutputs
@@ -74,6 +72,8 @@ class DecodeSide:
         self._expected: dict[Request, types_pb2.Endpoint] = {}
         self._prefills = PrefillTable()
         self._handlers: dict[str, Callable[[PrefillPeer, worker_pb2.PrefillStreamResponse], None]] = {
+            "hello": self._on_hello,
+            "renewal": lambda peer, message: None,  # every message renews
             "started": self._on_started,
             "first_token": self._on_first_token,
             "failed": self._on_failed,
@@ -172,20 +172,8 @@ class DecodeSide:
             return  # the stream was closed
         peer.last_message_at = self._clock()
         try:
-            message = worker_pb2.PrefillStreamResponse.FromString(payload)
-            kind = message.WhichOneof("message")
-            if kind == "hello":
-                self._on_hello(peer, message.hello)
-            elif kind == "renewal":
-                pass  # every message renews; a renewal may arrive before the hello
-            elif kind in self._handlers and peer.greeted:
-                self._handlers[kind](peer, message)
-            else:
-                raise InvalidRequest(
-                    f"message {kind!r} is {'unknown' if peer.greeted else 'not allowed before the hello'}"
-                )
-        except DecodeError:
-            self._drop_peer(peer, "invalid PrefillStreamResponse")
+            kind, message = read_message(worker_pb2.PrefillStreamResponse, payload, peer.greeted, self._handlers)
+            self._handlers[kind](peer, message)
         except ServiceError as error:
             self._drop_peer(peer, error.message)
 
@@ -208,9 +196,9 @@ class DecodeSide:
         self._peers.close(peer)
         self.on_peer_closed(peer.channel, reason, died=False)
 
-    def _on_hello(self, peer: PrefillPeer, hello: kv_pb2.PeerHello) -> None:
+    def _on_hello(self, peer: PrefillPeer, message: worker_pb2.PrefillStreamResponse) -> None:
         try:
-            self._peers.greeted(peer, hello)
+            self._peers.greeted(peer, message.hello)
         except Mismatch as error:
             self._counters.num_mismatches += 1
             self._drop_peer(peer, error.message)

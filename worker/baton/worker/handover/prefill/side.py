@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, worker_pb2
 from baton.worker.core import Request
@@ -20,7 +18,7 @@ from baton.worker.engine.submit import prefill_of
 from baton.worker.executors.base import Executor
 from baton.worker.handover.counters import HandoverCounters
 from baton.worker.handover.listener import HandoverListener
-from baton.worker.handover.messages import failed_message, first_token_message, public_id
+from baton.worker.handover.messages import failed_message, first_token_message, public_id, read_message
 from baton.worker.handover.prefill.computing_rows import ComputingRows
 from baton.worker.handover.prefill.job import DecodePeer, PrefillJob, record_of
 from baton.worker.handover.prefill.messages import Message, PushMessages
@@ -76,6 +74,8 @@ class PrefillSide:
         self._targets = PushTargets(transport, hello.epoch, executor.kv_spec, settings.piece_bytes)
         self._lease_seconds = settings.lease_seconds  # the shortest that a peer requested
         self._handlers: dict[str, Callable[[DecodePeer, worker_pb2.PrefillStreamRequest], None]] = {
+            "hello": self._on_hello,
+            "renewal": lambda peer, message: None,  # every message renews
             "accept": self._on_accept,
             "cancel": self._on_cancel,
             "abort": self._on_abort,
@@ -129,22 +129,12 @@ class PrefillSide:
             return  # the stream was closed
         peer.last_message_at = self._clock()
         try:
-            message = worker_pb2.PrefillStreamRequest.FromString(payload)
-            kind = message.WhichOneof("message")
-            if kind == "hello":
-                self._on_hello(peer, message.hello)
-            elif kind == "renewal":
-                pass  # every message renews; a renewal may arrive before the hello
-            elif kind == "submit" and peer.greeted:
+            kinds = (*self._handlers, "submit")
+            kind, message = read_message(worker_pb2.PrefillStreamRequest, payload, peer.greeted, kinds)
+            if kind == "submit":
                 self._on_submit(peer, message.submit, known or Prompt())
-            elif kind in self._handlers and peer.greeted:
-                self._handlers[kind](peer, message)
             else:
-                raise InvalidRequest(
-                    f"message {kind!r} is {'unknown' if peer.greeted else 'not allowed before the hello'}"
-                )
-        except DecodeError:
-            self._drop_peer(peer, InvalidRequest("invalid PrefillStreamRequest"))
+                self._handlers[kind](peer, message)
         except ServiceError as error:
             self._drop_peer(peer, error)
 
@@ -167,7 +157,8 @@ class PrefillSide:
 
     # Messages.
 
-    def _on_hello(self, peer: DecodePeer, hello: kv_pb2.PeerHello) -> None:
+    def _on_hello(self, peer: DecodePeer, message: worker_pb2.PrefillStreamRequest) -> None:
+        hello = message.hello
         peer.worker_id = hello.worker_id
         try:
             peer.kv_spec = spec_of(hello.layout)
