@@ -24,7 +24,7 @@ from baton.gateway.fields.validation import check_context, check_for_model, chec
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.served import ServedModel
-from baton.gateway.openai.chat_answer import ChatDocument, ChatExtras, ChatStream
+from baton.gateway.openai.chat_answer import ChatDocument, ChatShape, ChatStream
 from baton.gateway.openai.chat_parsed import ParsedChatDocument, ParsedChatStream
 from baton.gateway.openai.logprobs import form_of
 from baton.gateway.openai.stored_chats.store import ChatStore
@@ -81,8 +81,7 @@ class ChatCompletions:
         meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
-        logprobs, extras = form_of(request, chat_num_logprobs(request)), await _extras_of(request, model, token_ids)
-        fields = (exchange, meter, envelope, n, len(token_ids), logprobs, extras)
+        fields = (exchange, meter, envelope, await _shape_of(request, model, token_ids))
         answer = _FORMS[bool(request.stream), output_parsing is not None](*fields)
         if request.store and self._store is not None:
             document = _DOCUMENTS[output_parsing is not None](*fields)
@@ -121,8 +120,11 @@ _FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
 }
 
 
-async def _extras_of(request: ChatCompletionRequest, model: ServedModel, token_ids: list[int]) -> ChatExtras:
-    return ChatExtras(
+async def _shape_of(request: ChatCompletionRequest, model: ServedModel, token_ids: list[int]) -> ChatShape:
+    return ChatShape(
+        num_choices=request.n or 1,
+        num_prompt_tokens=len(token_ids),
+        logprobs=form_of(request, chat_num_logprobs(request)),
         prompt_token_ids=token_ids if request.return_token_ids else None,
         prompt_text=await model.tokenizer.decode_async(token_ids) if request.return_prompt_text else None,
         prompt_logprobs=request.prompt_logprobs is not None,

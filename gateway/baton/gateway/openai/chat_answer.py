@@ -19,9 +19,12 @@ from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
 
 
 @dataclass(frozen=True, slots=True)
-class ChatExtras:
-    """The optional members of a response."""
+class ChatShape:
+    """The members of a response, as its request asks."""
 
+    num_choices: int
+    num_prompt_tokens: int
+    logprobs: LogprobForm | None = None  # None: without log-probabilities
     prompt_token_ids: list[int] | None = None  # choices then have token ids too
     prompt_text: str | None = None
     prompt_logprobs: bool = False  # documents only
@@ -51,36 +54,26 @@ json_of = msgspec.json.encode
 class ChatStream(StreamAnswer):
     """Streams chunks: a role for every choice, deltas, each choice's end, the usage."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        meter: AnswerMeter,
-        envelope: Envelope,
-        num_choices: int,
-        num_prompt_tokens: int,
-        form: LogprobForm | None,
-        extras: ChatExtras,
-    ) -> None:
-        super().__init__(exchange, meter, envelope, num_choices)
-        self._num_choices = num_choices
-        self._num_prompt_tokens = num_prompt_tokens
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, shape: ChatShape) -> None:
+        super().__init__(exchange, meter, envelope, shape.num_choices)
+        self._shape = shape
         self._num_output_tokens = 0
-        self._form = form or LogprobForm()
-        self._extras = extras
-        self._rich = self.envelope.continuous_usage or extras.token_ids
-        self._before_text = [b'%b{"index":%d,"delta":{"content":' % (self.head, index) for index in range(num_choices)]
+        self._form = shape.logprobs or LogprobForm()
+        self._rich = self.envelope.continuous_usage or shape.token_ids
+        before = b'%b{"index":%d,"delta":{"content":'
+        self._before_text = [before % (self.head, index) for index in range(shape.num_choices)]
         self._after_text = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
     def opening(self) -> bytes:
         delta = b'{"role":"assistant","content":""}'
-        extras = self._extras
+        shape = self._shape
         chunks = [
-            self._chunk(index, delta, b"null", b"null", of_all=b"" if index else extras.of_prompt)
-            for index in range(self._num_choices)
+            self._chunk(index, delta, b"null", b"null", of_all=b"" if index else shape.of_prompt)
+            for index in range(shape.num_choices)
         ]
-        if extras.echo:
-            echoed = b'{"content":%b}' % json_text(extras.echo)
-            chunks += [self._chunk(index, echoed, b"null", b"null") for index in range(self._num_choices)]
+        if shape.echo:
+            echoed = b'{"content":%b}' % json_text(shape.echo)
+            chunks += [self._chunk(index, echoed, b"null", b"null") for index in range(shape.num_choices)]
         return b"".join(chunks)
 
     def piece(self, index: int, delta: Delta) -> bytes:
@@ -90,7 +83,7 @@ class ChatStream(StreamAnswer):
         return self._before_text[index] + json_text(text) + self._after_text if text else b""
 
     def ending(self, index: int, delta: Delta) -> bytes:
-        reason = self._extras.finish_reason(delta)
+        reason = self._shape.finish_reason(delta)
         return self._chunk(index, b"{}", b"null", json_text(reason), json_text(delta.stop_reason))
 
     def _rich_piece(self, index: int, delta: Delta) -> bytes:
@@ -103,7 +96,7 @@ class ChatStream(StreamAnswer):
 
     def _token_ids(self, delta: Delta) -> bytes:
         """Returns a choice's token_ids member, or nothing if it was not requested or the delta has no tokens."""
-        if not self._extras.token_ids or not delta.token_ids:
+        if not self._shape.token_ids or not delta.token_ids:
             return b""
         return b',"token_ids":%b' % json_of(list(delta.token_ids))
 
@@ -120,7 +113,7 @@ class ChatStream(StreamAnswer):
         """Returns a chunk. `more` are members of the choice, `of_all` of the chunk."""
         tail = self.tail
         if self.envelope.continuous_usage:
-            tail = self.envelope.tail_with(usage_of(self._num_prompt_tokens, self._num_output_tokens, 0))
+            tail = self.envelope.tail_with(usage_of(self._shape.num_prompt_tokens, self._num_output_tokens, 0))
         if of_all:
             tail = tail[:1] + of_all + tail[1:]  # after the list of choices
         stop = b',"stop_reason":' + stop if stop else b""
@@ -131,20 +124,12 @@ class ChatStream(StreamAnswer):
 class ChatDocument(Answer):
     """Collects one chat.completion document."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        meter: AnswerMeter,
-        envelope: Envelope,
-        num_choices: int,
-        num_prompt_tokens: int,
-        form: LogprobForm | None,
-        extras: ChatExtras,
-    ) -> None:
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, shape: ChatShape) -> None:
         super().__init__(exchange, meter)
+        num_choices = shape.num_choices
         self._envelope = envelope
-        self._form = form
-        self._extras = extras
+        self._shape = shape
+        self._form = shape.logprobs
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
         self._ends: list[Delta | None] = [None] * num_choices
@@ -163,7 +148,7 @@ class ChatDocument(Answer):
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
             self._num_logprobs += count_of(delta.prompt_logprobs)
-        if self._extras.token_ids:
+        if self._shape.token_ids:
             self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)
         if delta.logprobs:
@@ -178,7 +163,7 @@ class ChatDocument(Answer):
     def _body(self, usage: Usage) -> bytes:
         """Returns the document as JSON. Log-probabilities are encoded piece by piece."""
         document = self._document(usage, [])
-        if self._extras.prompt_logprobs:
+        if self._shape.prompt_logprobs:
             document.prompt_logprobs = raw(prompt_json(self._prompt_logprobs))
         if self._form is not None:
             for choice, entries in zip(document.choices, self._logprobs, strict=True):
@@ -196,7 +181,7 @@ class ChatDocument(Answer):
 
     def _document(self, usage: Usage, prompt: list[TokenLogprob]) -> ChatCompletion:
         """Returns the document without the choices' log-probabilities."""
-        envelope, extras = self._envelope, self._extras
+        envelope, shape = self._envelope, self._shape
         return ChatCompletion(
             id=envelope.id,
             created=envelope.created,
@@ -204,9 +189,9 @@ class ChatDocument(Answer):
             choices=[self._choice(index) for index in range(len(self._texts))],
             system_fingerprint=envelope.system_fingerprint,
             usage=usage,
-            prompt_token_ids=UNSET if extras.prompt_token_ids is None else extras.prompt_token_ids,
-            prompt_text=UNSET if extras.prompt_text is None else extras.prompt_text,
-            prompt_logprobs=prompt_logprobs(prompt) if extras.prompt_logprobs else UNSET,
+            prompt_token_ids=UNSET if shape.prompt_token_ids is None else shape.prompt_token_ids,
+            prompt_text=UNSET if shape.prompt_text is None else shape.prompt_text,
+            prompt_logprobs=prompt_logprobs(prompt) if shape.prompt_logprobs else UNSET,
         )
 
     def _message(self, index: int) -> ChatAnswer:
@@ -215,13 +200,13 @@ class ChatDocument(Answer):
     def _choice(self, index: int) -> ChatChoice:
         end = self._ends[index]
         message = self._message(index)
-        if self._extras.echo:
-            message.content = self._extras.echo + (message.content or "")
+        if self._shape.echo:
+            message.content = self._shape.echo + (message.content or "")
         return ChatChoice(
             index=index,
             message=message,
             logprobs=None,
-            finish_reason=self._extras.finish_reason(end),
+            finish_reason=self._shape.finish_reason(end),
             stop_reason=end.stop_reason if end is not None else None,
-            token_ids=self._token_ids[index] if self._extras.token_ids else UNSET,
+            token_ids=self._token_ids[index] if self._shape.token_ids else UNSET,
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from baton.gateway.core import Delta
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import AnswerMeter
-from baton.gateway.openai.chat_answer import ChatDocument, ChatExtras, ChatStream
+from baton.gateway.openai.chat_answer import ChatDocument, ChatShape, ChatStream
 from baton.gateway.openai.logprob_json import chat_json
-from baton.gateway.openai.logprobs import LogprobForm
 from baton.gateway.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from baton.gateway.rest.sse import Envelope, json_text
 from baton.gateway.schemas.answers import CalledFunction, ChatAnswer, ToolCall
@@ -27,7 +26,7 @@ class ParsedChatStream(ChatStream):
         more = self._token_ids(delta)
         pieces = []
         for event in delta.events or ():
-            data = _delta_of(event, self._extras.function_call)
+            data = _delta_of(event, self._shape.function_call)
             if data:
                 pieces.append(self._chunk(index, data, logprobs, b"null", more=more))
                 logprobs, more = b"null", b""
@@ -40,18 +39,9 @@ class ParsedChatStream(ChatStream):
 class ParsedChatDocument(ChatDocument):
     """Collects one chat.completion document whose message has reasoning and calls."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        meter: AnswerMeter,
-        envelope: Envelope,
-        num_choices: int,
-        num_prompt_tokens: int,
-        form: LogprobForm | None,
-        extras: ChatExtras,
-    ) -> None:
-        super().__init__(exchange, meter, envelope, num_choices, num_prompt_tokens, form, extras)
-        self._messages = [_Message() for _ in range(num_choices)]
+    def __init__(self, exchange: Exchange, meter: AnswerMeter, envelope: Envelope, shape: ChatShape) -> None:
+        super().__init__(exchange, meter, envelope, shape)
+        self._messages = [_Message() for _ in range(shape.num_choices)]
 
     def collect(self, index: int, delta: Delta) -> None:
         super().collect(index, delta)
@@ -59,7 +49,7 @@ class ParsedChatDocument(ChatDocument):
             self._messages[index].add(event)
 
     def _message(self, index: int) -> ChatAnswer:
-        return self._messages[index].answer(self._extras.function_call)
+        return self._messages[index].answer(self._shape.function_call)
 
 
 class _Message:
