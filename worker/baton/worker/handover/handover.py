@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Protocol
 
 from baton.rpc.errors import ServiceError, Unavailable, status_of
@@ -118,7 +119,12 @@ class Handover(EngineListener):
             self._listeners,
             clock,
         )
-        self.handlers: dict[int, Callable[[int, bytes], None]] = {
+        engine.listen(self)
+
+    @cached_property
+    def handlers(self) -> Mapping[int, Callable[[int, bytes], None]]:
+        """The handlers of the link's frames, by kind."""
+        return {
             Kind.PREFILL_OPEN: lambda channel, _: self.prefill_side.on_peer_open(channel),
             Kind.PREFILL: self.prefill_side.on_peer_message,
             Kind.PREFILL_HASHED: self._on_hashed_prefill,
@@ -126,7 +132,6 @@ class Handover(EngineListener):
             Kind.PEER: self.decode_side.on_peer_message,
             Kind.PEER_CLOSE: lambda channel, reason: self.decode_side.on_peer_closed(channel, reason.decode()),
         }
-        engine.listen(self)
 
     def listen(self, listener: HandoverListener) -> None:
         """Adds a listener. Listeners are called in the order in which they were added."""
