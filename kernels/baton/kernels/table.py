@@ -39,6 +39,7 @@ class Case:
     num_cells: int = 1  # sequences times KV heads, of decodes
     bias: bool = False
     window: bool = False
+    soft_cap: bool = False
     batch_invariant: bool = False
 
 
@@ -58,6 +59,7 @@ class Row:
     quantized: bool = True  # supports a KV cache of another dtype than the activations'
     biases: bool = True
     windows: bool = True
+    soft_caps: bool = True
     batch_varies: bool = True  # supports results that depend on the rest of the batch
     batch_invariant: bool = True
 
@@ -76,6 +78,7 @@ class Row:
             and (self.quantized or case.stored in (None, case.dtype))
             and (self.biases or not case.bias)
             and (self.windows or not case.window)
+            and (self.soft_caps or not case.soft_cap)
             and (self.batch_invariant if case.batch_invariant else self.batch_varies)
         )
 
@@ -100,6 +103,7 @@ HOPPER_DECODE = Row(
     cells=range(265),
     quantized=False,
     windows=False,
+    soft_caps=False,
 )
 DECODE = Row(
     "decode_attention",
@@ -116,6 +120,7 @@ HOPPER_PREFILL = Row(
     block_sizes=BLOCK_SIZES,
     quantized=False,
     windows=False,
+    soft_caps=False,
     batch_invariant=False,
 )
 PREFILL = Row(
@@ -151,6 +156,10 @@ TABLE = (
     *(Row(op, "torch.nn.functional:linear", device="cpu") for op in ("multiply", "project", "gate", "add")),
     Row("rms_norm", "baton.kernels.norm.rms_norm:rms_norm"),
     Row("rms_norm", f"{_REFERENCE}.norm.rms_norm:rms_norm", device="cpu"),
+    Row("layer_norm", "baton.kernels.norm.layer_norm:layer_norm"),
+    Row("layer_norm", f"{_REFERENCE}.norm.layer_norm:layer_norm", device="cpu"),
+    Row("activate", "baton.kernels.activation.activate:activate"),
+    Row("activate", f"{_REFERENCE}.activation.activate:activate", device="cpu"),
     Row("silu_mul", "baton.kernels.activation.silu_mul:silu_mul"),
     Row("silu_mul", f"{_REFERENCE}.activation.silu_mul:silu_mul", device="cpu"),
     # A GPU has PyTorch's choice of experts, and no kernels for them yet.

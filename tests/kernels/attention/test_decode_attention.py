@@ -67,6 +67,7 @@ def decode_error(
     programs: int | None = None,
     window: int = 0,
     cache_dtype: torch.dtype | None = None,
+    soft_cap: float = 0.0,
 ) -> float:
     paged = paged_kv(seq_lens, shape, device, cache_dtype)
     query = make_query(shape, len(seq_lens), device)
@@ -74,19 +75,26 @@ def decode_error(
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
     scale = 1 / math.sqrt(shape.head_dim)
     quantized = cache_dtype == FP8
-    cuts = cut_for_decode(paged.seq_lens, paged.cache, query.dtype, quantized=quantized, window=window)
+    options = {"window": window, "soft_cap": soft_cap}
+    cuts = cut_for_decode(paged.seq_lens, paged.cache, query.dtype, quantized=quantized, **options)
     if programs is not None:
         cuts = cut_sequences(paged.seq_lens, shape.num_kv_heads, programs, window=window)
     workspace = make_workspace(shape, len(cuts.pieces), device)
-    attend(query, paged, cuts, scale, workspace, out=out, kv_scale=kv_scale)
-    return relative_error(out, oracle(query, paged, scale, window, kv_scale))
+    attend(query, paged, cuts, scale, workspace, out=out, kv_scale=kv_scale, soft_cap=soft_cap)
+    return relative_error(out, oracle(query, paged, scale, window, kv_scale, soft_cap))
 
 
-def oracle(query: Tensor, paged: Paged, scale: float, window: int = 0, kv_scale: Tensor | None = None) -> Tensor:
+def oracle(
+    query: Tensor,
+    paged: Paged,
+    scale: float,
+    window: int = 0,
+    kv_scale: Tensor | None = None,
+    soft_cap: float = 0.0,
+) -> Tensor:
     wide = paged.cache.double() if kv_scale is None else paged.cache
-    return reference.decode_attention(
-        query.double(), wide, paged.own_table, paged.seq_lens, scale, kv_scale=kv_scale, window=window
-    )
+    options = {"kv_scale": kv_scale, "window": window, "soft_cap": soft_cap}
+    return reference.decode_attention(query.double(), wide, paged.own_table, paged.seq_lens, scale, **options)
 
 
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL, GRID))
@@ -123,6 +131,16 @@ def test_sequences_of_131072_tokens(shape: Shape, device: str) -> None:
 def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window: int) -> None:
     for programs in PROGRAMS:
         assert decode_error(shape, [1, 17, 700], device, programs, window) <= BOUNDS[shape.dtype]
+
+
+# Columns beyond the last head are 0 / 0 where pieces merge, and are not stored.
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[10], GRID[12]]))
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_soft_cap_bounds_scores(shape: Shape, device: str, window: int) -> None:
+    for programs in (None, *PROGRAMS):
+        error = decode_error(shape, [1, 17, 300], device, programs, window, soft_cap=0.7)
+        assert error <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0]]))

@@ -40,7 +40,7 @@ def prefill_error(
     kernel: Callable[..., Tensor] = prefill_attention,
     cache_dtype: torch.dtype | None = None,
     cut: bool = False,
-    **options: int,
+    **options: float,
 ) -> float:
     """Of the chunks, which follow their cached prefixes. `cut`: the tiles' parts are used, and there must be some."""
     lengths = [chunk + prefix for chunk, prefix in zip(chunks, prefixes, strict=True)]
@@ -53,7 +53,7 @@ def prefill_error(
     starts = torch.tensor([0, *chunks], device=device).cumsum(0).int()
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
     scale = 1 / math.sqrt(shape.head_dim)
-    tile_rows, num_cut = options.get("tile_rows", TILE_ROWS), num_q_heads if cut else 0
+    tile_rows, num_cut = int(options.get("tile_rows", TILE_ROWS)), num_q_heads if cut else 0
     tiles = make_tiles(chunks, prefixes, tile_rows, torch.device(device), num_cut)
     assert (tiles.parts is not None) == cut
     kernel(query, *paged, starts, tiles, scale, out=out, **scales, **options)
@@ -65,7 +65,8 @@ def prefill_error(
         starts,
         scale,
         kv_scale=kv_scale,
-        window=options.get("window", 0),
+        window=int(options.get("window", 0)),
+        soft_cap=options.get("soft_cap", 0.0),
     )
     return relative_error(out, expected)
 
@@ -101,6 +102,14 @@ def test_the_end_of_131072_tokens_beside_a_fresh_prompt(shape: Shape, device: st
 def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window: int) -> None:
     options = {"window": window, **({"tile_rows": 32} if device == "cpu" else {})}
     assert prefill_error(shape, [1, 40, 70], [30, 0, 60], device, **options) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[10], GRID[12]]))
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_soft_cap_bounds_scores(shape: Shape, device: str, window: int) -> None:
+    options = {"window": window, "soft_cap": 0.7, **({"tile_rows": 32} if device == "cpu" else {})}
+    error = prefill_error(shape, [1, 40, 70], [30, 0, 60], device, **options)
+    assert error <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[5], GRID[6], GRID[10]]))

@@ -75,6 +75,22 @@ def test_pairs_of_neighbours_and_parts_of_heads_rotate(
     assert relative_error(cache, expected_cache) <= BOUNDS[shape.dtype]
 
 
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], GRID[:3]))
+def test_queries_are_scaled_by_their_position(shape: Shape, device: str) -> None:
+    num_tokens, num_q_heads = 5, shape.group * shape.num_kv_heads
+    qkv = torch.randn(num_tokens, (num_q_heads + 2 * shape.num_kv_heads) * shape.head_dim, device=device)
+    qkv = qkv.to(shape.dtype)
+    positions, slots = (torch.randperm(16, dtype=torch.int32, device=device)[:num_tokens] for _ in range(2))
+    cos_sin, query_scale = torch.randn(16, shape.head_dim, device=device), torch.rand(16, device=device) + 0.5
+    cache = torch.zeros(1, 2, shape.num_kv_heads, 16, shape.head_dim, dtype=shape.dtype, device=device)
+    expected, expected_cache = qkv.float(), cache.float()
+    args = (positions, slots, cos_sin, num_q_heads)
+    reference.rope_and_cache(expected, expected_cache, *args, query_scale=query_scale)
+    rope_and_cache(qkv, cache, *args, query_scale=query_scale)
+    assert relative_error(qkv, expected) <= BOUNDS[shape.dtype]
+    assert relative_error(cache, expected_cache) <= BOUNDS[shape.dtype]
+
+
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[5], GRID[10]]))
 def test_keys_and_values_are_written_in_8_bits(shape: Shape, device: str) -> None:
     num_tokens, num_kv_heads, num_q_heads = 20, shape.num_kv_heads, shape.group * shape.num_kv_heads

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.attention.decode_cuts import DecodeCuts, cut_sequences, max_pieces
+from baton.kernels.attention.soft_cap import soft_capped
 from baton.kernels.overlap import overlaps
 from baton.kernels.table import HOPPER_DECODE, Case
 
@@ -51,9 +52,10 @@ def _decode_kernel(
     STAGES: tl.constexpr,
     MERGED: tl.constexpr,
     WIDTH: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # in base 2; 0: none
     OVERLAP: tl.constexpr,
 ):
-    """out = softmax(scale q K^T) V, each piece over its part of K and V"""
+    """out = softmax(cap tanh(scale q K^T / cap)) V, each piece over its part of K and V"""
     # grid: (max_pieces * NUM_KV_HEADS)
     head = tl.program_id(0) % NUM_KV_HEADS
     piece = tl.program_id(0) // NUM_KV_HEADS
@@ -99,6 +101,8 @@ def _decode_kernel(
         key = tl.load(cache_ptr + where, mask=mask, other=0.0).to(query.dtype)
         value = tl.load(cache_ptr + side_size + where, mask=mask, other=0.0).to(query.dtype)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+        if SOFT_CAP > 0:
+            score = soft_capped(score, SOFT_CAP)
         score = tl.where(valid[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - new_top[:, None])
@@ -190,6 +194,7 @@ def cut_for_decode(
     *,
     quantized: bool = False,
     window: int = 0,
+    soft_cap: float = 0.0,
     batch_invariant: bool = False,
 ) -> DecodeCuts:
     """Returns cuts for `decode_attention` of `num_seqs` sequences over a pool, with queries of `dtype`.
@@ -198,7 +203,7 @@ def cut_for_decode(
     """
     num_seqs, num_kv_heads = seq_lens.shape[0], cache.shape[-3]
     few = num_seqs * num_kv_heads in HOPPER_DECODE.cells
-    few = few and not (window or quantized) and _has_hopper_kernel(cache, dtype)
+    few = few and not (window or quantized or soft_cap) and _has_hopper_kernel(cache, dtype)
     programs = _FEW_PROGRAMS if few else _MANY_PROGRAMS
     return cut_sequences(seq_lens, num_kv_heads, 0 if batch_invariant else programs, window=window)
 
@@ -214,6 +219,7 @@ def decode_attention(
     *,
     out: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    soft_cap: float = 0.0,
     block_n: int | None = None,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -237,7 +243,7 @@ def decode_attention(
             f"{num_pieces} pieces of {num_seqs} sequences need {rows_needed} rows and {cells} counters of workspace, "
             f"it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
         )
-    if cuts.programs == _FEW_PROGRAMS and kv_scale is None and _has_hopper_kernel(cache, query.dtype):
+    if cuts.programs == _FEW_PROGRAMS and kv_scale is None and not soft_cap and _has_hopper_kernel(cache, query.dtype):
         scratch = (workspace.partial, workspace.lse, workspace.arrived)
         _hopper_kernel()(out, query, cache, block_table, rows, cuts.pieces, *scratch, scale * _LOG2E)
         return out
@@ -271,6 +277,7 @@ def decode_attention(
         STAGES=num_stages,
         MERGED=_MERGED_AT_ONCE,
         WIDTH=min(_MERGED_WIDTH, triton.next_power_of_2(group * head_dim)),
+        SOFT_CAP=soft_cap * _LOG2E,
         num_warps=num_warps,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.attention.soft_cap import soft_capped
 from baton.kernels.shared_memory import shared_memory
 
 _LOG2E = 1.4426950408889634
@@ -40,6 +41,7 @@ def _tile(
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
 ):
     """Returns acc, top and total of the online softmax in base 2 after one tile of keys."""
     tokens = start + tl.arange(0, BLOCK_N)
@@ -57,6 +59,9 @@ def _tile(
     key = key.to(query.dtype)
     value = value.to(query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if SOFT_CAP > 0:
+        score = soft_capped(score * scale_log2, SOFT_CAP)
+        scale_log2 = 1.0
     if MASKED:
         hidden = tokens[None, :] > positions[:, None]
         hidden |= (window > 0) & (tokens[None, :] <= positions[:, None] - window)
@@ -105,8 +110,9 @@ def _prefill_kernel(
     PARTS: tl.constexpr,  # programs per tile
     SCALED: tl.constexpr,
     STAGES: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # in base 2; 0: none
 ):
-    """out_i = softmax_{j <= i}(scale q_i k_j) v_j"""
+    """out_i = softmax_{j <= i}(cap tanh(scale q_i k_j / cap)) v_j"""
     # grid: (num_q_heads, num_tiles * PARTS)
     head = tl.program_id(0)
     tile = tl.program_id(1) // PARTS
@@ -148,12 +154,12 @@ def _prefill_kernel(
     for start in tl.range(begin, unmasked, BLOCK_N, num_stages=STAGES):
         acc, top, total = _tile(
             acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
-            window, False, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
+            window, False, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N, SOFT_CAP,
         )  # fmt: skip
     for start in tl.range(unmasked, last, BLOCK_N, num_stages=1):
         acc, top, total = _tile(
             acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
-            window, True, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N,
+            window, True, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N, SOFT_CAP,
         )  # fmt: skip
     acc = acc / total[:, None]
     if SCALED:
@@ -243,6 +249,7 @@ def prefill_attention(
     out: Tensor | None = None,
     kv_scale: Tensor | None = None,
     window: int = 0,
+    soft_cap: float = 0.0,
     tile_rows: int = TILE_ROWS,
     blocks: Blocks | None = None,
 ) -> Tensor:
@@ -251,8 +258,9 @@ def prefill_attention(
 
     block_table [num_rows, max_blocks], rows [num_seqs] (each sequence's row of the table), seq_lens [num_seqs],
     query_start_loc [num_seqs + 1], all int32. `window` > 0 limits each query to its last keys. `kv_scale`
-    [2, num_kv_heads] fp32 multiplies keys and values of a quantized cache. `tile_rows` is that of `tiles`. A row's
-    result does not depend on how its prompt is cut into chunks.
+    [2, num_kv_heads] fp32 multiplies keys and values of a quantized cache. `soft_cap` > 0 makes scores
+    soft_cap * tanh(score / soft_cap). `tile_rows` is that of `tiles`. A row's result does not depend on how its prompt
+    is cut into chunks.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -287,6 +295,7 @@ def prefill_attention(
         PARTS=parts,
         SCALED=kv_scale is not None,
         STAGES=blocks.num_stages,
+        SOFT_CAP=soft_cap * _LOG2E,
         num_warps=blocks.num_warps,
     )
     return out

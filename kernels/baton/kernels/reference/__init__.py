@@ -1,11 +1,13 @@
 """All ops in plain PyTorch: the oracle of the kernels, and the ops of the CPU executor."""
 
+from baton.kernels.reference.activation.activate import activate
 from baton.kernels.reference.activation.silu_mul import silu_mul
 from baton.kernels.reference.attention.paged_attention import decode_attention, prefill_attention
 from baton.kernels.reference.kv.blocks import gather_blocks, scatter_blocks
 from baton.kernels.reference.kv.quantization import dequantize_kv, quantize_kv
 from baton.kernels.reference.moe.experts import run_experts
 from baton.kernels.reference.moe.route import route
+from baton.kernels.reference.norm.layer_norm import layer_norm
 from baton.kernels.reference.norm.rms_norm import rms_norm
 from baton.kernels.reference.rope.rope_cache import rope_and_cache
 from baton.kernels.reference.sampling.draw import sample
@@ -16,6 +18,7 @@ from baton.kernels.reference.sampling.token_mask import apply_token_masks
 
 __all__ = [
     "RowLogprobs",
+    "activate",
     "add_bias",
     "allow_only",
     "apply_penalties",
@@ -24,6 +27,7 @@ __all__ = [
     "dequantize_kv",
     "gather_blocks",
     "gumbel_noise",
+    "layer_norm",
     "philox4x32",
     "prefill_attention",
     "quantize_kv",

@@ -21,6 +21,7 @@ def _rope_kernel(
     q_norm_ptr,  # [HEAD_DIM]
     k_norm_ptr,  # [HEAD_DIM]
     kv_scale_ptr,  # [2, num_kv_heads] fp32
+    query_scale_ptr,  # [max_position] fp32
     qkv_stride,
     num_q_heads,
     num_kv_heads,
@@ -33,6 +34,7 @@ def _rope_kernel(
     HEADS: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    QUERY_SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """(a, b) -> (a cos - b sin, b cos + a sin) for the pairs a, b of each head, normed first where asked"""
@@ -79,6 +81,11 @@ def _rope_kernel(
     sin = tl.load(cos_sin_ptr + position * HEAD_DIM + half + dims, mask=dims < half, other=0.0)[None, :]
     new_low = tl.where(is_value[:, None], low.to(tl.float32), a * cos - b * sin).to(low.dtype)
     new_high = tl.where(is_value[:, None], high.to(tl.float32), b * cos + a * sin).to(low.dtype)
+    if QUERY_SCALED:
+        query_scale = tl.load(query_scale_ptr + position)
+        scale = tl.where(is_query, query_scale, 1.0)[:, None]
+        new_low = (new_low.to(tl.float32) * scale).to(low.dtype)
+        new_high = (new_high.to(tl.float32) * scale).to(low.dtype)
     tl.store(qkv_ptr + at + first[None, :], new_low, mask=real & is_query[:, None])
     tl.store(qkv_ptr + at + second[None, :], new_high, mask=real & is_query[:, None])
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
@@ -119,13 +126,15 @@ def rope_and_cache(
     kv_scale: Tensor | None = None,
     rotary_dim: int = 0,
     interleaved: bool = False,
+    query_scale: Tensor | None = None,
 ) -> None:
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
     cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
     [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it. Of each head the first
-    `rotary_dim` dimensions rotate (0: all), in pairs of their halves or, `interleaved`, of neighbours.
+    `rotary_dim` dimensions rotate (0: all), in pairs of their halves or, `interleaved`, of neighbours. Queries at
+    a position are multiplied with `query_scale` [max_position] fp32 of it.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_heads = num_q_heads + 2 * num_kv_heads
@@ -140,6 +149,7 @@ def rope_and_cache(
         qkv if q_norm is None else q_norm,
         qkv if k_norm is None else k_norm,
         cos_sin if kv_scale is None else kv_scale,
+        cos_sin if query_scale is None else query_scale,
         qkv.stride(0),
         num_q_heads,
         num_kv_heads,
@@ -152,6 +162,7 @@ def rope_and_cache(
         HEADS=heads,
         ROTARY_DIM=rotary_dim or head_dim,
         INTERLEAVED=interleaved,
+        QUERY_SCALED=query_scale is not None,
         num_warps=4,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -84,18 +84,20 @@ def plan_decode(gather: Gather, seq_lens: Tensor, max_tokens: int, window: int =
     return DecodePlan(gather, mask.view(len(mask), 1, 1, -1))
 
 
-def attend_decode(query: Tensor, cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
-    """Returns softmax(scale q K^T) V for query [num_seqs, num_q_heads, head_dim]."""
+def attend_decode(query: Tensor, cache: Tensor, plan: DecodePlan, scale: float, soft_cap: float = 0.0) -> Tensor:
+    """Returns softmax(cap tanh(scale q K^T / cap)) V for query [num_seqs, num_q_heads, head_dim], without a cap
+    softmax(scale q K^T) V."""
     num_seqs, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     keys, values = plan.gather.keys_values(cache, num_seqs)
     grouped = query.view(num_seqs, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
-    out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask, scale=scale)
+    out = _attention(grouped, keys, values, plan.mask, scale, soft_cap)
     return out.reshape(num_seqs, num_q_heads, head_dim)
 
 
-def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float) -> Tensor:
-    """Returns softmax_{j <= i}(scale q_i K_j) V_j for the query [num_tokens, num_q_heads, head_dim] of one chunk."""
+def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float, soft_cap: float = 0.0) -> Tensor:
+    """Returns softmax_{j <= i}(cap tanh(scale q_i K_j / cap)) V_j for the query [num_tokens, num_q_heads, head_dim] of
+    one chunk, without a cap softmax_{j <= i}(scale q_i K_j) V_j."""
     num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     group = num_q_heads // num_kv_heads
@@ -104,7 +106,7 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
     keys = keys[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     values = values[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     grouped = query.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    if plan.seq_len == num_tokens and not plan.window:
+    if plan.seq_len == num_tokens and not plan.window and not soft_cap:
         out = functional.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(num_tokens, num_q_heads, head_dim)
     out = torch.empty(num_tokens, num_kv_heads, group, head_dim, dtype=query.dtype, device=query.device)
@@ -115,11 +117,19 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
         end = plan.seq_len - num_tokens + stop  # after the last key of the tile's last query
         first = max(0, end - (stop - start) - plan.window + 1) if plan.window else 0
         mask = _causal_mask(stop - start, end - first, plan.window, query)
-        tile_out = functional.scaled_dot_product_attention(
-            grouped[:, :, start:stop], keys[:, :, first:end], values[:, :, first:end], attn_mask=mask, scale=scale
-        )
+        seen = (keys[:, :, first:end], values[:, :, first:end])
+        tile_out = _attention(grouped[:, :, start:stop], *seen, mask, scale, soft_cap)
         out[start:stop] = tile_out.permute(2, 0, 1, 3)
     return out.view(num_tokens, num_q_heads, head_dim)
+
+
+def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
+    """[..., num_queries, head_dim]; the mask is added to the scores."""
+    if not soft_cap:
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    scores = torch.matmul(query, keys.transpose(-1, -2)).mul_(scale / soft_cap).tanh_().mul_(soft_cap).add_(mask)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return torch.matmul(scores.softmax(-1, dtype=wide).to(values.dtype), values)
 
 
 def _causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:
@@ -141,6 +151,7 @@ def decode_attention(
     *,
     kv_scale: Tensor | None = None,
     window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Computes attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
 
@@ -151,7 +162,7 @@ def decode_attention(
         cache = dequantize_kv(cache, kv_scale, query.dtype)
     gather = plan_gather(block_table, cache, Scratch(cache))
     plan = plan_decode(gather, seq_lens, block_table.shape[1] * cache.shape[3], window)
-    return attend_decode(query, cache, plan, scale)
+    return attend_decode(query, cache, plan, scale, soft_cap)
 
 
 def prefill_attention(
@@ -164,6 +175,7 @@ def prefill_attention(
     *,
     kv_scale: Tensor | None = None,
     window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Computes causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, over
     keys and values of all its tokens in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
@@ -180,5 +192,5 @@ def prefill_attention(
         start, stop = starts[seq], starts[seq + 1]
         blocks = block_table[seq : seq + 1, : -(-seq_len // block_size)]
         plan = PrefillPlan(plan_gather(blocks, cache, scratch), seq_len, stop - start, window)
-        chunks.append(attend_prefill(query[start:stop], cache, plan, scale))
+        chunks.append(attend_prefill(query[start:stop], cache, plan, scale, soft_cap))
     return torch.cat(chunks)

@@ -73,13 +73,15 @@ def rope_and_cache(
     kv_scale: Tensor | None = None,
     rotary_dim: int = 0,
     interleaved: bool = False,
+    query_scale: Tensor | None = None,
 ) -> None:
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
     cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
     [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it. `rotary_dim` and
-    `interleaved` as in `rotate`; 0: whole heads rotate.
+    `interleaved` as in `rotate`; 0: whole heads rotate. Queries at a position are multiplied with `query_scale`
+    [max_position] fp32 of it.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_rotated = num_q_heads + num_kv_heads
@@ -95,4 +97,7 @@ def rope_and_cache(
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()
     write_kv(cache, slots // block_size, slots % block_size, keys_values[kept])
-    heads[:, :num_q_heads] = rotated[:, :num_q_heads]
+    queries = rotated[:, :num_q_heads]
+    if query_scale is not None:
+        queries = (queries * query_scale.index_select(0, positions).view(-1, 1, 1)).to(qkv.dtype)
+    heads[:, :num_q_heads] = queries
