@@ -55,6 +55,12 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "GraniteForCausalLM": SCALES,
     "Olmo2ForCausalLM": {},
     "Glm4ForCausalLM": {},
+    "CohereForCausalLM": {"use_qk_norm": True},
+    "OlmoForCausalLM": {"clip_qkv": 0.3},
+    "Gemma2ForCausalLM": {"sliding_window": 6, "query_pre_attn_scalar": 2, "attn_logit_softcapping": 0.5},
+    "Gemma3ForCausalLM": {"sliding_window": 6, "sliding_window_pattern": 2},
+    "GPT2LMHeadModel": {"n_positions": 64},
+    "GPTNeoXForCausalLM": {"num_attention_heads": 1},
 }
 
 

@@ -11,10 +11,24 @@ from support.engine.tiny_moe_models import MOE_MODELS
 from support.engine.tiny_shape import SHAPE, VOCAB_SIZE
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
@@ -27,6 +41,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -36,6 +52,8 @@ from transformers import (
     Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 
@@ -53,6 +71,12 @@ _TWO_ROPES = {
     "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=128),
     "sliding_attention": _rope("default"),
 }
+
+_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_GEMMA = {"pad_token_id": 0, "head_dim": 24, "query_pre_attn_scalar": 11, "sliding_window": 9}
+_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+_GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}
+_WITHOUT_GROUPS = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 
 _SCALES = {
     "embedding_multiplier": 3.0,
@@ -98,6 +122,21 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "glm4": lambda: Glm4ForCausalLM(Glm4Config(**SHAPE, pad_token_id=0, head_dim=16)),
     "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, partial_rotary_factor=0.75)),
     **MOE_MODELS,
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, pad_token_id=0, logit_scale=0.3)),
+    "cohere-normed": lambda: CohereForCausalLM(CohereConfig(**SHAPE, use_qk_norm=True, attention_bias=True)),
+    "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**SHAPE, pad_token_id=0, sliding_window=9, layer_types=_TYPES)),
+    "olmo": lambda: OlmoForCausalLM(OlmoConfig(**SHAPE, clip_qkv=1.5)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE, pad_token_id=0, head_dim=24)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, **_GEMMA, **_CAPS, attn_implementation="eager")),
+    "gemma3_text": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SHAPE, **_GEMMA, layer_types=_TYPES, rope_parameters=_TWO_ROPES, final_logit_softcapping=3.0)
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2, n_inner=96, scale_attn_by_inverse_layer_idx=True)),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_WITHOUT_GROUPS)),
+    "gpt_neox-serial": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(**_WITHOUT_GROUPS, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True)
+    ),
+    "starcoder2": lambda: Starcoder2ForCausalLM(Starcoder2Config(**SHAPE, sliding_window=9)),
 }
 
 

@@ -22,6 +22,8 @@ SMALL: dict[str, Any] = {
 }
 PHI3 = {"architectures": ["Phi3ForCausalLM"]}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"]}
+GPT2 = {"architectures": ["GPT2LMHeadModel"]}
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 GRANITE4 = {"architectures": ["GraniteMoeHybridForCausalLM"]}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -89,8 +91,8 @@ def test_yarn_stretches_the_models_length() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures is \['GPT2LMHeadModel'\]; it must be one of Llama"),
-        ({"architectures": None, "model_type": "gemma"}, r"model_type is 'gemma'; it must be one of Llama"),
+        ({"architectures": ["BloomForCausalLM"]}, r"architectures is \['BloomForCausalLM'\]; it must be one of Llama"),
+        ({"architectures": None, "model_type": "bloom"}, r"model_type is 'bloom'; it must be one of Llama"),
         ({"hidden_size": None}, r"hidden_size is missing; it must be a positive integer"),
         ({"hidden_size": "64"}, r"hidden_size is '64'; it must be a positive integer"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers is 0; it must be a positive integer"),
@@ -109,6 +111,10 @@ def test_yarn_stretches_the_models_length() -> None:
         ({**PHI3, "partial_rotary_factor": 0.7}, r"partial_rotary_factor is 0.7; .* even number of head_dim \(16\)"),
         ({**PHI3, "partial_rotary_factor": 1.5}, r"partial_rotary_factor is 1.5; .* even number of head_dim \(16\)"),
         ({"rope_parameters": {"full_attention": {}}}, r"full_attention is {}; it must be absent"),
+        ({**GPT2, "activation_function": "tanh"}, r"activation_function is 'tanh'; it must be one of silu, gelu"),
+        ({**GPT2, "add_cross_attention": True}, r"add_cross_attention is True; it must be false"),
+        ({**GEMMA2, "use_bidirectional_attention": True}, r"use_bidirectional_attention is True; it must be false"),
+        ({**GEMMA2, "attn_logit_softcapping": 0}, r"attn_logit_softcapping is 0; it must be a number above 0"),
         ({**SMOLLM3, "no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be a list of 4 x 0 or 1"),
         ({**GRANITE4, "layer_types": ["attention", "mamba"] * 2}, r"layer_types is .* must be a list of 4 x attention"),
         ({**GRANITE4, "layer_types": ["attention"] * 4}, r"num_local_experts is None; it must be 0"),

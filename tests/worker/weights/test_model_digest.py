@@ -99,3 +99,22 @@ def test_fields_of_experts_at_their_defaults_do_not_count() -> None:
     """Pins the digest of a model with experts: what a later version adds is left out at its default."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "architectures": ["MixtralForCausalLM"]}
     assert dummy_digest(parse_config({**SMALL, **experts}, "mixtral"), 0).hex() == "5d001f06b9f72856d923f12048c51492"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("GlmForCausalLM", [{"partial_rotary_factor": 0.25}]),
+        ("SmolLM3ForCausalLM", [{"no_rope_layers": [1, 0, 1, 1]}, {"no_rope_layers": [0, 1, 1, 1]}]),
+        ("CohereForCausalLM", [{"use_qk_norm": True}, {"logit_scale": 0.5}, {"layer_norm_eps": 1e-6}]),
+        ("OlmoForCausalLM", [{"clip_qkv": 2.0}]),
+        ("Gemma2ForCausalLM", [{"attn_logit_softcapping": None}, {"final_logit_softcapping": 7.0}]),
+        ("Gemma3ForCausalLM", [{"rope_local_base_freq": 5e3}, {"hidden_activation": "gelu"}]),
+        ("GPTNeoXForCausalLM", [{"use_parallel_residual": False}, {"rotary_pct": 0.5}]),
+        ("GPT2LMHeadModel", [{"scale_attn_by_inverse_layer_idx": True}, {"activation_function": "gelu"}]),
+    ],
+)
+def test_the_digest_holds_what_dense_families_read(architecture: str, changes: list[dict[str, Any]]) -> None:
+    base = {**SMALL, "architectures": [architecture]}
+    configs = [parse_config({**base, **change}, architecture) for change in [{}, *changes]]
+    assert len({dummy_digest(config, 0) for config in configs}) == len(configs)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from baton.worker.layers.device import Device
 from baton.worker.layers.linear import Linear, LinearWeights, OutputLinear
-from baton.worker.layers.spec import AttentionSpec
-from baton.worker.quantization.neighbours import Stream, norm_of
+from baton.worker.layers.norm import norm_of
+from baton.worker.layers.spec import AttentionSpec, NormSpec
+from baton.worker.quantization.neighbours import Stream
 
 S = TypeVar("S")
 
@@ -21,7 +22,7 @@ class AttentionWeights:
 
     input_norm: Tensor | None  # [hidden_size]
     qkv: LinearWeights  # [num_qkv_heads * head_dim, hidden_size]: queries, keys, values
-    q_norm: Tensor | None  # [head_dim], or [num_q_heads * head_dim] of the whole projection
+    q_norm: Tensor | None  # [head_dim], [num_q_heads, head_dim] or, of the whole projection, [num_q_heads * head_dim]
     k_norm: Tensor | None
     o: LinearWeights  # [hidden_size, num_q_heads * head_dim]
     output_norm: Tensor | None  # [hidden_size]
@@ -31,21 +32,30 @@ class Attention(Generic[S]):
     """norm -> q, k, v -> RoPE -> cache -> attention -> o -> norm -> residual stream"""
 
     def __init__(
-        self, index: int, spec: AttentionSpec, weights: AttentionWeights, eps: float, scale: float, device: Device[S]
+        self,
+        index: int,
+        spec: AttentionSpec,
+        weights: AttentionWeights,
+        norm: NormSpec,
+        scale: float,
+        device: Device[S],
     ) -> None:
-        norms = [norm_of(weights.q_norm, eps), norm_of(weights.k_norm, eps)]
-        of_heads = norms if spec.qk_norm == "head" else [None, None]
+        norms = [norm_of(weights.q_norm, norm), norm_of(weights.k_norm, norm)]
+        none = [None, None]
+        of_heads = norms if spec.qk_norm == "head" else none
         self._spec = spec
-        self._input_norm = norm_of(weights.input_norm, eps)
+        self._input_norm = norm_of(weights.input_norm, norm)
         self._qkv = Linear(weights.qkv, device)
         self._kernels = device.kernels
-        self._projection_norms = norms if spec.qk_norm == "projection" else [None, None]
+        self._projection_norms = none if spec.qk_norm == "head" else norms
         self._ops = device.attention(index, spec, *of_heads)
-        self._o = OutputLinear(weights.o, norm_of(weights.output_norm, eps), scale, device)
+        self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
         """Stores the step's keys and values. Returns the queries for `attend`. Projects into `out` if given."""
         qkv = self._qkv.project(stream, self._input_norm, out)
+        if self._spec.qkv_clip:
+            qkv.clamp_(-self._spec.qkv_clip, self._spec.qkv_clip)
         self._norm_projections(qkv)
         return self._ops.write(qkv, step)
 
@@ -62,5 +72,6 @@ class Attention(Generic[S]):
         for norm, size in zip(self._projection_norms, (spec.q_size, spec.kv_size), strict=True):
             if norm is not None:
                 heads = qkv[:, start : start + size]
-                heads.copy_(self._kernels.rms_norm(heads.contiguous(), norm.weight, norm.eps))
+                rows = heads.contiguous().view(-1, norm.weight.shape[-1])
+                heads.copy_(norm.apply(rows, self._kernels).view(heads.shape))
             start += size

@@ -41,6 +41,9 @@ class Device(Protocol[S_contra]):
     def embed(self, table: Tensor, step: S_contra) -> Tensor:
         """Returns the rows of `table` [vocab_size, hidden_size] for the step's tokens."""
 
+    def embed_positions(self, table: Tensor, step: S_contra) -> Tensor:
+        """Returns the rows of `table` [max_position, hidden_size] for the step's positions."""
+
     def attention(
         self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None
     ) -> AttentionOps[S_contra]:

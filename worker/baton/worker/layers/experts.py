@@ -10,10 +10,11 @@ from torch import Tensor
 
 from baton.worker.layers.device import Device
 from baton.worker.layers.linear import Linear, LinearWeights
-from baton.worker.layers.spec import ExpertsSpec
+from baton.worker.layers.norm import norm_of
+from baton.worker.layers.spec import ExpertsSpec, NormSpec
 from baton.worker.quantization.base import Params
 from baton.worker.quantization.experts import ExpertsMethod
-from baton.worker.quantization.neighbours import Stream, norm_of
+from baton.worker.quantization.neighbours import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,12 @@ class Experts:
     """norm -> router -> experts, and the shared one -> norm -> residual stream"""
 
     def __init__(
-        self, spec: ExpertsSpec, weights: ExpertsWeights, eps: float, scale: float, device: Device[Any]
+        self, spec: ExpertsSpec, weights: ExpertsWeights, norm: NormSpec, scale: float, device: Device[Any]
     ) -> None:
         self._spec = spec
         self._kernels = device.kernels
-        self._input_norm = norm_of(weights.input_norm, eps)
-        self._output_norm = norm_of(weights.output_norm, eps)
+        self._input_norm = norm_of(weights.input_norm, norm)
+        self._output_norm = norm_of(weights.output_norm, norm)
         self._router = Linear(weights.router, device)
         self._correction = weights.correction
         self._params = weights.experts.params
@@ -70,7 +71,7 @@ class Experts:
         if self._shared is not None:
             update.add_(self._shared.of(x))
         if self._output_norm is not None:
-            update = self._kernels.rms_norm(update, self._output_norm.weight, self._output_norm.eps)
+            update = self._output_norm.apply(update, self._kernels)
         stream.add(update if self._scale == 1 else update.mul_(self._scale))
 
 

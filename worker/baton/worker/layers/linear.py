@@ -62,5 +62,5 @@ class OutputLinear:
         if self._norm is None:
             self._linear.add(x, stream, self._scale)
             return
-        normed = self._kernels.rms_norm(self._linear.multiply(x), self._norm.weight, self._norm.eps)
+        normed = self._norm.apply(self._linear.multiply(x), self._kernels)
         stream.add(normed if self._scale == 1 else normed.mul_(self._scale))

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from baton.worker.layers.device import Device
 from baton.worker.layers.linear import Linear, LinearWeights, OutputLinear
-from baton.worker.quantization.neighbours import Stream, norm_of
+from baton.worker.layers.norm import norm_of
+from baton.worker.layers.spec import MlpSpec, NormSpec
+from baton.worker.quantization.neighbours import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +19,28 @@ class MlpWeights:
     """The weights of one layer's MLP."""
 
     input_norm: Tensor | None  # [hidden_size]
-    gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first
+    gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first; without gates half as many rows
     down: LinearWeights  # [hidden_size, intermediate_size]
     output_norm: Tensor | None  # [hidden_size]
 
 
 class Mlp:
-    """norm -> silu(gate) * up -> down -> norm -> residual stream"""
+    """norm -> activation(gate) * up -> down -> norm -> residual stream"""
 
-    def __init__(self, weights: MlpWeights, eps: float, scale: float, device: Device[Any]) -> None:
-        self._input_norm = norm_of(weights.input_norm, eps)
+    def __init__(self, spec: MlpSpec, weights: MlpWeights, norm: NormSpec, scale: float, device: Device[Any]) -> None:
+        self._spec = spec
+        self._kernels = device.kernels
+        self._input_norm = norm_of(weights.input_norm, norm)
         self._gate_up = Linear(weights.gate_up, device)
-        self._down = OutputLinear(weights.down, norm_of(weights.output_norm, eps), scale, device)
+        self._down = OutputLinear(weights.down, norm_of(weights.output_norm, norm), scale, device)
 
     def add(self, stream: Stream) -> None:
         """Adds the MLP's output to the stream."""
-        self._down.add(self._gate_up.gate(stream, self._input_norm), stream)
+        self._down.add(self._activated(stream), stream)
+
+    def _activated(self, stream: Stream) -> Tensor:
+        spec = self._spec
+        if spec.gated and spec.activation == "silu":
+            return self._gate_up.gate(stream, self._input_norm)
+        projected = self._gate_up.project(stream, self._input_norm)
+        return self._kernels.activate(projected, spec.activation, gated=spec.gated)

@@ -8,8 +8,21 @@ from typing import Literal
 from baton.kernels.routing import Gate, RouterSpec
 from baton.worker.layers.rope_config import RopeConfig
 
-# Norms of queries and keys: none, of each head, or of all heads of a token together.
-QkNorm = Literal["none", "head", "projection"]
+# Norms of queries and keys: none, of each head, of each head with weights of its own, or of all heads of a token
+# together.
+QkNorm = Literal["none", "head", "each_head", "projection"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """The norm of all vectors of a model."""
+
+    eps: float
+    centered: bool = False  # LayerNorm, else RMSNorm
+    weighted: bool = True
+    bias: bool = False
+    offset: float = 0.0  # added to the checkpoint's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: QkNorm = "none"
+    qkv_clip: float = 0.0  # the largest magnitude of queries, keys and values; 0: any
+    soft_cap: float = 0.0  # scores are soft_cap * tanh(score / soft_cap); 0: not capped
 
     @property
     def num_qkv_heads(self) -> int:
@@ -44,10 +59,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """down(silu(gate(x)) * up(x))"""
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without gates"""
 
     intermediate_size: int
     bias: bool = False
+    activation: Activation = "silu"
+    gated: bool = True
 
     @property
     def token_width(self) -> int:
@@ -75,10 +92,12 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """residual += attention, then residual += MLP; each may norm its input, its output or both."""
+    """residual += attention, then residual += MLP; each may norm its input, its output or both. In a parallel layer
+    both read the same residual."""
 
     attention: AttentionSpec
     mlp: MlpSpec | ExpertsSpec
     input_norms: bool = True
     output_norms: bool = False
     residual_scale: float = 1.0  # of updates to the residual stream
+    parallel: bool = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import LayerSpec
+from baton.worker.layers.spec import LayerSpec, NormSpec
 from baton.worker.models.names import TensorNames
 
 
@@ -18,7 +18,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    rms_norm_eps: float
+    norm: NormSpec
     max_position_embeddings: int
     tie_embeddings: bool
     initializer_range: float
@@ -28,6 +28,8 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logits_divisor: float = 1.0
     lm_head_bias: bool = False
+    logits_soft_cap: float = 0.0  # logits are soft_cap * tanh(logit / soft_cap); 0: not capped
+    learned_positions: bool = False  # the checkpoint has an embedding for each position
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use
 
     @property

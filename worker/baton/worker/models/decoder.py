@@ -19,10 +19,11 @@ from baton.worker.layers.device import Device
 from baton.worker.layers.experts import Experts, ExpertsWeights
 from baton.worker.layers.linear import Linear
 from baton.worker.layers.mlp import Mlp, MlpWeights
-from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec
+from baton.worker.layers.norm import norm_of
+from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.weights import ModelWeights
-from baton.worker.quantization.neighbours import Norm, Stream
+from baton.worker.quantization.neighbours import Stream
 
 
 class Step(Protocol):
@@ -73,6 +74,18 @@ class SegmentGraphs(Protocol[S_contra]):
 class _Layer(NamedTuple, Generic[S]):
     attention: Attention[S]
     mlp: Mlp | Experts
+    parallel: bool
+
+    def finish(self, stream: Stream, flow: Flow) -> None:
+        """Runs the ops behind attention."""
+        assert flow.attended is not None
+        if self.parallel:
+            self.mlp.add(stream)  # before attention's update: both read the same residual
+        self.attention.finish(stream, flow.attended)
+        if flow.buffers is None:
+            flow.query = flow.attended = None  # frees them for the MLP
+        if not self.parallel:
+            self.mlp.add(stream)
 
 
 class Decoder(Generic[S]):
@@ -96,12 +109,13 @@ class Decoder(Generic[S]):
         self._weights = weights
         self._layers = [
             _Layer(
-                Attention(index, spec.attention, layer.attention, config.rms_norm_eps, spec.residual_scale, device),
-                _mlp(spec, layer.mlp, config.rms_norm_eps, device),
+                Attention(index, spec.attention, layer.attention, config.norm, spec.residual_scale, device),
+                _mlp(spec, layer.mlp, config.norm, device),
+                spec.parallel,
             )
             for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
         ]
-        self._norm = Norm(weights.norm, config.rms_norm_eps)
+        self._norm = norm_of(weights.norm, config.norm)
         self._lm_head = Linear(weights.lm_head, device)
 
     @property
@@ -133,13 +147,8 @@ class Decoder(Generic[S]):
             stream = flow.stream = self._embedded(step, flow.buffers)
         else:
             assert flow.stream is not None
-            assert flow.attended is not None
             stream = flow.stream
-            before = self._layers[index - 1]
-            before.attention.finish(stream, flow.attended)
-            if flow.buffers is None:
-                flow.query = flow.attended = None  # frees them for the MLP
-            before.mlp.add(stream)
+            self._layers[index - 1].finish(stream, flow)
         if index < len(self._layers):
             out = None if flow.buffers is None else flow.buffers.qkv
             flow.query = self._layers[index].attention.project(stream, step, out)
@@ -149,23 +158,28 @@ class Decoder(Generic[S]):
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns the logits [num_rows, vocab_size] of rows that `forward` returned."""
         logits = self._lm_head.project(Stream(hidden, fuse_norms=True), self._norm, out)
-        divisor = self._config.logits_divisor
-        return logits if divisor == 1 else logits.div_(divisor)
+        divisor, cap = self._config.logits_divisor, self._config.logits_soft_cap
+        if divisor != 1:
+            logits.div_(divisor)
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _embedded(self, step: S, buffers: Buffers | None) -> Stream:
         embedded = self._device.embed(self._weights.embed, step)
         if self._config.embedding_scale != 1:
             embedded.mul_(self._config.embedding_scale)
+        if self._weights.positions is not None:
+            embedded.add_(self._device.embed_positions(self._weights.positions, step))
         if buffers is None:
             return Stream(embedded, fuse_norms=self._fuse_norms and step.fuse_norms)
         return Stream(buffers.residual.copy_(embedded))
 
 
-def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, eps: float, device: Device[S]) -> Mlp | Experts:
+def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, norm: NormSpec, device: Device[S]) -> Mlp | Experts:
     if isinstance(weights, MlpWeights):
-        return Mlp(weights, eps, spec.residual_scale, device)
+        assert isinstance(spec.mlp, MlpSpec), "weights are built by the layer's spec"
+        return Mlp(spec.mlp, weights, norm, spec.residual_scale, device)
     assert isinstance(spec.mlp, ExpertsSpec), "weights are built by the layer's spec"
-    return Experts(spec.mlp, weights, eps, spec.residual_scale, device)
+    return Experts(spec.mlp, weights, norm, spec.residual_scale, device)
 
 
 def _defers_updates(layer: LayerSpec) -> bool:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from baton.worker.quantization.experts import ExpertNames
+
+
+class Layout(Enum):
+    """How a checkpoint keeps the matrices of a layer's linears."""
+
+    ROWS = "rows"  # [out_features, in_features]
+    COLUMNS = "columns"  # [in_features, out_features]
+    QKV_BY_HEAD = "qkv_by_head"  # rows; a head's queries, keys and values follow one another in a fused projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +21,7 @@ class TensorNames:
     """Names without ".weight" and ".bias"; names in a layer are without the layer's prefix."""
 
     embed: str = "model.embed_tokens"
+    positions: str = ""
     norm: str = "model.norm"
     lm_head: str = "lm_head"
     layer: str = "model.layers.{}."
@@ -32,3 +42,9 @@ class TensorNames:
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_output_gate: str = "mlp.shared_expert_gate"
+    layout: Layout = Layout.ROWS
+    aliases: tuple[tuple[str, str], ...] = ()  # other beginnings of names, as (ours, theirs), in some checkpoints
+
+    def spellings(self, name: str) -> list[str]:
+        """Returns the name, and the names that other checkpoints have for it."""
+        return [name, *(theirs + name[len(ours) :] for ours, theirs in self.aliases if name.startswith(ours))]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import AttentionSpec, LayerSpec, MlpSpec
+from baton.worker.layers.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading_rope import read_rope
 from baton.worker.models.reading_sizes import read_head_dim, read_max_position_embeddings
 
+# By their names in configs; several are spellings of one function.
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -44,11 +52,18 @@ def read_attention(fields: Fields, rope: RopeConfig | None = None) -> AttentionS
     )
 
 
-def read_mlp(fields: Fields) -> MlpSpec:
-    """Reads a gated SiLU MLP without biases."""
-    if fields.text("hidden_act", default="silu") != "silu":
+def read_mlp(fields: Fields, activation: Activation | None = None) -> MlpSpec:
+    """Reads a gated MLP without biases, with SiLU unless the activation is given."""
+    if activation is None and fields.text("hidden_act", default="silu") != "silu":
         raise fields.error("hidden_act", "silu")
-    return MlpSpec(fields.positive_int("intermediate_size"))
+    return MlpSpec(fields.positive_int("intermediate_size"), activation=activation or "silu")
+
+
+def read_activation(fields: Fields, key: str = "hidden_act", default: str = "silu") -> Activation:
+    """Reads the activation of MLPs."""
+    if fields.text(key, default=default) not in _ACTIVATIONS:
+        raise fields.error(key, f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[fields.text(key, default=default)]
 
 
 def read_model(
@@ -59,6 +74,8 @@ def read_model(
     names: TensorNames = TensorNames(),  # noqa: B008 - frozen
     embedding_scale: float = 1.0,
     logits_divisor: float = 1.0,
+    logits_soft_cap: float = 0.0,
+    norm: NormSpec | None = None,
     default_eps: float = 1e-6,
     default_tied: bool = False,
 ) -> ModelConfig:
@@ -68,7 +85,7 @@ def read_model(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
         layers=tuple(layers),
-        rms_norm_eps=fields.positive_float("rms_norm_eps", default=default_eps),
+        norm=norm or NormSpec(fields.positive_float("rms_norm_eps", default=default_eps)),
         max_position_embeddings=read_max_position_embeddings(fields),
         tie_embeddings=fields.flag("tie_word_embeddings", default=default_tied),
         initializer_range=fields.positive_float("initializer_range", default=0.02),
@@ -77,6 +94,7 @@ def read_model(
         names=names,
         embedding_scale=embedding_scale,
         logits_divisor=logits_divisor,
+        logits_soft_cap=logits_soft_cap,
     )
 
 

@@ -27,6 +27,15 @@ _MODULES = (  # of baton.worker.models.families
     "glm",
     "glm4",
     "granite4",
+    "cohere",
+    "cohere2",
+    "olmo",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "starcoder2",
 )
 _WITH_EXPERTS = (
     "moe.mixtral",

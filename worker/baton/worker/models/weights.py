@@ -24,8 +24,9 @@ class LayerWeights:
 class ModelWeights:
     embed: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
-    norm: Tensor  # [hidden_size]
+    norm: Tensor  # [hidden_size]; all norms of a model with biases are [2, hidden_size]: weights, biases
     lm_head: LinearWeights  # [vocab_size, hidden_size]; shares the memory of `embed` if tied
+    positions: Tensor | None = None  # [max_position_embeddings, hidden_size]
 
     @property
     def num_bytes(self) -> int:

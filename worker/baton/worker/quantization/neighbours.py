@@ -10,15 +10,18 @@ from baton.kernels.routing import RouterSpec
 
 
 class Norm(NamedTuple):
-    """RMSNorm of a linear's input or output."""
+    """RMSNorm or LayerNorm of a linear's input or output."""
 
     weight: Tensor  # [size]
     eps: float
+    bias: Tensor | None = None  # [size], of LayerNorm
+    centered: bool = False  # LayerNorm
 
-
-def norm_of(weight: Tensor | None, eps: float) -> Norm | None:
-    """Returns the norm with this weight, if there is one."""
-    return None if weight is None else Norm(weight, eps)
+    def apply(self, x: Tensor, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
+        """Returns the norm of x. With `residual`, adds x to it and returns the norm of the sum."""
+        if self.centered:
+            return kernels.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)
+        return kernels.rms_norm(x, self.weight, self.eps, residual=residual)
 
 
 class Kernels(Protocol):
@@ -26,6 +29,15 @@ class Kernels(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> Tensor:
         """Returns x / sqrt(mean(x^2) + eps) * weight. With `residual`, adds x to it and returns the norm of the sum."""
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None
+    ) -> Tensor:
+        """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, of the sum as in `rms_norm`. weight [size], or
+        [k, size], whose row r % k belongs to row r of x."""
+
+    def activate(self, x: Tensor, activation: str, *, gated: bool) -> Tensor:
+        """Returns activation(x); `gated`: activation(first half) * second half."""
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
@@ -61,6 +73,6 @@ class Stream:
         if norm is None:
             return self.settled()
         if self.update is None:
-            return kernels.rms_norm(self.residual, norm.weight, norm.eps)
+            return norm.apply(self.residual, kernels)
         update, self.update = self.update, None
-        return kernels.rms_norm(update, norm.weight, norm.eps, residual=self.residual)
+        return norm.apply(update, kernels, self.residual)

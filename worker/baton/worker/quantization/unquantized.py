@@ -78,12 +78,12 @@ class _CudaOps(LinearOps):
         return torch.addmm(bias, x, params["weight"].t(), out=out)
 
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
-        if self._is_small(SMALL_PROJECT, params, stream):
+        if self._is_small(SMALL_PROJECT, params, stream, norm):
             return self._small(params, stream, norm, out=out)
         return super().project(params, stream, norm, out)
 
     def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
-        if self._is_small(SMALL_GATE, params, stream):
+        if self._is_small(SMALL_GATE, params, stream, norm):
             return self._small(params, stream, norm, gated=True)
         return super().gate(params, stream, norm)
 
@@ -100,14 +100,16 @@ class _CudaOps(LinearOps):
         else:
             stream.add(self.multiply(params, x))
 
-    def _is_small(self, row: Row, params: Params, stream: Stream) -> bool:
+    def _is_small(self, row: Row, params: Params, stream: Stream, norm: Norm | None) -> bool:
+        if norm is not None and norm.centered:
+            return False
         return stream.fuse_norms and stream.residual.shape[0] in row.tokens and "bias" not in params
 
     def _small(
         self, params: Params, stream: Stream, norm: Norm | None, *, gated: bool = False, out: Tensor | None = None
     ) -> Tensor:
         """Computes the norm, the product and the gate in one launch."""
-        weight, eps = (None, 0.0) if norm is None else norm
+        weight, eps = (None, 0.0) if norm is None else norm[:2]
         return self._small_linear(
             stream.settled(), params["weight"], self._workspace, norm=weight, eps=eps, gated=gated, out=out
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,18 +15,21 @@ from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights, StackedWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
-from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec
+from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.names import TensorNames
+from baton.worker.models.names import Layout, TensorNames
 from baton.worker.models.weights import LayerWeights, ModelWeights
 from baton.worker.quantization.base import LinearShape, Part, QuantMethod, Source
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.kv_scales import is_kv_scale
+from baton.worker.weights.layouts import by_columns, by_head
 
 _log = logging.getLogger(__name__)
 
+# Constants that models once kept beside their weights: frequencies and masks.
+_CONSTANTS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 _CPU = torch.device("cpu")
 _METHOD: QuantMethod = UNQUANTIZED
 _EXPERTS_METHOD: ExpertsMethod = UNQUANTIZED_EXPERTS
@@ -37,6 +42,7 @@ def load_weights(
     used: set[str] = set()
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        name = next((found for found in config.names.spellings(name) if found in checkpoint), name)
         used.add(name)
         return checkpoint.tensor(name, shape)
 
@@ -51,8 +57,8 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
     """Returns random weights, which are equal for a seed on all devices of a type. The model outputs nonsense."""
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype, device=device)
+        if name.endswith("norm.weight") or (len(shape) == 1 and name.endswith(".weight")):
+            return torch.full(shape, 1 - config.norm.offset, dtype=dtype, device=device)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
         return torch.empty(shape, dtype=dtype, device=device).normal_(
@@ -82,6 +88,10 @@ class _Allocator:
     def linear(self, shape: LinearShape) -> LinearWeights:
         return LinearWeights(_METHOD, _METHOD.create(shape, self.dtype, self.device))
 
+    def reading(self, change: Callable[[Source], Source]) -> _Allocator:
+        """Returns a maker of tensors that the checkpoint keeps in another way."""
+        return self
+
     def experts(self, shape: ExpertsShape) -> StackedWeights:
         return StackedWeights(_EXPERTS_METHOD, _EXPERTS_METHOD.create(shape, self.dtype, self.device))
 
@@ -100,6 +110,9 @@ class _Loader(_Allocator):
         weights.method.load(weights.params, shape, self.source)
         return weights
 
+    def reading(self, change: Callable[[Source], Source]) -> _Loader:
+        return replace(self, source=change(self.source))
+
     def experts(self, shape: ExpertsShape) -> StackedWeights:
         weights = _Allocator.experts(self, shape)
         weights.method.load(weights.params, shape, self.source)
@@ -114,7 +127,21 @@ def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
     embed = maker.tensor(f"{names.embed}.weight", (vocab, hidden))
     lm_head = _lm_head(config, maker, embed)
     layers = tuple(_layer(config, maker, index, spec) for index, spec in enumerate(config.layers))
-    return ModelWeights(embed, layers, maker.tensor(f"{names.norm}.weight", (hidden,)), lm_head)
+    positions = None
+    if config.learned_positions:
+        positions = maker.tensor(f"{names.positions}.weight", (config.max_position_embeddings, hidden))
+    return ModelWeights(embed, layers, _norm(maker, names.norm, (hidden,), config.norm), lm_head, positions)
+
+
+def _norm(maker: _Allocator, name: str, shape: tuple[int, ...], norm: NormSpec) -> Tensor:
+    """Makes what `norm_of` takes."""
+    if not norm.weighted:
+        return torch.ones(shape, dtype=maker.dtype, device=maker.device)
+    if norm.offset:
+        # Half precision would round the sum, which is closer to 1 than the weight to 0.
+        return maker.tensor(f"{name}.weight", shape, torch.float32).add_(norm.offset)
+    weight = maker.tensor(f"{name}.weight", shape)
+    return torch.stack((weight, maker.tensor(f"{name}.bias", shape))) if norm.bias else weight
 
 
 def _lm_head(config: ModelConfig, maker: _Allocator, embed: Tensor) -> LinearWeights:
@@ -133,6 +160,7 @@ class _LayerMaker:
     names: TensorNames
     prefix: str
     hidden: int
+    norms: NormSpec
 
     def linear(
         self, suffixes: tuple[str, ...], sizes: tuple[int, ...], in_features: int, bias: bool = False
@@ -141,38 +169,53 @@ class _LayerMaker:
         parts = [Part(self.prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
         return self.maker.linear(LinearShape(parts, in_features, bias))
 
-    def norm(self, suffix: str, size: int, wanted: bool) -> Tensor | None:
-        return self.maker.tensor(f"{self.prefix}{suffix}.weight", (size,)) if wanted else None
+    def qkv(self, attention: AttentionSpec) -> LinearWeights:
+        layer = self
+        if self.names.layout is Layout.QKV_BY_HEAD:
+            layer = replace(self, maker=self.maker.reading(partial(by_head, head_dim=attention.head_dim)))
+        sizes = (attention.q_size, attention.kv_size, attention.kv_size)
+        return layer.linear(self.names.qkv, sizes, self.hidden, attention.qkv_bias)
+
+    def norm(self, suffix: str, wanted: bool, shape: tuple[int, ...] = ()) -> Tensor | None:
+        """Makes a norm of hidden_size elements, or of `shape`."""
+        return _norm(self.maker, self.prefix + suffix, shape or (self.hidden,), self.norms) if wanted else None
 
 
 def _layer(config: ModelConfig, maker: _Allocator, index: int, spec: LayerSpec) -> LayerWeights:
     names = config.names
-    layer = _LayerMaker(maker, names, names.layer.format(index), config.hidden_size)
+    if names.layout is Layout.COLUMNS:
+        maker = maker.reading(by_columns)
+    layer = _LayerMaker(maker, names, names.layer.format(index), config.hidden_size, config.norm)
     mlp = _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
     return LayerWeights(_attention(layer, spec), mlp)
 
 
 def _attention(layer: _LayerMaker, spec: LayerSpec) -> AttentionWeights:
     names, hidden, attention = layer.names, layer.hidden, spec.attention
-    qk_sizes = {"none": (0, 0), "head": (attention.head_dim,) * 2, "projection": (attention.q_size, attention.kv_size)}
-    q_norm_size, k_norm_size = qk_sizes[attention.qk_norm]
+    normed = attention.qk_norm != "none"
     return AttentionWeights(
-        input_norm=layer.norm(names.attention_input_norm, hidden, spec.input_norms),
-        qkv=layer.linear(names.qkv, (attention.q_size, *(attention.kv_size,) * 2), hidden, attention.qkv_bias),
-        q_norm=layer.norm(names.q_norm, q_norm_size, q_norm_size > 0),
-        k_norm=layer.norm(names.k_norm, k_norm_size, k_norm_size > 0),
+        input_norm=layer.norm(names.attention_input_norm, spec.input_norms),
+        qkv=layer.qkv(attention),
+        q_norm=layer.norm(names.q_norm, normed, _qk_norm_shape(attention, attention.num_q_heads)),
+        k_norm=layer.norm(names.k_norm, normed, _qk_norm_shape(attention, attention.num_kv_heads)),
         o=layer.linear((names.o,), (hidden,), attention.q_size, attention.o_bias),
-        output_norm=layer.norm(names.attention_output_norm, hidden, spec.output_norms),
+        output_norm=layer.norm(names.attention_output_norm, spec.output_norms),
     )
+
+
+def _qk_norm_shape(attention: AttentionSpec, num_heads: int) -> tuple[int, ...]:
+    head_dim = attention.head_dim
+    shapes = {"head": (head_dim,), "each_head": (num_heads, head_dim), "projection": (num_heads * head_dim,)}
+    return shapes.get(attention.qk_norm, ())
 
 
 def _mlp(layer: _LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:
     names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
     return MlpWeights(
-        input_norm=layer.norm(names.mlp_input_norm, hidden, spec.input_norms),
-        gate_up=layer.linear(names.gate_up, (ffn, ffn), hidden, mlp.bias),
+        input_norm=layer.norm(names.mlp_input_norm, spec.input_norms),
+        gate_up=layer.linear(names.gate_up, (ffn, ffn) if mlp.gated else (ffn,), hidden, mlp.bias),
         down=layer.linear((names.down,), (hidden,), ffn, mlp.bias),
-        output_norm=layer.norm(names.mlp_output_norm, hidden, spec.output_norms),
+        output_norm=layer.norm(names.mlp_output_norm, spec.output_norms),
     )
 
 
@@ -182,12 +225,12 @@ def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> Exper
         names.experts, layer.prefix, router.num_experts, hidden, experts.intermediate_size, experts.bias
     )
     return ExpertsWeights(
-        input_norm=layer.norm(names.mlp_input_norm, hidden, spec.input_norms),
+        input_norm=layer.norm(names.mlp_input_norm, spec.input_norms),
         router=layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias),
         correction=_correction(layer, router.num_experts) if router.corrected else None,
         experts=layer.maker.experts(shape),
         shared=None if experts.shared is None else _shared_expert(layer, experts.shared, experts.shared_gate),
-        output_norm=layer.norm(names.mlp_output_norm, hidden, spec.output_norms),
+        output_norm=layer.norm(names.mlp_output_norm, spec.output_norms),
     )
 
 
@@ -207,6 +250,6 @@ def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExper
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    if name.endswith("rotary_emb.inv_freq") or is_kv_scale(name):
+    if name.endswith(_CONSTANTS) or is_kv_scale(name):
         return True
-    return config.tie_embeddings and name == f"{config.names.lm_head}.weight"
+    return config.tie_embeddings and name in config.names.spellings(f"{config.names.lm_head}.weight")

@@ -55,6 +55,9 @@ class Checkpoint:
         """Names of all tensors, sorted."""
         return sorted(self._file_of)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
     def entry(self, name: str) -> TensorEntry:
         """Returns the position of a tensor."""
         return self._file_of[name].entries[name]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import ExpertsSpec, LayerSpec
+from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.checkpoint import Checkpoint
 
@@ -55,7 +55,7 @@ def kv_facts(config: ModelConfig) -> dict[str, Any]:
         "num_q_heads": attention.num_q_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
+        "rms_norm_eps": config.norm.eps,
         "rope": _rope_facts(attention.rope),
         "tie_embeddings": config.tie_embeddings,
         "qkv_bias": attention.qkv_bias,
@@ -77,17 +77,29 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
     usual_scale = float(first.attention.head_dim) ** -0.5
     found = {
         "score_scale": (first.attention.scale, usual_scale),
+        "norm": (_changed(dataclasses.replace(config.norm, eps=0.0)), _changed(NormSpec(0.0))),
         "norm_of_projection": (first.attention.qk_norm == "projection", False),
+        "norm_of_each_head": (first.attention.qk_norm == "each_head", False),
+        "qkv_clip": (first.attention.qkv_clip, 0.0),
+        "soft_cap": (first.attention.soft_cap, 0.0),
+        "activation": (_activation(first.mlp), ("silu", True)),
+        "parallel": (first.parallel, False),
         "input_norms": (first.input_norms, True),
         "output_norms": (first.output_norms, False),
         "residual_scale": (first.residual_scale, 1.0),
         "embedding_scale": (config.embedding_scale, 1.0),
         "logits_divisor": (config.logits_divisor, 1.0),
         "lm_head_bias": (config.lm_head_bias, False),
+        "logits_soft_cap": (config.logits_soft_cap, 0.0),
+        "learned_positions": (config.learned_positions, False),
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "other_layers": (_other_layers(config), {}),
     }
     return {name: value for name, (value, assumed) in found.items() if value != assumed}
+
+
+def _activation(mlp: MlpSpec | ExpertsSpec) -> tuple[str, bool]:
+    return (mlp.activation, mlp.gated) if isinstance(mlp, MlpSpec) else ("silu", True)
 
 
 def _other_layers(config: ModelConfig) -> Mapping[int, Any]:

@@ -42,19 +42,20 @@ class CpuAttention:
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
         """Returns the attention of what `write` returned. Nothing on a CPU needs `out`."""
         assert out is None
-        cache, window, scale = self._cache, self._spec.window, self._spec.scale
+        cache, window = self._cache, self._spec.window
+        scores = (self._spec.scale, self._spec.soft_cap)
         num_tokens = query.shape[0]
         if len(step.decodes) == 1 and not step.prefills:
-            return attend_decode(query, cache, step.decodes[0].plans[window], scale).view(num_tokens, -1)
+            return attend_decode(query, cache, step.decodes[0].plans[window], *scores).view(num_tokens, -1)
         if len(step.prefills) == 1 and not step.decodes:
-            return attend_prefill(query, cache, step.prefills[0].plans[window], scale).view(num_tokens, -1)
+            return attend_prefill(query, cache, step.prefills[0].plans[window], *scores).view(num_tokens, -1)
         attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in step.decodes:
             mine = slice(group.num_tokens) if group.tokens is None else group.tokens
-            attended[mine] = attend_decode(query[mine], cache, group.plans[window], scale)
+            attended[mine] = attend_decode(query[mine], cache, group.plans[window], *scores)
         for chunk in step.prefills:
             part = slice(chunk.start, chunk.stop)
-            attended[part] = attend_prefill(query[part], cache, chunk.plans[window], scale)
+            attended[part] = attend_prefill(query[part], cache, chunk.plans[window], *scores)
         return attended.view(num_tokens, -1)
 
     def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:

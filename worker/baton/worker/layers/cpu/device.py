@@ -20,6 +20,8 @@ class CpuKernels:
     """Implements Kernels."""
 
     rms_norm = staticmethod(find("rms_norm", Case("cpu")).load())
+    layer_norm = staticmethod(find("layer_norm", Case("cpu")).load())
+    activate = staticmethod(find("activate", Case("cpu")).load())
     silu_mul = staticmethod(find("silu_mul", Case("cpu")).load())
     route = staticmethod(find("route", Case("cpu")).load())
 
@@ -46,6 +48,10 @@ class CpuDevice:
     def embed(self, table: Tensor, step: StepInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
         return table.index_select(0, step.token_ids)
+
+    def embed_positions(self, table: Tensor, step: StepInputs) -> Tensor:
+        """Returns the positions' rows of `table`."""
+        return table.index_select(0, step.positions)
 
     def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CpuAttention:
         """Returns layer `index`'s ops."""

@@ -53,10 +53,11 @@ class PagedAttention:
             max_seqs, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, device, batch_invariant=batch_invariant
         )
         # Of Hopper's kernel, where it is chosen.
-        self.prefill_workspace = _prefill_workspace(self.prefill_row(), cache, spec.num_q_heads)
+        self.prefill_workspace = _prefill_workspace(self.prefill_row(0, spec.soft_cap), cache, spec.num_q_heads)
         self._num_q_heads = spec.num_q_heads
+        self._soft_cap = spec.soft_cap  # of all layers
 
-    def prefill_row(self, window: int = 0) -> Row:
+    def prefill_row(self, window: int = 0, soft_cap: float = 0.0) -> Row:
         """Returns which kernel attends with chunks in a layer with this window."""
         capability, _ = torch.cuda.get_device_capability(self.cache.device)
         case = Case(
@@ -67,6 +68,7 @@ class PagedAttention:
             self._head_dim,
             self._block_size,
             window=window > 0,
+            soft_cap=soft_cap > 0,
             batch_invariant=self._invariant,
         )
         return find("prefill_attention", case)
@@ -93,6 +95,7 @@ class PagedAttention:
                     self.dtype,
                     quantized=self.kv_scales[0] is not None,
                     window=window,
+                    soft_cap=self._soft_cap,
                     batch_invariant=self._invariant,
                 )
                 for part in parts
@@ -119,12 +122,16 @@ class CudaAttention:
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 1e-6 if q_norm is None else q_norm.eps
-        row = shared.prefill_row(spec.window)
+        row = shared.prefill_row(spec.window, spec.soft_cap)
         self._prefill = row.load()
         if row is HOPPER_PREFILL:
             self._prefill_options: dict[str, Any] = {"workspace": shared.prefill_workspace}
         else:
-            self._prefill_options = {"kv_scale": shared.kv_scales[index], "window": spec.window}
+            self._prefill_options = {
+                "kv_scale": shared.kv_scales[index],
+                "window": spec.window,
+                "soft_cap": spec.soft_cap,
+            }
 
     def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
         """Rotates the queries of qkv in place, writes K and V into the cache, and returns qkv."""
@@ -172,6 +179,7 @@ class CudaAttention:
             shared.decode_workspace,
             out=out[first:last],
             kv_scale=shared.kv_scales[self._index],
+            soft_cap=self.spec.soft_cap,
         )
 
     def prefill(self, query: Tensor, out: Tensor, step: StepInputs, tiles: PrefillTiles) -> None:

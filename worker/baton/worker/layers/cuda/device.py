@@ -22,6 +22,8 @@ class CudaKernels:
     """Implements Kernels."""
 
     rms_norm = staticmethod(find("rms_norm", Case("cuda")).load())
+    layer_norm = staticmethod(find("layer_norm", Case("cuda")).load())
+    activate = staticmethod(find("activate", Case("cuda")).load())
     silu_mul = staticmethod(find("silu_mul", Case("cuda")).load())
     route = staticmethod(find("route", Case("cuda")).load())
 
@@ -58,6 +60,10 @@ class CudaDevice:
     def embed(self, table: Tensor, step: StepInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
         return functional.embedding(step.tokens, table)
+
+    def embed_positions(self, table: Tensor, step: StepInputs) -> Tensor:
+        """Returns the positions' rows of `table`."""
+        return functional.embedding(step.positions, table)
 
     def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CudaAttention:
         """Returns layer `index`'s ops."""

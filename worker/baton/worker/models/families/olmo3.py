@@ -26,6 +26,7 @@ _NAMES = TensorNames(attention_output_norm="post_attention_layernorm", mlp_outpu
 
 def read(fields: Fields) -> ModelConfig:
     """Reads layers that differ in window and RoPE."""
+    fields = Fields({"sliding_window": 4096, **fields.raw}, fields.source)
     theta = fields.positive_float("rope_theta", default=5e5)
     full, sliding = read_ropes(fields, full=RopeDefaults(theta), sliding=RopeDefaults(theta))
     bias = fields.flag("attention_bias", default=False)
