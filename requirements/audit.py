@@ -38,13 +38,13 @@ def finding_of(output: str, problem: str) -> Finding:
         for package in packages
         for one in package.get("vulns", ())
     ]
-    told = [f"{package['name']}: {package['skip_reason']}" for package in skipped[:3]]
+    lines = [f"{package['name']}: {package['skip_reason']}" for package in skipped[:3]]
     if skipped:
-        told.insert(0, f"{len(skipped)} of {len(packages)} packages could not be looked up; they were not checked:")
+        lines.insert(0, f"{len(skipped)} of {len(packages)} packages could not be looked up; they were not checked:")
     if bad:
-        return Finding(VULNERABLE, (f"{len(bad)} known vulnerabilities:", *bad, *told))
+        return Finding(VULNERABLE, (f"{len(bad)} known vulnerabilities:", *bad, *lines))
     if skipped or not packages:
-        return Finding(NOT_LOOKED, tuple(told) or ("there was nothing to look up",))
+        return Finding(NOT_LOOKED, tuple(lines) or ("there was nothing to look up",))
     return Finding(NONE_KNOWN, (f"{len(packages)} packages, no known vulnerability",))
 
 

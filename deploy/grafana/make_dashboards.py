@@ -115,7 +115,7 @@ FLEET = Dashboard(
             Panel("Age of discovery", "s", (("baton_router_discovery_age_seconds", "{{list}}, {{instance}}"),)),
             Panel("Engines that answer", "short", (("sum(baton_worker_up)", "up"),
                                                    ("sum(baton_worker_draining)", "draining"))),
-            Panel("Index and store", "short", (("baton_router_index_connected", "router {{instance}} hears kvstore"),
+            Panel("Index and store", "short", (("baton_router_index_connected", "router {{instance}} to kvstore"),
                                                ("baton_kvstore_store_up", "kvstore {{instance}} has its store"))),
         )),
     ),
@@ -184,7 +184,7 @@ KV = Dashboard(
         ("Host memory", (
             Panel("Blocks in host memory", "short", (
                 (f"sum(baton_worker_cached_host_blocks{{{_MODEL}}})", "cached"),
-                (f"sum(baton_worker_host_blocks{{{_MODEL}}})", "room"))),
+                (f"sum(baton_worker_host_blocks{{{_MODEL}}})", "capacity"))),
             Panel("Copied", "Bps", (
                 (rate("baton_worker_host_cache_offloaded_bytes_total", where=_MODEL), "to host memory"),
                 (rate("baton_worker_host_cache_restored_bytes_total", where=_MODEL), "from host memory"))),
@@ -198,17 +198,17 @@ ROUTER = Dashboard(
     "Baton: router quality",
     (
         ("Placement", (
-            Panel("Placements by who prefills", "reqps",
+            Panel("Placements by prefill worker", "reqps",
                 ((rate("baton_router_placements_total", "prefill"), "{{prefill}}"),)),
-            Panel("A decision", "s", quantiles("baton_router_place_seconds")),
+            Panel("Decision time", "s", quantiles("baton_router_place_seconds")),
             Panel("Refusals", "reqps", ((rate("baton_router_refusals_total", "code"), "{{code}}"),
                                         (rate("baton_router_failed_placements_total"), "worker failed"))),
-            Panel("Not reported on yet", "short", (("baton_router_in_flight", "{{instance}}"),)),
+            Panel("Without an outcome yet", "short", (("baton_router_in_flight", "{{instance}}"),)),
             Panel("Spread of load", "short", (
                 ("max(baton_worker_running_requests)", "most"), ("avg(baton_worker_running_requests)", "mean"),
                 ("min(baton_worker_running_requests)", "least"))),
         )),
-        ("The index tells the truth", (
+        ("Index accuracy", (
             Panel("Cached tokens: predicted and found", "short", (
                 (rate("baton_router_predicted_cached_tokens_total"), "predicted"),
                 (rate("baton_router_actual_cached_tokens_total"), "found"),
@@ -216,12 +216,12 @@ ROUTER = Dashboard(
             Panel("Blocks in the index", "short", (("baton_router_index_blocks", "router {{instance}}"),
                                                    ("baton_kvstore_blocks", "kvstore {{instance}}"))),
             Panel("Repairs", "ops", (
-                (rate("baton_router_index_resyncs_total"), "streams given up for a gap"),
+                (rate("baton_router_index_resyncs_total"), "streams restarted after a gap"),
                 (rate("baton_router_index_stale_blocks_total"), "entries dropped"),
-                (rate("baton_kvstore_wanted_snapshots_total"), "snapshots asked"))),
+                (rate("baton_kvstore_wanted_snapshots_total"), "snapshots requested"))),
             Panel("Store", "bytes", (("baton_kvstore_store_backlog_bytes", "waits for Redis, {{instance}}"),)),
             Panel("Block events", "ops", ((rate("baton_kvstore_block_events_total"), "applied"),)),
-            Panel("Who hears whom", "short", (("baton_router_peers", "routers, {{instance}}"),
+            Panel("Peer connections", "short", (("baton_router_peers", "routers, {{instance}}"),
                                               ("baton_kvstore_replicas", "kvstores, {{instance}}"),
                                               ("baton_kvstore_watchers", "watchers, {{instance}}"))),
         )),
@@ -257,8 +257,8 @@ TENANTS = Dashboard(
             Panel("Decided without Redis", "ops", (
                 (rate("baton_gateway_limits_local_decisions_total"), "by this gateway's share"),
                 (rate("baton_gateway_limits_redis_errors_total"), "errors"),
-                (rate("baton_gateway_limits_redis_lost_total"), "use told again"))),
-            Panel("Keys", "ops", ((rate("baton_gateway_key_reloads_total"), "read anew"),
+                (rate("baton_gateway_limits_redis_lost_total"), "usage sent again"))),
+            Panel("Keys", "ops", ((rate("baton_gateway_key_reloads_total"), "reloaded"),
                                   (rate("baton_gateway_key_source_errors_total"), "could not be read"))),
         )),
     ),

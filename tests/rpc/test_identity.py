@@ -127,4 +127,4 @@ def test_another_fleets_worker_is_no_worker_here():
 
 def test_a_name_in_other_places_of_the_certificate_counts_for_nothing():
     context = {"x509_common_name": [b"spiffe://baton/dev/worker/0"], "peer_dns": [b"spiffe://baton/dev/worker/0"]}
-    assert "nobody: it has no URI" in refusal(context, "dev", frozenset({"worker"}))
+    assert "a peer without a URI" in refusal(context, "dev", frozenset({"worker"}))

@@ -1,4 +1,4 @@
-"""Shared types between the API rooms (REST, gRPC) and the generation room. Knows neither of them."""
+"""Shared types between the API packages (REST, gRPC) and generation. Knows neither of them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Pair:
         kind.prepare("receiver")
         self._told_at = 0.0
         self._landed = threading.Event()
-        self._transport = make_transports(kind, num_blocks, self._tell)
+        self._transport = make_transports(kind, num_blocks, self._notify)
         self._raw = kind.raw_receiver(num_blocks * _BLOCK_BYTES)
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
@@ -177,7 +177,7 @@ class Pair:
         self._transport.close()
         self._raw.close()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Of the transport, on its thread: what happened ends here, however long the main thread takes to wake up."""
         self._told_at = time.monotonic()
         self._landed.set()

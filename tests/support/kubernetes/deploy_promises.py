@@ -31,7 +31,7 @@ class Promise:
 
     def places(self) -> list[str]:
         """Returns the overlays and variants that keep it. The page's commands name the namespace baton."""
-        found = dict.fromkeys(place for name in self.names for place in _places(name))
+        found = dict.fromkeys(place for name in self.names for place in _fields(name))
         return [place for place in found if place in OVERLAYS or VARIANTS[place].namespace == "baton"]
 
     def is_in(self, printed: str) -> bool:
@@ -54,7 +54,7 @@ def _promise(what: str, names: str, target: str, path: str, shows: str) -> Promi
     return Promise(what, tuple(re.findall(r"[a-z-]+", names)), target, path, shows.strip("`"))
 
 
-def _places(name: str) -> Iterator[str]:
+def _fields(name: str) -> Iterator[str]:
     """Yields the overlay of this name, or all that have the component."""
     assert name == "all" or name in OVERLAYS or name in COMPONENTS, f"the page names {name}"
     if name == "all":

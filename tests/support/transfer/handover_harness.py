@@ -76,9 +76,9 @@ class Network:
             if stream is None:
                 return
             if kind == Kind.PEER_CLOSE:
-                self._cut(stream, tell_decode=False)
+                self._cut(stream, notify_decode=False)
             elif kind == Kind.PREFILL_CLOSE:
-                self._cut(stream, tell_prefill=False)
+                self._cut(stream, notify_prefill=False)
             elif (tapped := self.tap(node, kind, payload)) is not None:
                 if kind == Kind.PEER:
                     stream.prefill.inbox.append((Kind.PREFILL, stream.prefill_channel, tapped))
@@ -109,11 +109,11 @@ class Network:
                 return stream
         return None
 
-    def _cut(self, stream: Stream, tell_decode: bool = True, tell_prefill: bool = True) -> None:
+    def _cut(self, stream: Stream, notify_decode: bool = True, notify_prefill: bool = True) -> None:
         self.streams.remove(stream)
-        if tell_decode:
+        if notify_decode:
             stream.decode.inbox.append((Kind.PEER_CLOSE, stream.decode_channel, b"the stream was cut"))
-        if tell_prefill:
+        if notify_prefill:
             stream.prefill.inbox.append((Kind.PREFILL_CLOSE, stream.prefill_channel, b""))
 
 

@@ -42,13 +42,13 @@ def test_a_request_needs_room_beside_what_others_pin_but_not_beside_its_own():
     pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     holder, other = make_state(8), make_state(5)
     pins.set(holder, blocks(0, 1, 2, 3, 4, 5))
-    assert pins.leave_room_for(holder)
-    assert not pins.leave_room_for(other)
+    assert pins.can_finish(holder)
+    assert not pins.can_finish(other)
 
 
-def test_more_pins_must_leave_room_for_each_of_the_others_alone():
+def test_more_blocks_are_pinned_only_if_each_other_request_can_still_finish():
     pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     newcomer = make_state(4)
-    assert pins.would_leave_room(newcomer, 4, [make_state(6), make_state(6)])
-    assert not pins.would_leave_room(newcomer, 4, [make_state(6), make_state(7)])
-    assert not pins.would_leave_room(newcomer, 11, [])
+    assert pins.would_fit(newcomer, 4, [make_state(6), make_state(6)])
+    assert not pins.would_fit(newcomer, 4, [make_state(6), make_state(7)])
+    assert not pins.would_fit(newcomer, 11, [])

@@ -173,7 +173,7 @@ class WorkerConfig:
         default=250,
         metadata={
             "help": "Milliseconds that any step may take. Beyond them, and ten times what steps of its shape take, "
-            "the device counts as stuck, and streams leave until the step ends. 0: never.",
+            "the device counts as stalled, and streams leave until the step ends. 0: never.",
             "minimum": 0,
             "maximum": 600_000,
         },

@@ -29,7 +29,7 @@ async def ext_authz_server(
     async with RpcServer(
         address, [ext_authz_service(servicer)], _GRACE_SECONDS, field="ext_authz_listen", tls=tls
     ) as server:
-        task = asyncio.get_running_loop().create_task(_tell_ready(server, gate))
+        task = asyncio.get_running_loop().create_task(_report_readiness(server, gate))
         try:
             yield server
         finally:
@@ -38,7 +38,7 @@ async def ext_authz_server(
                 await task
 
 
-async def _tell_ready(server: RpcServer, gate: Gate) -> None:
+async def _report_readiness(server: RpcServer, gate: Gate) -> None:
     was_ready = False
     while not was_ready:
         was_ready = gate.ready

@@ -30,7 +30,7 @@ class ChoiceOwner(Protocol):
         """Aborts a choice on its worker after a stop string."""
 
     def find_better(self, run: ChoiceRun) -> None:
-        """Looks for another worker because the device of this one is stuck."""
+        """Looks for another worker because the device of this one is stalled."""
 
     def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
         """Handles the death of a prefill worker that computed the choice's prompt."""
@@ -54,7 +54,7 @@ class ChoiceRun:
         self.use = use
         self.stream = stream
         self.slot = -1
-        self.waits = False  # whether it waits for tokens from a stuck device
+        self.waits = False  # whether it waits for tokens from a stalled device
 
     def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
         if self.choice.prompt_logprobs is not None:

@@ -8,7 +8,7 @@ After LET_OFF_TOKENS tokens since the last death the count restarts: the death w
 kills workers does so at the same token again. MAX_DEATHS deaths end even such a request.
 
 A worker that was never reached, is silent, or drains does not count. A choice moves at most MAX_MOVES times in a row
-without a new token, with growing pauses after FREE_MOVES, and leaves a stuck device MAX_STALLS times. A refusal is
+without a new token, with growing pauses after FREE_MOVES, and leaves a stalled device MAX_STALLS times. A refusal is
 retried MAX_REFUSALS times.
 """
 
@@ -105,7 +105,7 @@ class RetryBudget:
         self._blame(choice, num_tokens, error, worker)
 
     def may_leave(self, choice: int, num_tokens: int) -> bool:
-        """Returns whether a choice may leave a worker whose device is stuck, and counts it as a move."""
+        """Returns whether a choice may leave a worker whose device is stalled, and counts it as a move."""
         self._note(choice, num_tokens)
         self._stalls[choice] += 1
         return self._stalls[choice] <= MAX_STALLS

@@ -29,7 +29,7 @@ from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
 
-# Minimum time between searches for a better worker while a device is stuck.
+# Minimum time between searches for a better worker while a device is stalled.
 _LOOK_SECONDS = 1.0
 
 # How long the end of a choice waits for the worker's token counts after a stop string.
@@ -216,7 +216,7 @@ class RunningGeneration:
             self._refuse(final)
 
     def find_better(self, run: ChoiceRun) -> None:
-        """Searches for another worker while the device of this one is stuck. Without one, the request stays."""
+        """Searches for another worker while the device of this one is stalled. Without one, the request stays."""
         now = time.monotonic()
         if not self._stopped and self._search is None and now >= self._search_again_at:
             self._search_again_at = now + _LOOK_SECONDS
@@ -239,7 +239,7 @@ class RunningGeneration:
             self._submit([run.choice for run in runs], placed)
             self._services.counters.failovers += len(runs)
         except ServiceError as error:
-            _log.info("no other worker for a request on a stuck device: %s", error.message)
+            _log.info("no other worker for a request on a stalled device: %s", error.message)
         except Exception as error:
             _log.exception("failed to move a request", extra={"request_id": self._request.request_id})
             self._fail(InternalError(f"unexpected {type(error).__name__} while moving the request; see the log"))

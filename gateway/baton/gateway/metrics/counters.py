@@ -18,7 +18,7 @@ class GenerationCounters:
     failovers: int = 0  # choices that moved to another worker
     lost_streams: int = 0  # worker streams that ended with running requests
     silent_workers: int = 0  # lost streams of silent workers
-    stalled_workers: int = 0  # workers that reported a stuck device
+    stalled_workers: int = 0  # workers that reported a stalled device
     poisonous_requests: int = 0  # requests refused because their workers died
     protocol_errors: int = 0  # frames or tokens that could not be handled
     dropped_reports: int = 0  # outcomes that no router accepted

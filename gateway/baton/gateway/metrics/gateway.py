@@ -32,7 +32,7 @@ _GENERATION_COUNTERS = (
     ("failovers", "baton_gateway_failovers", "Choices that moved to another worker."),
     ("lost_streams", "baton_gateway_lost_worker_streams", "Worker streams that ended with running requests."),
     ("silent_workers", "baton_gateway_silent_workers", "Worker streams ended because the worker was silent."),
-    ("stalled_workers", "baton_gateway_stalled_workers", "Reports of a stuck device by workers with running requests."),
+    ("stalled_workers", "baton_gateway_stalled_workers", "Reports of a stalled device by workers with requests."),
     (
         "poisonous_requests",
         "baton_gateway_poisonous_requests",

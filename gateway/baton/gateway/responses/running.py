@@ -172,7 +172,7 @@ class RunningResponse:
             self._cut_short = delta.finish_reason == "length"
             for event in self._output.finish("incomplete" if self._cut_short else "completed"):
                 self._emit(event)
-        self._tell()
+        self._notify_followers()
 
     def _begin(self) -> None:
         if self.begun:
@@ -205,7 +205,7 @@ class RunningResponse:
         finally:
             self.over = True
             if self.begun:
-                self._tell()
+                self._notify_followers()
             followers, self._followers = self._followers, []
             for follower in followers:
                 follower.ended(self.error)
@@ -217,7 +217,7 @@ class RunningResponse:
         data = orjson.dumps({**event, "sequence_number": self.num_events})
         self.events.append(b"event: %b\ndata: %b\n\n" % (name, data))
 
-    def _tell(self) -> None:
+    def _notify_followers(self) -> None:
         for follower in list(self._followers):
             follower.progressed()
 

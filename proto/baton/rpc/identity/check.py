@@ -47,11 +47,11 @@ def refusal(auth_context: Mapping[str, Iterable[bytes]], fleet: str, accepted: f
     identity = identity_of(uris)
     if identity is not None and identity.fleet == fleet and identity.service in accepted:
         return ""
-    wanted = ", ".join(f"spiffe://baton/{fleet}/{service}/*" for service in sorted(accepted)) or "nobody"
+    wanted = ", ".join(f"spiffe://baton/{fleet}/{service}/*" for service in sorted(accepted)) or "no service"
     return f"the certificate shown is of {_shown(identity, uris)}; accepted: {wanted}"
 
 
 def _shown(identity: Identity | None, uris: list[str]) -> str:
     if identity is not None:
         return identity.uri
-    return f"{', '.join(uris)}, which is no identity" if uris else "nobody: it has no URI"
+    return f"{', '.join(uris)}, which is no identity" if uris else "a peer without a URI"

@@ -90,7 +90,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: tuple[str, int], tls: Tls | None) -> None:
         self._tls = tls
-        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._slots = threading.BoundedSemaphore(_MAX_CLIENTS)
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -103,7 +103,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Returns False, which closes the connection, if there are too many."""
-        return self._places.acquire(blocking=False)
+        return self._slots.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Completes one client's handshake, answers it, and closes."""
@@ -113,7 +113,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 return
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores clients that break off."""

@@ -24,7 +24,7 @@ from baton.rpc.tls.credentials import EdgeTls, Tls
 
 _log = logging.getLogger(__name__)
 
-_HEAR_SECONDS = 1.0
+_FIRST_MESSAGE_SECONDS = 1.0
 
 # A name of grpc.health.v1 that is SERVING for as long as the process answers, whether it takes work or not.
 LIVENESS = "liveness"
@@ -192,7 +192,7 @@ async def _checked(request: Any, context: Context, method: str, check: Check | N
         try:
             check(context)
         except ServiceError:
-            await _hear_out(request)
+            await _read_first(request)
             raise
     if isinstance(request, _Large):
         request = await request.read()
@@ -201,11 +201,11 @@ async def _checked(request: Any, context: Context, method: str, check: Check | N
     return request
 
 
-async def _hear_out(request: Any) -> None:
-    """Takes the first message of a client that streams: were it written to an ended call, gRPC would not say why."""
+async def _read_first(request: Any) -> None:
+    """Reads the first message of a streaming client. If it arrived after the call ended, gRPC would lose the error."""
     if isinstance(request, AsyncIterator):
         with contextlib.suppress(TimeoutError, StopAsyncIteration):
-            async with asyncio.timeout(_HEAR_SECONDS):
+            async with asyncio.timeout(_FIRST_MESSAGE_SECONDS):
                 await anext(request)
 
 

@@ -162,12 +162,12 @@ class Tracer:
                 await self._export(request, timeout=until - time.monotonic())
             except grpc.aio.AioRpcError as error:
                 self.num_dropped += len(spans)
-                self._tell(problem_of(error))
+                self._log_problem(problem_of(error))
                 return
             self.num_exported += len(spans)
-            self._tell("")
+            self._log_problem("")
 
-    def _tell(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Logs once that the collector fails, and once that it accepts spans again."""
         if problem and not self._failing:
             _log.warning("the collector at %s takes no spans: %s", self._endpoint.address, problem)

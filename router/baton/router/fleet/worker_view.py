@@ -80,7 +80,7 @@ class WorkerView:
     can_decode: bool = True  # requests can be submitted to it
     can_prefill_for_others: bool = True  # decode workers can ask it for a prompt's KV
     mixes_phases: bool = True  # decodes run beside the prefills that others ask of it
-    stalled: bool = False  # its device is stuck; it may come back
+    stalled: bool = False  # its device is stalled; it may come back
     max_prompt_tokens: float = math.inf  # that its pool can ever hold, beside one token of output
 
 
@@ -95,8 +95,8 @@ def view_of(
     """Returns the view that a state stands for. `speeds` None: those of the state. `terminating`: it drains or will."""
     load, layout = state.load, layout_key(state.layout)
     if speeds is None:
-        told = load.prefill_tokens_per_second, load.transfer_bytes_per_second, load.restore_bytes_per_second
-        speeds = Speeds(*told, step=None)
+        reported = load.prefill_tokens_per_second, load.transfer_bytes_per_second, load.restore_bytes_per_second
+        speeds = Speeds(*reported, step=None)
     return WorkerView(
         worker_id=state.worker_id,
         epoch=state.epoch,

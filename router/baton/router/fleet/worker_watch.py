@@ -73,20 +73,20 @@ class WorkerWatch:
 
     async def _watch(self, address: str) -> str:
         """Reads one stream to its end and returns why it ended."""
-        patience = self._interval_seconds * _MISSED_INTERVALS
+        timeout = self._interval_seconds * _MISSED_INTERVALS
         request = worker_pb2.WatchStateRequest(max_interval_ms=round(self._interval_seconds * 1000))
         async with self._dial(address) as channel:
             stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
             call = stub.WatchState(request)
             try:
                 while True:
-                    async with asyncio.timeout(patience):
+                    async with asyncio.timeout(timeout):
                         response = await call.read()
                     if not isinstance(response, worker_pb2.WatchStateResponse):
                         return "it ended the stream"
                     self._fleet.update(address, response.state)
             except TimeoutError:
-                return f"no state for {patience:.1f} s"
+                return f"no state for {timeout:.1f} s"
             except grpc.aio.AioRpcError as error:
                 return problem_of(error)
             except Exception as error:

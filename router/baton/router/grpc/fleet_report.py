@@ -74,7 +74,7 @@ class FleetReport:
         """Records a refused placement."""
         self._totals.num_refused += 1
 
-    def reported(self, outcome: Outcome, told: router_pb2.PlacementOutcome) -> None:
+    def reported(self, outcome: Outcome, message: router_pb2.PlacementOutcome) -> None:
         """Records the outcome of a placement."""
         self._reported.append(outcome.decision)
         totals = self._totals
@@ -84,11 +84,11 @@ class FleetReport:
         totals.num_prompt_tokens += outcome.decision.grounds.asked.demand.num_prompt_tokens
         totals.num_cached_tokens += outcome.actual_tokens
         totals.num_predicted_tokens += outcome.predicted_tokens
-        totals.num_output_tokens += told.num_output_tokens
-        if told.first_token_us:
-            self._ttft.observe((told.first_token_us + told.times.place_us) * 1e-6)
-        if told.times.mean_itl_us and told.num_output_tokens > 1:
-            self._itl.observe(told.times.mean_itl_us * 1e-6, told.num_output_tokens - 1)
+        totals.num_output_tokens += message.num_output_tokens
+        if message.first_token_us:
+            self._ttft.observe((message.first_token_us + message.times.place_us) * 1e-6)
+        if message.times.mean_itl_us and message.num_output_tokens > 1:
+            self._itl.observe(message.times.mean_itl_us * 1e-6, message.num_output_tokens - 1)
 
     def message(
         self, workers: Iterable[router_pb2.WorkerEntry], num_in_flight: int, max_placements: int, now: float

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 0.4  # the index is to be right a second after a kvstore is back
 # Heartbeats come four times a second. Where there is another replica, a hung one must not cost a second of truth.
-_PATIENCE_SECONDS = 0.7
-_PATIENCE_WITH_ONE_SECONDS = 3.5
+_TIMEOUT_SECONDS = 0.7
+_TIMEOUT_WITH_ONE_SECONDS = 3.5
 _CONNECT_SECONDS = 1.0
 _RETENTION_SECONDS = 60.0  # a worker that is silent for so long is dropped
 _BLOCKS_PER_TURN = 256  # applied at once, in a fraction of a millisecond
@@ -48,7 +48,7 @@ class IndexClient:
         self._addresses = list(split_addresses(addresses, "kvstore")) if isinstance(addresses, str) else list(addresses)
         self._retention_seconds = retention_seconds
         self._dial = dial
-        self._told: set[str] = set()  # workers that this stream has reported
+        self._reported: set[str] = set()  # workers that this stream has reported
         self._silent_since: dict[str, float] = {}  # loop time
         self._cleaning: asyncio.Task[None] | None = None
         self.address = ""  # of the replica that is followed, or was last
@@ -83,21 +83,21 @@ class IndexClient:
                 self._cleaning.cancel()
 
     @property
-    def _patience_seconds(self) -> float:
+    def _timeout_seconds(self) -> float:
         if not self.connected:
             return _CONNECT_SECONDS
-        return _PATIENCE_SECONDS if len(self._addresses) > 1 else _PATIENCE_WITH_ONE_SECONDS
+        return _TIMEOUT_SECONDS if len(self._addresses) > 1 else _TIMEOUT_WITH_ONE_SECONDS
 
     async def _follow(self, address: str) -> str:
         """Reads one stream to its end and returns why it ended."""
-        self._told, self.is_whole = set(), False
+        self._reported, self.is_whole = set(), False
         async with self._dial(address) as channel:
             stub: Any = index_pb2_grpc.IndexServiceStub(channel)
             call = stub.Watch(index_pb2.WatchRequest(known=self._positions()))
             count = 0
             try:
                 while True:
-                    async with asyncio.timeout(self._patience_seconds):
+                    async with asyncio.timeout(self._timeout_seconds):
                         response = await call.read()
                     if not isinstance(response, index_pb2.WatchResponse):
                         return "it ended the stream"
@@ -109,7 +109,7 @@ class IndexClient:
                         return "its events have a gap"
                     count += 1
             except TimeoutError:
-                return f"silent for {self._patience_seconds:.1f} s"
+                return f"silent for {self._timeout_seconds:.1f} s"
             except grpc.aio.AioRpcError as error:
                 return problem_of(error)
             finally:
@@ -128,20 +128,20 @@ class IndexClient:
         if kind == "snapshot":
             return await self._take_snapshot(response.snapshot)
         if kind == "heard":
-            self._hear(response.heard.worker_id)
+            self._mark_heard(response.heard.worker_id)
         elif kind == "silent":
             self._mark_silent(response.silent.worker_id)
         elif kind == "forgotten":
-            self._told.discard(response.forgotten.worker_id)
+            self._reported.discard(response.forgotten.worker_id)
             self._drop(response.forgotten.worker_id)
         elif kind == "heartbeat":
-            self._look_around()
+            self._take_heartbeat()
         else:
             return await self._take_batches(response.batches)
         return True
 
     async def _take_snapshot(self, part: kv_pb2.KvSnapshot) -> bool:
-        self._told.add(part.worker_id)
+        self._reported.add(part.worker_id)
         belongs = self._index.collect(part)
         more = True
         while more:
@@ -155,7 +155,7 @@ class IndexClient:
         for turn in _turns(batches):
             strangers = {batch.worker_id for batch in turn if self._index.epoch(batch.worker_id) is None}
             # Some were dropped here because the worker itself said that it has a new epoch; the kvstore will too.
-            in_step = in_step and strangers <= self._told
+            in_step = in_step and strangers <= self._reported
             dropped = self._index.apply_all(batch for batch in turn if batch.worker_id not in strangers)
             if dropped:
                 in_step = False
@@ -164,21 +164,21 @@ class IndexClient:
             await asyncio.sleep(0)  # lookups go first
         return in_step
 
-    def _hear(self, worker_id: str) -> None:
-        self._told.add(worker_id)
+    def _mark_heard(self, worker_id: str) -> None:
+        self._reported.add(worker_id)
         self._silent_since.pop(worker_id, None)
         self._index.mark_heard(worker_id)
 
     def _mark_silent(self, worker_id: str) -> None:
-        self._told.add(worker_id)
+        self._reported.add(worker_id)
         self._silent_since.setdefault(worker_id, asyncio.get_running_loop().time())
         self._index.mark_silent(worker_id)
 
-    def _look_around(self) -> None:
+    def _take_heartbeat(self) -> None:
         """Takes a heartbeat: all workers have been reported. Others that the index has may be stale."""
         self.is_whole = True
         for worker_id in self._index.worker_ids:
-            if worker_id not in self._told:
+            if worker_id not in self._reported:
                 self._mark_silent(worker_id)
         if self._silent_since:
             limit = asyncio.get_running_loop().time() - self._retention_seconds

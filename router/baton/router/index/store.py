@@ -99,12 +99,12 @@ class BlockStore:
         blocks = fingerprints.tolist()
         if len(set(blocks)) < len(blocks) or not stores.all():
             return False
-        places = self._table.free_places(blocks)
-        if places is None:
+        slots = self._table.free_slots(blocks)
+        if slots is None:
             return False
         lines = self._table.lines
         added = lines.take(len(blocks))
-        self._table.put(places, fingerprints, added)
+        self._table.put(slots, fingerprints, added)
         lines.codes[added] = columns + 1
         for column in columns.tolist():
             self._counts[column] += 1
@@ -115,26 +115,26 @@ class BlockStore:
     ) -> None:
         """Applies changes of different blocks, sorted. `order` is their order of arrival."""
         table = self._table
-        places = table.find(fingerprints)
-        new = ((places < 0) & stores).nonzero()[0]
+        slots = table.find(fingerprints)
+        new = ((slots < 0) & stores).nonzero()[0]
         if new.size:
             added = np.empty(new.size, np.int64)
             added[np.argsort(order[new])] = table.lines.take(new.size)
             if table.insert(fingerprints[new], added):
-                places = table.find(fingerprints)
+                slots = table.find(fingerprints)
             table.lines.codes[added] = columns[new] + 1
             add_at(self._counts, columns[new], 1)
-        known = places >= 0
+        known = slots >= 0
         if new.size:
             known[new] = False
         stored = (known & stores).nonzero()[0]
         if stored.size:
-            lines, shared = table.lines_at(places[stored]), columns[stored]
+            lines, shared = table.lines_at(slots[stored]), columns[stored]
             table.lines.codes[lines], lacked = self._holders.add(table.lines.codes[lines], shared)
             add_at(self._counts, shared[lacked], 1)
         removed = (known & ~stores).nonzero()[0]
         if removed.size:
-            at, taken = places[removed], columns[removed]
+            at, taken = slots[removed], columns[removed]
             lines = table.lines_at(at)
             codes, had = self._holders.discard(table.lines.codes[lines], taken)
             table.lines.codes[lines] = codes
@@ -158,11 +158,11 @@ class BlockStore:
         fingerprints, order = column.fingerprints[:max_blocks], column.order[:max_blocks]
         column.fingerprints, column.order = column.fingerprints[max_blocks:], column.order[max_blocks:]
         self._note_host(np.array([column.number]))
-        places = table.find(fingerprints)
-        known, new = (places >= 0).nonzero()[0], (places < 0).nonzero()[0]
+        slots = table.find(fingerprints)
+        known, new = (slots >= 0).nonzero()[0], (slots < 0).nonzero()[0]
         if known.size:
             # In order: what the prompts' next blocks are shared by is then side by side too.
-            lines = np.sort(table.lines_at(places[known]))
+            lines = np.sort(table.lines_at(slots[known]))
             columns = np.full(known.size, column.number, np.int64)
             table.lines.codes[lines], lacked = self._holders.add(table.lines.codes[lines], columns)
             self._counts[column.number] += np.count_nonzero(lacked)

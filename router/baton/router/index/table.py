@@ -1,7 +1,7 @@
 """Block fingerprints and the line of each, in packed arrays. Knows no worker and no hash function.
 
 An extendible hash table: the top bits of a fingerprint choose a segment through the directory, its lowest sixteen bits
-name two buckets of eight places in it. A block is in the first bucket or, if that was full, in the second, so a lookup
+name two buckets of eight slots in it. A block is in the first bucket or, if that was full, in the second, so a lookup
 reads at most two cache lines a block, and a removal leaves no tombstone. A full segment is split in two by the next
 bit. All others stay, so growth never stops all lookups.
 """
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from baton.router.index.lines import Codes, Fingerprints, LineNumbers, Lines, doubled, zeros
 
-Places: TypeAlias = NDArray[np.int64]  # [n], -1: not there
+Slots: TypeAlias = NDArray[np.int64]  # [n], -1: not there
 
-_BUCKET_PLACES = 8  # 64 bytes of fingerprints: a cache line
+_BUCKET_SLOTS = 8  # 64 bytes of fingerprints: a cache line
 _BUCKETS_BITS = 8
 _SEGMENT_BUCKETS = 1 << _BUCKETS_BITS
-_SEGMENT_PLACES_BITS = _BUCKETS_BITS + 3
-SEGMENT_PLACES = 1 << _SEGMENT_PLACES_BITS
-_MAX_FILL = int(0.78 * SEGMENT_PLACES)  # beyond, both buckets of a block are too often full
+_SEGMENT_SLOTS_BITS = _BUCKETS_BITS + 3
+SEGMENT_SLOTS = 1 << _SEGMENT_SLOTS_BITS
+_MAX_FILL = int(0.78 * SEGMENT_SLOTS)  # beyond, both buckets of a block are too often full
 _BUCKET_MASK = np.uint64(_SEGMENT_BUCKETS - 1)
 _SECOND_SHIFT = np.uint64(_BUCKETS_BITS)
 _FIRST_MISSES = 64
@@ -35,10 +35,10 @@ _FOLLOWING = np.arange(_GUESSED)
 _FEW = 1024
 _SPLIT_AT_ONCE = 32  # segments: half a megabyte
 # [n, bits]: position of the n-th set bit of eight; -1: fewer are set
-_NTH_SET = np.full((_BUCKET_PLACES + 1, 256), -1, np.int64)
+_NTH_SET = np.full((_BUCKET_SLOTS + 1, 256), -1, np.int64)
 for _bits in range(256):
-    for _nth, _place in enumerate(place for place in range(_BUCKET_PLACES) if _bits >> place & 1):
-        _NTH_SET[_nth, _bits] = _place
+    for _nth, _slot in enumerate(slot for slot in range(_BUCKET_SLOTS) if _bits >> slot & 1):
+        _NTH_SET[_nth, _bits] = _slot
 _NO_CODES = np.zeros(0, np.uint32)
 _ZERO, _NONE = np.zeros(1, np.int64), np.zeros(0, np.int64)
 # 29 million blocks fit before anything is copied: a copy of all would hold up lookups.
@@ -46,7 +46,7 @@ _RESERVED_SEGMENTS = 1 << 15
 
 
 class BlockTable:
-    """Fingerprints of 64 bits, a line's number of 32 bits each: 12 bytes a place."""
+    """Fingerprints of 64 bits, a line's number of 32 bits each: 12 bytes a slot."""
 
     def __init__(self) -> None:
         self._bits = 1  # of the directory
@@ -55,8 +55,8 @@ class BlockTable:
         self._local_bits = [1, 1]
         self._prefixes = [0, 1]
         self._fill = zeros((_RESERVED_SEGMENTS,), np.int64)
-        self._keys = zeros((_RESERVED_SEGMENTS * _SEGMENT_BUCKETS, _BUCKET_PLACES), np.uint64)
-        self._line_at = zeros((_RESERVED_SEGMENTS * SEGMENT_PLACES,), np.uint32)  # by place; undefined where free
+        self._keys = zeros((_RESERVED_SEGMENTS * _SEGMENT_BUCKETS, _BUCKET_SLOTS), np.uint64)
+        self._line_at = zeros((_RESERVED_SEGMENTS * SEGMENT_SLOTS,), np.uint32)  # by slot; undefined where free
         self.lines = Lines()
 
     def __len__(self) -> int:
@@ -66,20 +66,20 @@ class BlockTable:
     @property
     def num_bytes(self) -> int:
         """Memory in use, without what is only reserved."""
-        places = self._num_segments * SEGMENT_PLACES
-        return places * 12 + self._directory.nbytes + self._num_segments * 8 + self.lines.num_bytes
+        slots = self._num_segments * SEGMENT_SLOTS
+        return slots * 12 + self._directory.nbytes + self._num_segments * 8 + self.lines.num_bytes
 
-    def find(self, fingerprints: Fingerprints) -> Places:
-        """Returns the place of each block."""
-        bases, places = self._look_first(fingerprints)
-        missing = (places < 0).nonzero()[0]
+    def find(self, fingerprints: Fingerprints) -> Slots:
+        """Returns the slot of each block."""
+        bases, slots = self._look_first(fingerprints)
+        missing = (slots < 0).nonzero()[0]
         if missing.size:
-            places[missing] = self._look_second(fingerprints[missing], bases[missing])
-        return places
+            slots[missing] = self._look_second(fingerprints[missing], bases[missing])
+        return slots
 
-    def lines_at(self, places: Places) -> LineNumbers:
+    def lines_at(self, slots: Slots) -> LineNumbers:
         """Returns the lines of stored blocks."""
-        return self._line_at.take(places, mode="clip").astype(np.int64)
+        return self._line_at.take(slots, mode="clip").astype(np.int64)
 
     def find_prefix(self, fingerprints: Fingerprints) -> Codes:
         """Returns the codes of the first blocks, up to the first that is not stored."""
@@ -121,10 +121,10 @@ class BlockTable:
             wrong = self._guess_back(fingerprints, lines, marks, wrong)
         for some in (wrong[:_FIRST_MISSES], wrong[_FIRST_MISSES:]):
             if some.size:
-                places = self._find_few(fingerprints[some])
-                lines[some] = self.lines_at(places)
-                if places.min() < 0:
-                    return lines[: some[(places < 0).argmax()]]
+                slots = self._find_few(fingerprints[some])
+                lines[some] = self.lines_at(slots)
+                if slots.min() < 0:
+                    return lines[: some[(slots < 0).argmax()]]
         return lines
 
     def _line_of(self, fingerprint: int) -> int:
@@ -134,26 +134,26 @@ class BlockTable:
             bucket = base + bucket % _SEGMENT_BUCKETS
             keys = self._keys[bucket].tolist()
             if fingerprint in keys:
-                return self._line_at.item(bucket * _BUCKET_PLACES + keys.index(fingerprint))
+                return self._line_at.item(bucket * _BUCKET_SLOTS + keys.index(fingerprint))
         return -1
 
-    def _find_first(self, fingerprints: Fingerprints) -> Places:
+    def _find_first(self, fingerprints: Fingerprints) -> Slots:
         """Returns the same as `find`, up to the first block that is not stored."""
-        bases, places = self._look_first(fingerprints)
-        missing = (places < 0).nonzero()[0]
+        bases, slots = self._look_first(fingerprints)
+        missing = (slots < 0).nonzero()[0]
         for some in (missing[:_FIRST_MISSES], missing[_FIRST_MISSES:]):
             if some.size:
                 found = self._look_second(fingerprints[some], bases[some])
-                places[some] = found
+                slots[some] = found
                 absent = (found < 0).nonzero()[0]
                 if absent.size:
-                    return places[: some[absent[0]]]
-        return places
+                    return slots[: some[absent[0]]]
+        return slots
 
     def insert(self, fingerprints: Fingerprints, lines: LineNumbers) -> bool:
         """Adds blocks that are not there, sorted and each once; the codes of their lines are the caller's to set at
-        once. True: others have moved to other places."""
-        moved = self._make_room(fingerprints)
+        once. Returns whether other blocks have moved."""
+        moved = self._split_full(fingerprints)
         self.lines.fingerprints[lines] = fingerprints
         left = self._put(fingerprints, lines)
         while left.size:
@@ -164,9 +164,9 @@ class BlockTable:
             left = self._put(fingerprints, lines)
         return moved
 
-    def free_places(self, fingerprints: list[int]) -> list[int] | None:
+    def free_slots(self, fingerprints: list[int]) -> list[int] | None:
         """Returns where `put` can add these different blocks, or None if one is stored already or does not fit."""
-        places: list[int] = []
+        slots: list[int] = []
         taken: dict[int, list[int]] = {}  # keys of buckets, with those of these blocks
         fills: dict[int, int] = {}
         for fingerprint in fingerprints:
@@ -177,7 +177,7 @@ class BlockTable:
             if fill >= _MAX_FILL:
                 return None
             fills[base] = fill + 1
-            place = -1
+            slot = -1
             for bits in (fingerprint, fingerprint >> _BUCKETS_BITS):
                 bucket = base + bits % _SEGMENT_BUCKETS
                 keys = taken.get(bucket)
@@ -185,27 +185,27 @@ class BlockTable:
                     keys = taken[bucket] = self._keys[bucket].tolist()
                 if fingerprint in keys:
                     return None
-                if place < 0 and 0 in keys:
-                    place = bucket * _BUCKET_PLACES + keys.index(0)
-            if place < 0:
+                if slot < 0 and 0 in keys:
+                    slot = bucket * _BUCKET_SLOTS + keys.index(0)
+            if slot < 0:
                 return None
-            taken[place // _BUCKET_PLACES][place % _BUCKET_PLACES] = fingerprint
-            places.append(place)
-        return places
+            taken[slot // _BUCKET_SLOTS][slot % _BUCKET_SLOTS] = fingerprint
+            slots.append(slot)
+        return slots
 
-    def put(self, places: list[int], fingerprints: Fingerprints, lines: LineNumbers) -> None:
-        """Adds blocks at their `free_places`; the codes of their lines are the caller's to set at once."""
+    def put(self, slots: list[int], fingerprints: Fingerprints, lines: LineNumbers) -> None:
+        """Adds blocks at their `free_slots`; the codes of their lines are the caller's to set at once."""
         self.lines.fingerprints[lines] = fingerprints
-        self._keys.reshape(-1)[places] = fingerprints
-        self._line_at[places] = lines
-        for place in places:
-            self._fill[place >> _SEGMENT_PLACES_BITS] += 1
+        self._keys.reshape(-1)[slots] = fingerprints
+        self._line_at[slots] = lines
+        for slot in slots:
+            self._fill[slot >> _SEGMENT_SLOTS_BITS] += 1
 
-    def remove(self, places: Places, lines: LineNumbers) -> None:
+    def remove(self, slots: Slots, lines: LineNumbers) -> None:
         """Takes blocks out, each once: where they are, and their lines."""
-        self._keys.reshape(-1)[places] = 0
+        self._keys.reshape(-1)[slots] = 0
         self.lines.give(lines)
-        add_at(self._fill, places >> _SEGMENT_PLACES_BITS, -1)
+        add_at(self._fill, slots >> _SEGMENT_SLOTS_BITS, -1)
 
     def _guess_back(
         self, fingerprints: Fingerprints, lines: LineNumbers, marks: LineNumbers, wrong: NDArray[np.int64]
@@ -219,50 +219,50 @@ class BlockTable:
         left: NDArray[np.int64] = wrong[~hit]
         return left
 
-    def _find_few(self, fingerprints: Fingerprints) -> Places:
+    def _find_few(self, fingerprints: Fingerprints) -> Slots:
         """Returns the same as `find`, reading both buckets at once, which takes fewer NumPy calls."""
         bases, count = self._bases(fingerprints), fingerprints.size
         both = np.empty((count, 2), np.int64)
         both[:, 0] = bases + (fingerprints & _BUCKET_MASK).view(np.int64)
         both[:, 1] = _second_buckets(fingerprints, bases)
         buckets = both.ravel()
-        keys = self._keys.take(buckets, axis=0, mode="clip").reshape(count, 2 * _BUCKET_PLACES)
+        keys = self._keys.take(buckets, axis=0, mode="clip").reshape(count, 2 * _BUCKET_SLOTS)
         hits = (keys == fingerprints[:, None]).ravel().nonzero()[0]
-        places: Places = np.full(count, -1, np.int64)
+        slots: Slots = np.full(count, -1, np.int64)
         # Where both buckets are one, the block is hit twice; either will do.
-        places[hits >> 4] = (buckets[hits >> 3] << 3) + (hits & 7)
-        return places
+        slots[hits >> 4] = (buckets[hits >> 3] << 3) + (hits & 7)
+        return slots
 
-    def _bases(self, fingerprints: Fingerprints) -> Places:
+    def _bases(self, fingerprints: Fingerprints) -> Slots:
         """Returns the first bucket of each block's segment."""
         return self._directory.take((fingerprints >> np.uint64(64 - self._bits)).view(np.int64), mode="clip")
 
-    def _look_first(self, fingerprints: Fingerprints) -> tuple[Places, Places]:
+    def _look_first(self, fingerprints: Fingerprints) -> tuple[Slots, Slots]:
         bases = self._bases(fingerprints)
         return bases, self._look(fingerprints, bases + (fingerprints & _BUCKET_MASK).view(np.int64))
 
-    def _look_second(self, fingerprints: Fingerprints, bases: Places) -> Places:
+    def _look_second(self, fingerprints: Fingerprints, bases: Slots) -> Slots:
         return self._look(fingerprints, _second_buckets(fingerprints, bases))
 
-    def _look(self, fingerprints: Fingerprints, buckets: Places) -> Places:
+    def _look(self, fingerprints: Fingerprints, buckets: Slots) -> Slots:
         # mode="clip" saves NumPy a second pass over the indices; none is out of range.
         hits = np.packbits(self._keys.take(buckets, axis=0, mode="clip") == fingerprints[:, None], bitorder="little")
-        places: Places = np.where(hits, (buckets << 3) + _NTH_SET[0].take(hits), -1)
-        return places
+        slots: Slots = np.where(hits, (buckets << 3) + _NTH_SET[0].take(hits), -1)
+        return slots
 
     def _put(self, fingerprints: Fingerprints, lines: LineNumbers) -> NDArray[np.int64]:
-        """Puts each block into one of its buckets; returns the numbers of those that found no room."""
-        left = self._take_places(fingerprints, lines, fingerprints)
+        """Puts each block into one of its buckets; returns the indices of those that do not fit."""
+        left = self._take_slots(fingerprints, lines, fingerprints)
         if left.size:
             rest = fingerprints[left]
-            left = left[self._take_places(rest, lines[left], rest >> _SECOND_SHIFT)]
+            left = left[self._take_slots(rest, lines[left], rest >> _SECOND_SHIFT)]
         return left
 
-    def _take_places(
+    def _take_slots(
         self, fingerprints: Fingerprints, lines: LineNumbers, bucket_bits: Fingerprints
     ) -> NDArray[np.int64]:
-        """Puts each block into the bucket that the lowest bits name, where there is room; returns the numbers of the
-        others. Sorted."""
+        """Puts each block into the bucket that the lowest bits name, if they fit; returns the sorted indices of the
+        others."""
         bases = self._bases(fingerprints)
         in_segment = (bucket_bits & _BUCKET_MASK).view(np.int64)
         buckets = bases + in_segment
@@ -275,20 +275,20 @@ class BlockTable:
             order = np.argsort(buckets)
         chosen = buckets[order]
         free = np.packbits(self._keys.take(chosen, axis=0, mode="clip") == 0, bitorder="little")
-        nth = _NTH_SET[np.minimum(rank_in_runs(chosen), _BUCKET_PLACES), free]
+        nth = _NTH_SET[np.minimum(rank_in_runs(chosen), _BUCKET_SLOTS), free]
         rows = (nth >= 0).nonzero()[0]
-        places, blocks = (chosen[rows] << 3) + nth[rows], order[rows]
-        self._keys.reshape(-1)[places] = fingerprints[blocks]
-        self._line_at[places] = lines[blocks]
-        add_at(self._fill, places >> _SEGMENT_PLACES_BITS, 1)
+        slots, blocks = (chosen[rows] << 3) + nth[rows], order[rows]
+        self._keys.reshape(-1)[slots] = fingerprints[blocks]
+        self._line_at[slots] = lines[blocks]
+        add_at(self._fill, slots >> _SEGMENT_SLOTS_BITS, 1)
         if rows.size == order.size:
             return _NONE
         is_left = np.ones(order.size, np.bool_)
         is_left[blocks] = False
         return is_left.nonzero()[0]
 
-    def _make_room(self, fingerprints: Fingerprints) -> bool:
-        """Splits the segments that would be too full. False: none was."""
+    def _split_full(self, fingerprints: Fingerprints) -> bool:
+        """Splits the segments that would be too full. Returns whether there were any."""
         moved = False
         while True:
             segments, coming = _runs(self._bases(fingerprints) >> _BUCKETS_BITS)
@@ -299,12 +299,12 @@ class BlockTable:
             self._split(full)
 
     def _split(self, segments: NDArray[np.int64]) -> None:
-        """Moves the blocks of segments, each once, whose next bit is set to the same places of new ones."""
+        """Moves the blocks of segments, each once, whose next bit is set to the same slots of new ones."""
         for at in range(0, segments.size, _SPLIT_AT_ONCE):
             some = segments[at : at + _SPLIT_AT_ONCE]
             others = self._new_segments(some.size)
             bits = np.array([self._local_bits[segment] for segment in some.tolist()], np.uint64)
-            all_keys, all_lines = self._keys.reshape(-1, SEGMENT_PLACES), self._line_at.reshape(-1, SEGMENT_PLACES)
+            all_keys, all_lines = self._keys.reshape(-1, SEGMENT_SLOTS), self._line_at.reshape(-1, SEGMENT_SLOTS)
             keys = all_keys[some]
             moving = (keys >> (np.uint64(63) - bits)[:, None]) & np.uint64(1)
             np.multiply(keys, moving, out=all_keys[others])
@@ -364,5 +364,5 @@ def add_at(counts: NDArray[np.int64], indices: NDArray[np.int64], amount: int) -
     counts[: sums.size] += amount * sums
 
 
-def _second_buckets(fingerprints: Fingerprints, bases: Places) -> Places:
+def _second_buckets(fingerprints: Fingerprints, bases: Slots) -> Slots:
     return bases + ((fingerprints >> _SECOND_SHIFT) & _BUCKET_MASK).view(np.int64)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _MIN_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 0.5
-_PATIENCE_SECONDS = 1.0  # four heartbeats
+_TIMEOUT_SECONDS = 1.0  # four heartbeats
 _FORGET_SECONDS = 1.0
 _ASK_SECONDS = 1.0
 
@@ -118,7 +118,7 @@ class Peers:
             call = stub.Share(router_pb2.ShareRequest(router_id=self._router_id))
             try:
                 while True:
-                    async with asyncio.timeout(_PATIENCE_SECONDS):
+                    async with asyncio.timeout(_TIMEOUT_SECONDS):
                         response = await call.read()
                     if not isinstance(response, router_pb2.ShareResponse):
                         return "it ended the stream"
@@ -127,7 +127,7 @@ class Peers:
                     self._stubs.setdefault(address, router_pb2_grpc.RouterServiceStub(channel))
                     self.take(response)
             except TimeoutError:
-                return f"silent for {_PATIENCE_SECONDS:.1f} s"
+                return f"silent for {_TIMEOUT_SECONDS:.1f} s"
             except grpc.aio.AioRpcError as error:
                 return problem_of(error)
             finally:
@@ -149,8 +149,8 @@ class Peers:
             self._in_flight.end(end.placement_id)
         for lost in response.suspicions:
             self._fleet.suspect(lost.worker_id, lost.epoch)
-        for told in response.cordons:
-            self._fleet.take_cordon(Cordon(told.worker_id, told.cordoned, told.stamp_us))
+        for cordon in response.cordons:
+            self._fleet.take_cordon(Cordon(cordon.worker_id, cordon.cordoned, cordon.stamp_us))
 
     def forget_silent(self) -> None:
         """Drops the placements of routers that sent nothing for a second."""

@@ -18,7 +18,7 @@ def usable(
     Stalled workers are included only if no other worker decodes.
     """
     kept: list[WorkerView] = []
-    stuck: list[WorkerView] = []
+    stalled: list[WorkerView] = []
     refused: dict[str, str] = {}
     for view in views:
         if not serves(view, model):
@@ -30,12 +30,12 @@ def usable(
         elif view.cordoned:
             refused[view.worker_id] = "is cordoned"
         elif view.stalled:
-            stuck.append(view)
-            refused[view.worker_id] = "is stuck in a step"
+            stalled.append(view)
+            refused[view.worker_id] = "is stalled in a step"
         else:
             kept.append(view)
-    if stuck and not any(view.can_decode for view in kept):
-        kept += [view for view in stuck if view.can_decode]
+    if stalled and not any(view.can_decode for view in kept):
+        kept += [view for view in stalled if view.can_decode]
         refused = {worker_id: reason for worker_id, reason in refused.items() if worker_id not in _ids(kept)}
     return kept, refused
 

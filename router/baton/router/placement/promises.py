@@ -20,7 +20,7 @@ _PRIOR_VARIED = 0.02  # variance of promises that it takes to believe their slop
 _LEAST_SPREAD = 0.1
 _MOST_OFF = 1.5  # in logarithms; an outcome further off counts as so far
 _MOST_STALLED = 0.95
-_PATIENCE = 2.0  # times an idle worker's time: a long prompt's first token may take this long
+_FIRST_TOKEN_FACTOR = 2.0  # times an idle worker's time: a long prompt's first token may take this long
 _LIKELY = 0.5  # a chance below it is not worth its work
 _MOST_GROWTH = 0.7  # of steps with their batch: beyond it a queue grows, not the batch
 
@@ -116,7 +116,7 @@ class Promises:
             (self.first_token, promise.first_token, alone.first_token, limits.ttft_seconds),
             (self.between, promise.between, alone.between, limits.itl_seconds),
         ):
-            own *= _below(kept.distance(promised, max(limit, _PATIENCE * idle)))
+            own *= _below(kept.distance(promised, max(limit, _FIRST_TOKEN_FACTOR * idle)))
         if own < _LIKELY:
             # If all streams are late, one more spoils none; but later ones could be good once the queue is empty.
             return own - 1.0

@@ -26,21 +26,21 @@ class Sessions:
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self._capacity = capacity
-        self._places: OrderedDict[str, LastPlace] = OrderedDict()
+        self._by_session: OrderedDict[str, LastPlace] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._by_session)
 
     def find(self, session_id: str, now: float) -> LastPlace | None:
         """Returns the session's last place, or None if there is none or it is too old."""
-        place = self._places.get(session_id) if session_id else None
+        place = self._by_session.get(session_id) if session_id else None
         return place if place is not None and now - place.at < _FORGET_SECONDS else None
 
     def remember(self, session_id: str, worker_id: str, epoch: int, sketch: Sketch, now: float) -> None:
         """Records a placement of the session."""
         if not session_id:
             return
-        self._places[session_id] = LastPlace(worker_id, epoch, sketch.thinned(_HASHES), now)
-        self._places.move_to_end(session_id)
-        if len(self._places) > self._capacity:
-            self._places.popitem(last=False)
+        self._by_session[session_id] = LastPlace(worker_id, epoch, sketch.thinned(_HASHES), now)
+        self._by_session.move_to_end(session_id)
+        if len(self._by_session) > self._capacity:
+            self._by_session.popitem(last=False)

@@ -165,7 +165,7 @@ def _revoke(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     keeper = _keeper(config.api_keys, config.redis_url)
     entry = keeper.read()[0].get(key_id)
     if entry is None:
-        raise InvalidRequest(f"{config.api_keys} has no key with the id {key_id!r}; `baton keys list` tells them")
+        raise InvalidRequest(f"{config.api_keys} has no key with the id {key_id!r}; `baton keys list` shows them")
     if not entry.revoked:
         keeper.revoke(entry)
     print(f"{key_id} is revoked.")

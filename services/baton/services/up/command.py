@@ -57,7 +57,7 @@ def _run_tandem(
     edge = {tandem.port_of(address) for address in (config.rest_listen, config.grpc_listen)}
     plans = tandem.plan(config, model, len(os.sched_getaffinity(0)), partial(free_ports, besides=edge))
     try:
-        _tell_targets(config.metrics_targets, plans)
+        _write_targets(config.metrics_targets, plans)
     except OSError as error:
         raise settings.SettingsError(f"--metrics-targets {config.metrics_targets}: {error.strerror}") from error
     lines = StatusLines(sys.stdout)
@@ -101,7 +101,7 @@ def _log_folder(wanted: str) -> Iterator[Path]:
             shutil.rmtree(log_dir, ignore_errors=True)
 
 
-def _tell_targets(path: str, plans: Sequence[tandem.ServicePlan]) -> None:
+def _write_targets(path: str, plans: Sequence[tandem.ServicePlan]) -> None:
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(tandem.scrape_targets(plans), indent=1), encoding="utf-8")

@@ -124,9 +124,9 @@ def test_the_audit_sees_a_pin_that_no_restore_has():
 # What is copied out.
 
 
-def make_pool(num_blocks: int, num_slots: int = 8, target: int = 0, room: int = 100) -> tuple[BlockPool, Offloads]:
+def make_pool(num_blocks: int, num_slots: int = 8, target: int = 0, capacity: int = 100) -> tuple[BlockPool, Offloads]:
     offloads = Offloads(HostTier(num_slots), target)
-    offloads.capacity = room
+    offloads.capacity = capacity
     return BlockPool(num_blocks, offloads), offloads
 
 
@@ -161,7 +161,7 @@ def test_the_coldest_blocks_are_copied_before_they_are_evicted():
 
 
 def test_a_part_of_the_room_is_kept_for_what_must_be_copied_now():
-    pool, offloads = make_pool(8, target=8, room=17)
+    pool, offloads = make_pool(8, target=8, capacity=17)
     cache(pool, *range(8))
     assert len(offloads.take(pool.num_empty)) == 3
     assert offloads.capacity == 14
@@ -187,7 +187,7 @@ def test_a_block_is_copied_once():
 
 
 def test_without_room_what_is_evicted_is_lost_and_counted():
-    pool, offloads = make_pool(3, room=1)
+    pool, offloads = make_pool(3, capacity=1)
     cache(pool, 1, 2, 3)
     assert pool.allocate(3) is not None
     assert len(offloads.take(pool.num_empty)) == 1
@@ -264,10 +264,10 @@ class OffloadMachine(RuleBasedStateMachine):
         self.reads: list[tuple[HostSlot, int]] = []
         self.found: set[bytes] = set()
 
-    @rule(count=st.integers(1, 4), first=st.integers(0, 12), room=st.integers(0, 4))
-    def step(self, count: int, first: int, room: int) -> None:
+    @rule(count=st.integers(1, 4), first=st.integers(0, 12), capacity=st.integers(0, 4))
+    def step(self, count: int, first: int, capacity: int) -> None:
         """Schedules, starts copies, launches: the device reads, and then overwrites."""
-        self.offloads.capacity = room
+        self.offloads.capacity = capacity
         block_ids = self.pool.allocate(count) or []
         self.start_copies()
         self.read_queued()
@@ -276,9 +276,9 @@ class OffloadMachine(RuleBasedStateMachine):
             self.pool.store([block_id], [hash_of(number)])
         self.holds.append(block_ids)
 
-    @rule(room=st.integers(0, 4))
-    def start_copies_behind_a_step(self, room: int) -> None:
-        self.offloads.capacity = room
+    @rule(capacity=st.integers(0, 4))
+    def start_copies_behind_a_step(self, capacity: int) -> None:
+        self.offloads.capacity = capacity
         self.start_copies()
 
     def start_copies(self) -> None:

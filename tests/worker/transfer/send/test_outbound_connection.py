@@ -40,13 +40,13 @@ class Way:
         self.ends_announce = False  # the receiver hears of a piece by its end
         self.finished: list[Copy] = []
 
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         return self.num_free > 0
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         return self.at_once
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         raise AssertionError("no test fills the slots without a copy under way")
 
     def start(self, outbound: Outbound, piece: Piece) -> Copy:
@@ -61,7 +61,7 @@ class Way:
         return self.ends_announce and started_piece.ended.is_set()
 
     def await_end(self, started_piece: Copy) -> bool:
-        eventually(lambda: started_piece.ended.is_set() or self.room())
+        eventually(lambda: started_piece.ended.is_set() or self.has_capacity())
         return started_piece.ended.is_set()
 
     def finish(self, started_piece: Copy) -> None:
@@ -158,7 +158,7 @@ def test_a_piece_that_may_wait_is_started_by_the_links_thread(way, rig):
     assert threading.current_thread() not in way.starters
 
 
-def test_pieces_keep_their_order_and_wait_for_room(rig, way):
+def test_pieces_keep_their_order_and_wait_for_capacity(rig, way):
     push = rig.begin(1)
     rig.rested()
     for layer in range(5):

@@ -169,10 +169,10 @@ def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
     copies[0].ended.set()
     assert outgoing.await_end(first)
     outgoing.finish(first)
-    assert not outgoing.room()
+    assert not outgoing.has_capacity()
     later(lambda: peer.sendall(encode_credit(0)))
     assert not outgoing.await_end(second)
-    assert outgoing.room()
+    assert outgoing.has_capacity()
 
 
 def test_a_slot_is_room_only_when_its_piece_is_finished(
@@ -184,10 +184,10 @@ def test_a_slot_is_room_only_when_its_piece_is_finished(
     peer.sendall(encode_credit(0))
     later(copies[0].ended.set)
     assert outgoing.await_end(first)
-    assert not outgoing.room()
+    assert not outgoing.has_capacity()
     outgoing.finish(first)
-    outgoing.wait_for_room()
-    assert outgoing.room()
+    outgoing.wait_for_capacity()
+    assert outgoing.has_capacity()
 
 
 def test_a_copys_end_is_seen_whether_or_not_its_slot_comes_back(outgoing: SlotPieceSender, copies: list[Copy]) -> None:
@@ -231,7 +231,7 @@ def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
     began = time.monotonic()
     later(lambda: ends[1].sendall(encode_credit(0)))
     if num_done == 3:
-        outgoing.wait_for_room()
+        outgoing.wait_for_capacity()
     else:
         assert not outgoing.await_end(shipments[num_done])
     assert time.monotonic() - began < 3.0
@@ -251,7 +251,7 @@ def test_a_credit_that_makes_no_sense_ends_the_connection_and_every_copy(
     assert outgoing.ended()
     assert sender.aborted.wait(5.0)
     with pytest.raises(ConnectionError, match="received for slot 7, which is not in use"):
-        outgoing.wait_for_room()
+        outgoing.wait_for_capacity()
     copies[0].ended.set()
     outgoing.settle(started_piece)
     peer.close()

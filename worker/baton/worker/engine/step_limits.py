@@ -1,4 +1,4 @@
-"""Time limits of steps, learnt from steps of the same shape. A step far above its limit has a stuck device. No clock.
+"""Time limits of steps, learnt from steps of the same shape. A step far above its limit has a stalled device. No clock.
 
 A step may take FACTOR times the slowest recent step of its shape, and never less than the minimum. A shape is the
 number of decodes, prompt tokens and context tokens, each rounded to a power of four, and whether there are masks.

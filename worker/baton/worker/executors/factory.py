@@ -33,7 +33,7 @@ def _make_leader(config: WorkerConfig) -> ServingExecutor:
         return SimExecutor(
             sim_settings(config),
             read_settings=lambda model: _sim_settings_of(config, model),
-            is_stuck=None if stall is None else stall.exists,
+            is_stalled=None if stall is None else stall.exists,
         )
     if config.executor == "cuda":
         from baton.worker.executors.cuda.executor import CudaExecutor

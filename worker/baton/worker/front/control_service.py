@@ -16,7 +16,7 @@ from baton.worker.link.methods import Method
 _log = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 110.0  # for the trace of a profile, which can be large
-_HALT_SECONDS = 60.0  # the meaning of timeout_ms=0
+_STOP_SECONDS = 60.0  # the meaning of timeout_ms=0
 _LOAD_SECONDS = 600.0  # for reading weights and allocating memory
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
@@ -33,28 +33,28 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return await self.drain(request.timeout_ms)
 
     async def Pause(self, request: control_pb2.PauseRequest, context: Context) -> control_pb2.PauseResponse:  # noqa: N802
-        answer = await self._change(Method.PAUSE, request, _halt_seconds(request.timeout_ms))
+        answer = await self._change(Method.PAUSE, request, _stop_seconds(request.timeout_ms))
         return control_pb2.PauseResponse.FromString(answer)
 
     async def Resume(self, request: control_pb2.ResumeRequest, context: Context) -> control_pb2.ResumeResponse:  # noqa: N802
         if self._leaving:
             raise Unavailable("the worker is shutting down")
-        await self._change(Method.RESUME, request, _HALT_SECONDS, halts=False)
+        await self._change(Method.RESUME, request, _STOP_SECONDS, stops=False)
         return control_pb2.ResumeResponse()
 
     async def Sleep(self, request: control_pb2.SleepRequest, context: Context) -> control_pb2.SleepResponse:  # noqa: N802
-        answer = await self._change(Method.SLEEP, request, _halt_seconds(request.timeout_ms) + _LOAD_SECONDS)
+        answer = await self._change(Method.SLEEP, request, _stop_seconds(request.timeout_ms) + _LOAD_SECONDS)
         return control_pb2.SleepResponse.FromString(answer)
 
     async def WakeUp(self, request: control_pb2.WakeUpRequest, context: Context) -> control_pb2.WakeUpResponse:  # noqa: N802
-        answer = await self._change(Method.WAKE_UP, request, _LOAD_SECONDS, halts=False)
+        answer = await self._change(Method.WAKE_UP, request, _LOAD_SECONDS, stops=False)
         return control_pb2.WakeUpResponse.FromString(answer)
 
     async def ReloadWeights(  # noqa: N802
         self, request: control_pb2.ReloadWeightsRequest, context: Context
     ) -> control_pb2.ReloadWeightsResponse:
-        seconds = _LOAD_SECONDS + _halt_seconds(request.timeout_ms)
-        answer = await self._change(Method.RELOAD_WEIGHTS, request, seconds, halts=False)
+        seconds = _LOAD_SECONDS + _stop_seconds(request.timeout_ms)
+        answer = await self._change(Method.RELOAD_WEIGHTS, request, seconds, stops=False)
         return control_pb2.ReloadWeightsResponse.FromString(answer)
 
     async def GetStats(  # noqa: N802
@@ -105,9 +105,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         else:
             _log.info("drained")
 
-    async def _change(self, method: Method, request: Message, seconds: float, *, halts: bool = True) -> bytes:
+    async def _change(self, method: Method, request: Message, seconds: float, *, stops: bool = True) -> bytes:
         """Calls the engine. If the change stops requests, unsets readiness first; updates it afterwards."""
-        if halts:
+        if stops:
             await self._set_ready(False)
         try:
             return await self._engine.call(method, request.SerializeToString(), timeout=seconds)
@@ -117,5 +117,5 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             await self._set_ready(serves and not self._leaving)
 
 
-def _halt_seconds(timeout_ms: int) -> float:
-    return (timeout_ms / 1000 or _HALT_SECONDS) + 2.0
+def _stop_seconds(timeout_ms: int) -> float:
+    return (timeout_ms / 1000 or _STOP_SECONDS) + 2.0

@@ -250,7 +250,7 @@ class EngineClient:
     def _on_stall_change(self, stalled: bool) -> None:
         self.num_stalls += stalled
         if stalled:
-            _log.warning("the device is stuck: a step takes far longer than such steps do; gateways may move requests")
+            _log.warning("the device is stalled: a step takes far longer than usual; gateways may move requests")
         else:
             _log.warning("the device has recovered")
         for hook in self._stall_hooks:

@@ -1,4 +1,4 @@
-"""Detects a stuck device: the front polls the engine's step status, even while the engine is blocked."""
+"""Detects a stalled device: the front polls the engine's step status, even while the engine is blocked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StepWatchdog:
     """Calls `on_change` when a step exceeds its limit, and when that step ends after all.
 
     Counts ticks, not seconds: a delay of this process is not a delay of the device. A device that still uses CPU time
-    is slow, perhaps for lack of cores, but not stuck. Does not poll while the engine is idle.
+    is slow, perhaps for lack of cores, but not stalled. Does not poll while the engine is idle.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class Holdings:
         self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
         self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None)
         self.prefixes = PrefixesInProgress()
-        self.pins = PinnedBlocks(num_blocks, block_size, max_model_len)
+        self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len)
         self.collected_step = 0
         self.block_size = block_size
         self.watermark = max(1, num_blocks // 100)  # blocks kept for decodes at an admission
@@ -87,15 +87,15 @@ class Holdings:
             self.pool.free(self._retired.popleft()[1])
 
     def pin(self, state: RequestState) -> None:
-        """Updates the request's pins for its phase."""
+        """Pins the request's blocks for its phase."""
         pinned = state.phase in (Phase.REMOTE, Phase.READY, Phase.HOLDING) or (
             state.phase is Phase.RUNNING and state.request.prefill_only
         )
         block_ids = [*(state.block_ids if pinned else ()), *state.leased]
         if block_ids:
-            self.pins.set(state, block_ids)
+            self.pinned.set(state, block_ids)
         else:
-            self.pins.remove(state)
+            self.pinned.remove(state)
 
     def evict_ahead(self, remote: Iterable[RequestState]) -> None:
         """Evicts blocks for the next expected lease, if that loses no copy in host memory."""

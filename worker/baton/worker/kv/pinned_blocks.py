@@ -2,7 +2,7 @@
 
 A request's blocks are pinned while a remote peer may write them, while they wait for a peer to read them, and while
 they are the prefix or the result of a remote prefill. If all blocks were pinned, running requests could preempt each
-other for ever. So blocks are pinned only if every running request, alone beside the pins, still fits.
+other for ever. So blocks are pinned only if every running request, alone with the pinned blocks, still fits.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class PinnedBlocks:
         self.num_pinned += int(np.count_nonzero(counts == 0))
 
     def remove(self, state: RequestState) -> None:
-        """Removes the request's pins. Idempotent."""
+        """Unpins the request's blocks. Idempotent."""
         pinned = self._blocks_of.pop(state, None)
         if pinned is not None:
             counts = self._counts[pinned]
             self._counts[pinned] = counts - 1
             self.num_pinned -= int(np.count_nonzero(counts == 1))
 
-    def leave_room_for(self, state: RequestState) -> bool:
-        """Whether the request could finish beside the pins of others."""
+    def can_finish(self, state: RequestState) -> bool:
+        """Returns whether the request could finish while others' blocks stay pinned."""
         own = len(self._blocks_of.get(state, ()))
         return state.lifetime_blocks(self._block_size) + self.num_pinned - own <= self._num_blocks
 
-    def would_leave_room(self, pinning: RequestState, extra: int, others: Iterable[RequestState]) -> bool:
-        """Whether every other request could still finish with `extra` more blocks pinned for one."""
+    def would_fit(self, pinning: RequestState, extra: int, others: Iterable[RequestState]) -> bool:
+        """Returns whether all other requests could still finish with `extra` more blocks pinned for one."""
         pinned = self.num_pinned + extra
         if pinned + self._longest <= self._num_blocks:
             return True

@@ -232,7 +232,7 @@ class Lifecycle:
         if change.reading is not None and change.reading.error is not None:
             self._end(change, change.reading.error)
         elif change.deadline is None:
-            self._halt(change)
+            self._stop_requests(change)
         elif self._is_quiet(change):
             self._apply(change)
         elif self._clock() >= change.deadline:
@@ -244,7 +244,7 @@ class Lifecycle:
         self._change = change
         self.check()
 
-    def _halt(self, change: _Change) -> None:
+    def _stop_requests(self, change: _Change) -> None:
         change.deadline = self._clock() + change.seconds
         reason = f"the worker was stopped for a {change.name}"
         self._actions.begin_drain()

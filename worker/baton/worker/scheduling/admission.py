@@ -55,7 +55,7 @@ class Admissions:
     def prefill(self, draft: Draft) -> None:
         """Continues and admits prompts. Admits none after a preemption."""
         if self._shares.wanted():
-            admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_ROOM
+            admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_CAPACITY
             self._shares.divide(draft, self._schedule_chunk, self._try_to_admit if admits else None)
             return
         for state in self._batch.prefilling:
@@ -75,12 +75,12 @@ class Admissions:
             draft.budget -= more
 
     def _admit_ready_ones(self, draft: Draft) -> Admission:
-        """Admits remotely prefilled requests, in order, while there is room."""
+        """Admits remotely prefilled requests, in order, while there is capacity."""
         while draft.budget > 0 and (state := self._queues.ready.peek()) is not None:
             if state.mask_pending:
                 return Admission.NOT_YET
             if not self._admit_ready(state, draft):
-                return Admission.NO_ROOM
+                return Admission.NO_CAPACITY
         return Admission.DONE
 
     def _admit_by_rank(self, draft: Draft) -> None:
@@ -94,22 +94,22 @@ class Admissions:
             return Admission.NOT_YET
         if self._admit_waiting(state, draft):
             return Admission.DONE
-        return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_ROOM
+        return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_CAPACITY
 
     def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
         """Admits a remotely prefilled request.
 
-        An accepted first token may need one more block. False: there is no room.
+        An accepted first token may need one more block. Returns False without capacity.
         """
         num_fresh = self._holdings.num_blocks_of(state) - len(state.block_ids)
-        if not self._preemption.make_room(state, num_fresh, draft):
+        if not self._preemption.free_blocks(state, num_fresh, draft):
             return False
         state.block_ids += self._holdings.allocate(num_fresh)
         self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
         return True
 
     def _admit_waiting(self, state: RequestState, draft: Draft) -> bool:
-        """Admits or parks a request. False: there is no room."""
+        """Admits or parks a request. Returns False without capacity."""
         if len(self._batch) and self._pool.num_free < state.min_free and self._preemption.victim_for(state) is None:
             return False
         hits = self._holdings.cached_prefix(state)
@@ -117,12 +117,12 @@ class Admissions:
             self._queues.waiting.discard(state)
             return True
         num_fresh = self._holdings.num_blocks_of(state) - len(hits)
-        if not self._leave_room(state, len(hits) + num_fresh):
+        if not self._fits_beside_pinned(state, len(hits) + num_fresh):
             self._pin_blocked = state.rank
             return False
         state.min_free = num_fresh + self._pool.count_unheld(hits)
         self._pool.touch(hits)
-        if not self._preemption.make_room(state, num_fresh, draft):
+        if not self._preemption.free_blocks(state, num_fresh, draft):
             self._pool.free(hits)
             return False
         if self._awaited_kv.restore(state, hits):
@@ -138,11 +138,11 @@ class Admissions:
         self._start(state, num_cached_tokens, draft)
         return True
 
-    def _leave_room(self, state: RequestState, num_blocks: int) -> bool:
-        """Whether pins leave room for the request, and its own pins for all running ones."""
+    def _fits_beside_pinned(self, state: RequestState, num_blocks: int) -> bool:
+        """Returns whether the request can finish beside pinned blocks, and all running ones beside its own."""
         if state.request.prefill_only:
-            return self._holdings.pins.would_leave_room(state, num_blocks, self._queues.must_fit())
-        return self._holdings.pins.leave_room_for(state)
+            return self._holdings.pinned.would_fit(state, num_blocks, self._queues.must_fit())
+        return self._holdings.pinned.can_finish(state)
 
     def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
         """Gives the request a row and its first chunk."""

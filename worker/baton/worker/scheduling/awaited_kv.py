@@ -40,11 +40,11 @@ class AwaitedKv:
     # Remote prefills.
 
     def start_remote(self, state: RequestState, hits: list[BlockId]) -> bool:
-        """Begins a remote prefill, and holds the cached prefix. False: the cache has enough, or there is no room."""
+        """Begins a remote prefill, and holds the cached prefix. False: enough is cached, or the blocks do not fit."""
         num_cached_tokens = len(hits) * self._block_size
         if len(state.token_ids) - num_cached_tokens < self._settings.min_remote_prefill_tokens:
             return False
-        if not self._holdings.pins.would_leave_room(state, len(hits), self._queues.must_fit()):
+        if not self._holdings.pinned.would_fit(state, len(hits), self._queues.must_fit()):
             return False
         self._pool.touch(hits)
         state.block_ids = hits
@@ -65,7 +65,7 @@ class AwaitedKv:
         needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
         if self._holdings.fenced or needed + len(self._queues.batch) > self._pool.num_free:
             return None
-        if not self._holdings.pins.would_leave_room(state, needed, [*self._queues.must_fit(), state]):
+        if not self._holdings.pinned.would_fit(state, needed, [*self._queues.must_fit(), state]):
             return None
         leased = self._pool.lease(needed)
         assert leased is not None, "num_free counts enough blocks"
@@ -99,7 +99,7 @@ class AwaitedKv:
     # Host memory.
 
     def restore_first(self, state: RequestState, hits: list[BlockId]) -> bool:
-        """Begins a restore before a remote prefill, if it pays and there is room."""
+        """Begins a restore before a remote prefill, if it pays and the blocks fit."""
         slots = self._find_slots(state, hits)
         needed = len(slots) + self._pool.count_unheld(hits) + self._holdings.watermark
         if not slots or self._pool.num_free < needed:
@@ -109,7 +109,7 @@ class AwaitedKv:
         return True
 
     def restore(self, state: RequestState, hits: list[BlockId]) -> bool:
-        """Begins a restore, if it pays, and takes over the hold of `hits`. There must be room."""
+        """Begins a restore, if it pays, and takes over the hold of `hits`. The blocks must fit."""
         slots = self._find_slots(state, hits)
         if slots:
             self._begin_restore(state, hits, slots)

@@ -64,7 +64,7 @@ class Preemption:
         self._queues.waiting.push(state)
         self._placement.wake([*woken, *self._holdings.prefixes.end(state)])
 
-    def make_room(self, state: RequestState, num_blocks: int, draft: Draft) -> bool:
+    def free_blocks(self, state: RequestState, num_blocks: int, draft: Draft) -> bool:
         """Provides a row and blocks, at the cost of less urgent running requests only."""
         pool = self._holdings.pool
         while True:

@@ -25,7 +25,7 @@ class RequestQueues:
 
     @property
     def num_queued(self) -> int:
-        """Those of them that would get one now if there were room."""
+        """Requests without a row that would get one now if there were capacity."""
         return len(self.waiting) + len(self.ready)
 
     def may_admit(self) -> bool:
@@ -37,7 +37,7 @@ class RequestQueues:
         return [*self.waiting, *self.ready, *self.remote, *self.compiling]
 
     def must_fit(self) -> list[RequestState]:
-        """Returns requests that run, or will run without another check for room."""
+        """Returns requests that run, or will run without another check of capacity."""
         leasing = [state for state in self.remote if state.leased]
         return [*self.batch.running(), *self.ready, *leasing]
 

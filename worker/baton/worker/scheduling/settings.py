@@ -18,7 +18,7 @@ class EngineSettings:
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     prefix_caching: bool = True
     cache_outputs: bool = True  # makes blocks of generated tokens findable, too
-    stall_seconds: float = 0.25  # the shortest limit of a step, after which its device counts as stuck; 0: no limit
+    stall_seconds: float = 0.25  # the shortest limit of a step, after which its device counts as stalled; 0: no limit
 
     def validate(self) -> None:
         """Raises InvalidRequest for limits that contradict each other."""
@@ -36,6 +36,6 @@ class EngineSettings:
         if self.max_num_batched_tokens < self.max_num_requests:
             raise InvalidRequest(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_requests is "
-                f"{self.max_num_requests}: a step must have room for one token of every request",
+                f"{self.max_num_requests}: a step must hold one token of every request",
                 field="max_num_batched_tokens",
             )

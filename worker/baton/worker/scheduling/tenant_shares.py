@@ -2,7 +2,7 @@
 
 The tokens go to the tenants that have used the least, regardless of how much each has waiting: a short prompt waits for
 one step, not for all that another tenant submitted. Tokens that one tenant leaves over go to the others. If a request
-finds no room, others may pass it until they have used as much as it would have used by then.
+finds no capacity, others may pass it until they have used as much as it would have used by then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Admission(enum.Enum):
 
     DONE = "it runs, or waits elsewhere"
     NOT_YET = "it waits for a mask, or for the tokens of a step in flight"
-    NO_ROOM = "there is no row, or no block"
+    NO_CAPACITY = "there is no row, or no block"
     HELD = "the blocks that it needs are pinned: no request may pass it"
 
 
@@ -115,12 +115,12 @@ class _Step:
         self._go_on = go_on
         self._admit = admit
         self._waits: set[Line] = set()  # lines of which nothing more is admitted in this step
-        self._pass_until = float("inf")  # tenants that used no more than this may pass requests without room
+        self._pass_until = float("inf")  # tenants that used no more than this may pass requests without capacity
 
     def end_priority(self) -> None:
         """Ends a priority.
 
-        Less urgent requests may not pass one without room; running ones continue, as it may need them.
+        Less urgent requests may not pass one without capacity; running ones continue, as it may need them.
         """
         if self._pass_until < float("inf"):
             self._admit = None
@@ -156,7 +156,7 @@ class _Step:
             if outcome is Admission.DONE:
                 continue
             self._waits.add(line)
-            if outcome is Admission.NO_ROOM:
+            if outcome is Admission.NO_CAPACITY:
                 until = self._clock.used(line.tenant) + len(state.token_ids)
                 self._pass_until = min(self._pass_until, until)
             elif outcome is Admission.HELD:

@@ -1,4 +1,4 @@
-"""Queues of requests that would run if there were room, best rank first. Knows nothing of the reason."""
+"""Queues of requests that would run if there were capacity, best rank first. Knows nothing of the reason."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Transports:
         self._events = EventQueue(wake)
         self._totals = Totals(self._paths)
         self._transfers = OpenTransfers(executor.kv_spec, self._events)
-        self._dialer = Dialer(executor, self._paths, epoch, max_piece_bytes, self._totals, self._make_room, tls)
+        self._dialer = Dialer(executor, self._paths, epoch, max_piece_bytes, self._totals, self._retire_idle, tls)
         self._connections: dict[tuple[Route, ...], OutboundConnection] = {}
         self._pushes: dict[int, tuple[Push, OutboundConnection]] = {}
         self._key = secrets.token_bytes(KEY_BYTES)
@@ -138,7 +138,7 @@ class Transports:
     def forget(self, push_id: int) -> None:
         self._pushes.pop(push_id, None)
 
-    def _make_room(self, kind: str) -> bool:
+    def _retire_idle(self, kind: str) -> bool:
         """Retires the longest idle connection of a kind. Runs on a connection's thread."""
         return retire_longest_idle(kind, list(self._connections.values()))
 

@@ -19,7 +19,7 @@ class SlotReceiver(Protocol):
         """Receives the new tokens of one or more steps."""
 
     def on_stall(self) -> None:
-        """Called repeatedly while the worker's device is stuck. Tokens may still arrive."""
+        """Called repeatedly while the worker's device is stalled. Tokens may still arrive."""
 
     def on_prefill_lost(self, worker_id: str, message: str) -> None:
         """Called when a prefill worker died while it computed the prompt; the decode worker continues on its own."""

@@ -220,7 +220,7 @@ class WorkerStream:
         if not self._stalled:
             self._stalled = True
             self._counters.stalled_workers += 1
-            _log.warning("the device of worker %s is stuck with %d requests", self.worker_id, len(self._receivers))
+            _log.warning("the device of worker %s is stalled with %d requests", self.worker_id, len(self._receivers))
         if self._on_stall is not None:
             self._on_stall(self)
         for slot, receiver in list(self._receivers.items()):
@@ -270,7 +270,7 @@ class WorkerStream:
             return
         error = error_from_detail(failure.code, failure.message, failure.detail)
         error.worker_id = error.worker_id or self.worker_id
-        self._tell_failure(receiver, error)
+        self._report_failure(receiver, error)
 
     def _free(self, slot: int) -> SlotReceiver | None:
         receiver = self._receivers.pop(slot, None)
@@ -294,9 +294,9 @@ class WorkerStream:
     def _defect(self, slot: int, receiver: SlotReceiver) -> None:
         self._counters.protocol_errors += 1
         _log.exception("failed to handle a token of slot %d of worker %s", slot, self.worker_id)
-        self._tell_failure(receiver, InternalError("failed to handle the output; see the gateway's log"))
+        self._report_failure(receiver, InternalError("failed to handle the output; see the gateway's log"))
 
-    def _tell_failure(self, receiver: SlotReceiver, error: ServiceError) -> None:
+    def _report_failure(self, receiver: SlotReceiver, error: ServiceError) -> None:
         try:
             receiver.on_failure(error)
         except Exception:
@@ -379,7 +379,7 @@ class WorkerStream:
         for slot, receiver in receivers.items():
             was_computed = slot in self._sent and slot not in self._waiting
             died = was_computed and not (self._is_silent or self._was_cut)
-            self._tell_failure(receiver, self._loss(reason, died))
+            self._report_failure(receiver, self._loss(reason, died))
 
     def _loss(self, reason: str, died: bool) -> WorkerLost:
         """Returns the error for a lost request. `died`: the worker ended while it computed the request."""

@@ -81,7 +81,7 @@ class WorkerStreams:
         return stream
 
     def avoided(self) -> list[str]:
-        """Returns workers that were recently silent, stuck or unreachable, which routers may not know yet."""
+        """Returns workers that were recently silent, stalled or unreachable, which routers may not know yet."""
         if self._avoided_since:
             oldest = time.monotonic() - _AVOID_SECONDS
             self._avoided_since = {worker_id: at for worker_id, at in self._avoided_since.items() if at > oldest}

@@ -31,7 +31,7 @@ def check_keys(facts: KeyFacts | None, targets: Targets) -> Iterator[Finding]:
     elif facts.problem:
         yield failed(_TOPIC, facts.problem, _FIX)
     elif not facts.num_keys:
-        yield warning(_TOPIC, f"{facts.path} holds no key: nobody may use the gateway", _FIX)
+        yield warning(_TOPIC, f"{facts.path} has no key, so no client can use the gateway", _FIX)
     else:
         yield ok(_TOPIC, f"{facts.path} holds {facts.num_keys} keys")
 

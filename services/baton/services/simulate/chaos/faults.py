@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Fault = Callable[["ChaosSimulation", random.Random], tuple[str, float]]
 
-_STATE_PATIENCE_SECONDS = 3.0  # after which a router takes a silent worker for dead
+_STATE_TIMEOUT_SECONDS = 3.0  # after which a router takes a silent worker for dead
 
 
 def _some_worker(simulation: ChaosSimulation, draws: random.Random) -> SimWorker:
@@ -74,7 +74,7 @@ def _part_states(simulation: ChaosSimulation, draws: random.Random) -> tuple[str
     def heal() -> None:
         router.blocked.discard(worker.worker_id)
 
-    simulation.timeline.after(_STATE_PATIENCE_SECONDS, lose)
+    simulation.timeline.after(_STATE_TIMEOUT_SECONDS, lose)
     simulation.timeline.after(seconds, heal)
     return f"part {worker.worker_id} from the router", seconds
 

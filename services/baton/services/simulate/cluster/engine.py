@@ -236,7 +236,7 @@ class VirtualEngine(Engine):
             if move[:2] != before:
                 # Evictions as the step begins, what it stored as it ends.
                 if before[1] or scheduler.pool.has_evicted:
-                    self._tell_events(coast.times[sum(before)])
+                    self._publish_events(coast.times[sum(before)])
                 before = move[:2]
             state = coast.states[index]
             if is_full:
@@ -249,7 +249,7 @@ class VirtualEngine(Engine):
                 state.block_ids += block_ids
                 scheduler.batch.capacity[state.row] += size
             heapreplace(moves, (step + size, is_full, order, index))
-        self._tell_events(coast.times[sum(before)])
+        self._publish_events(coast.times[sum(before)])
 
     def _give_tokens(self, state: RequestState, num_computed: int) -> None:
         """Counts the token that a decoding request knows beyond the computed ones."""
@@ -258,7 +258,7 @@ class VirtualEngine(Engine):
         if missing > 0:
             request.token_ids.extend(repeat(request.sampling.seed, missing))
 
-    def _tell_events(self, time: float) -> None:
+    def _publish_events(self, time: float) -> None:
         events = self.take_events()
         if events:
             self._on_events(time, events)

@@ -26,7 +26,7 @@ class _Launched:
     plan: StepPlan
     starts: float
     ends: float
-    num_told: int = 0  # layers
+    num_reported: int = 0  # layers
 
 
 class VirtualExecutor:
@@ -77,7 +77,7 @@ class VirtualExecutor:
     def collect(self) -> StepResult:
         """Lets what is left of the step's time pass, telling the layer hook of each layer in its time."""
         step = self._launched[0]
-        self.tell_layers(step.ends)
+        self.call_layer_hook(step.ends)
         self._launched.popleft()
         self._clock.now = max(self._clock.now, step.ends)
         plan = step.plan
@@ -85,28 +85,28 @@ class VirtualExecutor:
         counts = plan.samples.astype(np.int32)
         return StepResult(plan.step, self._tokens[sampled], counts, seconds=step.ends - step.starts)
 
-    def tell_layers(self, until: float) -> None:
+    def call_layer_hook(self, until: float) -> None:
         """Calls the layer hook for the layers written by `time`, at their times."""
         step, hook, clock = self._launched[0], self._layer_hook, self._clock
         if hook is None or step.plan.num_decodes == len(step.plan.rows):
             return
         seconds = step.ends - step.starts
         now = clock.now
-        while step.num_told < _NUM_LAYERS:
-            written = step.starts + seconds * (step.num_told + 1) / _NUM_LAYERS
+        while step.num_reported < _NUM_LAYERS:
+            written = step.starts + seconds * (step.num_reported + 1) / _NUM_LAYERS
             if written > until:
                 break
             clock.now = max(now, written)
-            step.num_told += 1
-            hook(step.plan, step.num_told - 1)
+            step.num_reported += 1
+            hook(step.plan, step.num_reported - 1)
         clock.now = now
 
     def next_layer(self) -> float | None:
         """Returns when the next layer of the launched step is written, if there is a layer hook."""
         step = self._launched[0]
-        if self._layer_hook is None or step.num_told == _NUM_LAYERS or step.plan.num_decodes == len(step.plan.rows):
+        if self._layer_hook is None or step.num_reported == _NUM_LAYERS or step.plan.num_decodes == len(step.plan.rows):
             return None
-        return step.starts + (step.ends - step.starts) * (step.num_told + 1) / _NUM_LAYERS
+        return step.starts + (step.ends - step.starts) * (step.num_reported + 1) / _NUM_LAYERS
 
     def ended(self) -> bool:
         """Whether the launched step is over."""

@@ -149,9 +149,9 @@ class SimGateway:
                 call = self._calls.get(request.request_id)
                 if call is not None:
                     call.record.first_token = time + self._settings.delays.submit
-                    self._timeline.at(call.record.first_token, partial(self._tell_first_token, call))
+                    self._timeline.at(call.record.first_token, partial(self._report_first_token, call))
 
-    def _tell_first_token(self, call: _Call) -> None:
+    def _report_first_token(self, call: _Call) -> None:
         self._router.clock.now = self._timeline.clock.now
         self._router.policy.first_token(call.placement_id)
 

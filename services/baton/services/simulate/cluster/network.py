@@ -102,9 +102,9 @@ class Network:
         elif kind == Kind.PREFILL:
             stream.decode.frame(Kind.PEER, stream.decode_channel, payload)
         elif kind == Kind.PEER_CLOSE:
-            self._cut(stream, tell_decode=False)
+            self._cut(stream, notify_decode=False)
         elif kind == Kind.PREFILL_CLOSE:
-            self._cut(stream, tell_prefill=False)
+            self._cut(stream, notify_prefill=False)
 
     def _open(self, node: Node, channel: int, address: str) -> None:
         prefill = self._nodes.get(address)
@@ -116,12 +116,12 @@ class Network:
         self._streams[prefill, False, stream.prefill_channel] = stream
         prefill.frame(Kind.PREFILL_OPEN, stream.prefill_channel, b"")
 
-    def _cut(self, stream: _Stream, tell_decode: bool = True, tell_prefill: bool = True) -> None:
+    def _cut(self, stream: _Stream, notify_decode: bool = True, notify_prefill: bool = True) -> None:
         self._streams.pop((stream.decode, True, stream.decode_channel), None)
         self._streams.pop((stream.prefill, False, stream.prefill_channel), None)
-        if tell_decode and stream.decode.alive:
+        if notify_decode and stream.decode.alive:
             stream.decode.frame(Kind.PEER_CLOSE, stream.decode_channel, b"the stream ended")
-        if tell_prefill and stream.prefill.alive:
+        if notify_prefill and stream.prefill.alive:
             stream.prefill.frame(Kind.PREFILL_CLOSE, stream.prefill_channel, b"")
 
 
@@ -333,7 +333,7 @@ class VirtualHeartbeat:
         """Does nothing: a simulated engine never hangs by itself."""
 
     def set(self, beats: Mapping[object, Callable[[], None]], interval: float) -> None:
-        """Who is told from now on, and how often."""
+        """Replaces the heartbeats and their interval."""
         self._beats, self._interval = beats, interval
         if beats and not self._is_due:
             self._is_due = True

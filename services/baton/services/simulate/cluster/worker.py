@@ -261,16 +261,16 @@ class SimWorker(EngineListener):
         layer_at = self._executor.next_layer()
         if layer_at is not None and layer_at < ends and layer_at != self._layers_at:
             self._layers_at = layer_at
-            self._timeline.at(layer_at, self._tell_layers)
+            self._timeline.at(layer_at, self._call_layer_hook)
 
-    def _tell_layers(self) -> None:
+    def _call_layer_hook(self) -> None:
         now = self._timeline.clock.now
         if now == self._layers_at:
             self._layers_at = None
         if not self.alive or not self.engine.waits or self._executor.ends <= now:
             return
         self.clock.now = max(self.clock.now, now)
-        self._executor.tell_layers(now)
+        self._executor.call_layer_hook(now)
         layer_at = self._executor.next_layer()
         if layer_at is not None and now < layer_at:
             self._expect_layer(self._executor.ends)
@@ -285,7 +285,7 @@ class SimWorker(EngineListener):
             self.handover.expect(request, prefill)
 
     def _on_publish_frame(self, kind: int, channel: int) -> None:
-        assert self.event_log is not None, "nobody publishes without a log"
+        assert self.event_log is not None, "only workers with a log publish"
         if kind == Kind.PUBLISH_OPEN:
             self.event_log.open(channel)
         elif kind == Kind.PUBLISH_CLOSE:

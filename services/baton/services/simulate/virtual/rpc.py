@@ -89,7 +89,7 @@ class Link:
     tap: Tap | None = None  # of what the client is sent, or sends
     calls: list[_Call] = field(default_factory=list)  # calls whose end has not reached the server
     _held: list[Callable[[], None]] = field(default_factory=list)
-    _under_way: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # by arrival, in order
+    _in_transit: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # by arrival, in order
 
     def carry(self, deliver: Callable[[], None]) -> None:
         """Delivers after the delay. Messages wait while the link is stalled."""
@@ -97,9 +97,9 @@ class Link:
             self._held.append(deliver)
         else:
             loop = asyncio.get_running_loop()
-            self._under_way.append((loop.time() + _DELAY_SECONDS, deliver))
-            if len(self._under_way) == 1:
-                loop.call_at(self._under_way[0][0], self._arrive)
+            self._in_transit.append((loop.time() + _DELAY_SECONDS, deliver))
+            if len(self._in_transit) == 1:
+                loop.call_at(self._in_transit[0][0], self._arrive)
 
     def heal(self) -> None:
         """Delivers the messages that waited."""
@@ -111,10 +111,10 @@ class Link:
     def _arrive(self) -> None:
         """Delivers in order, which a loop does not ensure for callbacks due at the same time."""
         loop = asyncio.get_running_loop()
-        while self._under_way and self._under_way[0][0] <= loop.time():
-            self._under_way.popleft()[1]()
-        if self._under_way:
-            loop.call_at(self._under_way[0][0], self._arrive)
+        while self._in_transit and self._in_transit[0][0] <= loop.time():
+            self._in_transit.popleft()[1]()
+        if self._in_transit:
+            loop.call_at(self._in_transit[0][0], self._arrive)
 
     def cut(self) -> None:
         """Ends every stream at both ends. Messages that waited are lost."""
@@ -145,7 +145,7 @@ class _Call:
         while self.link.is_stalled:  # noqa: ASYNC110 - as often as a client would dial
             await asyncio.sleep(0.05)
         if self._server is None:
-            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "nobody listens")
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "connection refused")
 
     def break_off(self, error: BaseException) -> None:
         """Ends the stream for both."""

@@ -25,7 +25,7 @@ from baton.worker.kv_spec import full_spec
 
 _WORD_BYTES = 8
 _DIGEST_BYTES = 16
-_LOOK_SECONDS = 0.01  # while stuck
+_STALL_POLL_SECONDS = 0.01  # while stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class SimExecutor:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         read_settings: Callable[[str], SimSettings] | None = None,  # of another model; None: no other model
-        is_stuck: Callable[[], bool] | None = None,  # while so, no step ends
+        is_stalled: Callable[[], bool] | None = None,  # while so, no step ends
     ) -> None:
         settings.validate()
         self.model = ModelSpec(
@@ -132,7 +132,7 @@ class SimExecutor:
         self._clock = clock
         self._sleep = sleep
         self._read_settings = read_settings
-        self._is_stuck = is_stuck
+        self._is_stalled = is_stalled
         self._source = ""
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
         self.host = self._make_host()
@@ -186,8 +186,8 @@ class SimExecutor:
         result.idle_seconds = step.idle
         self._call_layer_hook(step)
         self._wait(step.ends)
-        while self._is_stuck is not None and self._is_stuck():
-            self._sleep(_LOOK_SECONDS)
+        while self._is_stalled is not None and self._is_stalled():
+            self._sleep(_STALL_POLL_SECONDS)
         return result
 
     def ended(self) -> bool:

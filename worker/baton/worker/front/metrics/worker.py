@@ -99,7 +99,7 @@ class Device(Protocol):
 
     @property
     def stalled(self) -> bool:
-        """Whether the device is stuck now."""
+        """Whether the device is stalled now."""
 
 
 class WorkerCollector(Collector):
@@ -146,7 +146,7 @@ class WorkerCollector(Collector):
         )
         stalls.add_metric((self._model_name,), self._device.num_stalls)
         yield stalls
-        stalled = GaugeMetricFamily("baton_worker_device_stalled", "1 while the device is stuck.", labels=_LABELS)
+        stalled = GaugeMetricFamily("baton_worker_device_stalled", "1 while the device is stalled.", labels=_LABELS)
         stalled.add_metric((self._model_name,), float(self._device.stalled))
         yield stalled
 

@@ -14,7 +14,7 @@ from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, BlockId, HostSlot
 from baton.worker.kv.host_tier.slots import HostTier
 
-# Early copies use this part of the room in a step: most of it is for copies that cannot wait, and reading many blocks
+# Early copies use this part of a step's capacity: most of it is for copies that cannot wait, and reading many blocks
 # at once would delay the next token.
 _STEPS_TO_FILL = 8
 

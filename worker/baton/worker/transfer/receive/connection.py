@@ -41,7 +41,7 @@ class InboundConnection:
         transfers: OpenTransfers,
         paths: Mapping[str, BulkPath | None],
         totals: Totals,
-        make_room: Callable[[str], bool],
+        retire_idle: Callable[[str], bool],
         tls: KvTls | None = None,
     ) -> None:
         self._sock = sock
@@ -51,7 +51,7 @@ class InboundConnection:
         self._executor = executor
         self._transfers = transfers
         self._paths = paths
-        self._make_room = make_room  # asks another connection of a kind to close
+        self._retire_idle = retire_idle  # asks another connection of a kind to close
         self._all_totals = totals
         self._totals = totals.of("tcp")  # until the sender has named its kind
         self._kind = ""
@@ -150,7 +150,7 @@ class InboundConnection:
         if path is None:
             return None
         try:
-            return retry_after_retiring(lambda: path.accept(opened.offer), lambda: self._make_room(name))
+            return retry_after_retiring(lambda: path.accept(opened.offer), lambda: self._retire_idle(name))
         except ServiceError:
             raise
         except Exception as error:  # of a library: the sender receives it as an error

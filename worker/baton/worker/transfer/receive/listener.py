@@ -95,7 +95,7 @@ class KvListener:
             self._transfers,
             self._paths,
             self._totals,
-            self._make_room,
+            self._retire_idle,
             self._tls,
         )
         thread = threading.Thread(target=self._run, args=(connection,), name=f"kv-from-{peer}", daemon=True)
@@ -110,7 +110,7 @@ class KvListener:
             return
         thread.start()
 
-    def _make_room(self, kind: str) -> bool:
+    def _retire_idle(self, kind: str) -> bool:
         with self._lock:
             connections = list(self._connections)
         return retire_longest_idle(kind, connections)

@@ -156,7 +156,7 @@ class OutboundConnection:
             connection is not None
             and not (self._serving or self._queue or self._ended or push.stopped or self._problem)
             and connection.starts_at_once(push.outbound)
-            and connection.room()
+            and connection.has_capacity()
         )
 
     def _start_here(self, push: Push, piece: Piece) -> None:
@@ -213,7 +213,7 @@ class OutboundConnection:
                 self._finish_oldest()
         elif self._queue:
             assert self._connection is not None, "a push begins with a connection"
-            self._connection.wait_for_room()
+            self._connection.wait_for_capacity()
         return True
 
     def _is_needed(self) -> bool:
@@ -244,7 +244,7 @@ class OutboundConnection:
         if isinstance(item, _Begin):  # started pieces end before the thread dials again
             return not self._started or connection is None or not connection.ended()
         assert connection is not None, "a push begins with a connection"
-        return connection.room()
+        return connection.has_capacity()
 
     def _serve(self, item: _Item) -> None:
         push = item.push

@@ -34,7 +34,7 @@ _AVOID_SECONDS = 60.0  # after a kind failed with a peer
 class Dialer:
     """Opens connections. Thread-safe. `paths`: by kind, None for tcp. `tls` secures every connection.
 
-    `make_room` retires an idle connection of a kind. Returns whether there was one.
+    `retire_idle` retires an idle connection of a kind. Returns whether there was one.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Dialer:
         epoch: int,
         max_piece_bytes: int,
         totals: Totals,
-        make_room: Callable[[str], bool],
+        retire_idle: Callable[[str], bool],
         tls: KvTls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,7 +54,7 @@ class Dialer:
         self._epoch = epoch
         self._max_piece_bytes = max_piece_bytes
         self._totals = totals
-        self._make_room = make_room
+        self._retire_idle = retire_idle
         self._clock = clock
         self._avoided: dict[Route, float] = {}  # until when
 
@@ -110,7 +110,7 @@ class Dialer:
                 return InlinePieceSender(sock, self._executor, totals)
             self._check(slots)
             sender = retry_after_retiring(
-                lambda: _translated(lambda: path.connect(slots), route.name), lambda: self._make_room(route.name)
+                lambda: _translated(lambda: path.connect(slots), route.name), lambda: self._retire_idle(route.name)
             )
             peer = f"{route.host}:{route.port}"
             return SlotPieceSender(route.name, peer, sock, sender, slots, self._executor, totals, changed)

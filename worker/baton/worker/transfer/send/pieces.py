@@ -52,13 +52,13 @@ class PieceSender(Protocol):
 
     kind: str  # of the transport
 
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether a piece can be started."""
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         """Whether `start` never waits, so that any thread may call it if no other does."""
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         """Waits until a piece can be started. Raises TimeoutError."""
 
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
@@ -105,13 +105,13 @@ class InlinePieceSender:
         self._reads = BackgroundThread("kv-read")
         self._num_started = 0
 
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         return self._num_started < _NUM_READ_AHEAD
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         return False
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         raise AssertionError("a piece can be started when none is being sent")
 
     def start(self, outbound: Outbound, piece: Piece) -> StartedPiece:
@@ -199,14 +199,14 @@ class SlotPieceSender:
         self._ending.start()
         watch(sock, peer, self._over, self._unfinished_since, _STUCK_SECONDS, self._give_up)
 
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether a slot is free and no slot's last piece is unfinished; both share one SlotCopy."""
         return self._any_free() and len(self._unfinished) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:
         return self._sender.announces_first and outbound.conversion is None and not outbound.checksum
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         deadline = time.monotonic() + SEND_SECONDS
         while not self._any_free():
             self._check()
@@ -256,7 +256,7 @@ class SlotPieceSender:
         assert isinstance(started_piece, _InSlot)
         deadline = started_piece.started + SEND_SECONDS
         while self._sender.announces_first and not (self._ended or has_ended(started_piece.pending)):
-            if self.room():
+            if self.has_capacity():
                 return False
             if time.monotonic() >= deadline:
                 break

@@ -145,11 +145,11 @@ class TlsSocket:
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         """Sends the first bytes of the buffers; returns how many. Raises the errors of the socket's limits."""
-        parts, room = [], _CHUNK_BYTES
+        parts, remaining = [], _CHUNK_BYTES
         for buffer in buffers:
-            parts.append(buffer[:room])
-            room -= parts[-1].nbytes
-            if not room:
+            parts.append(buffer[:remaining])
+            remaining -= parts[-1].nbytes
+            if not remaining:
                 break
         data = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
         self._num_sent += data.nbytes
