@@ -45,7 +45,7 @@ class LockFile:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path of the file."""
         return FOLDER / self.name
 
 
@@ -72,7 +72,7 @@ def lock_files(project: Mapping[str, object]) -> tuple[LockFile, ...]:
 
 
 def image_files() -> tuple[LockFile, ...]:
-    """What deploy/Dockerfile installs."""
+    """Returns the lock files that deploy/Dockerfile installs."""
     return (
         LockFile("control.lock", ("gateway", "router"), False, "all.lock"),
         LockFile("worker.lock", ("cuda", "rdma", "worker"), True, "all.lock"),

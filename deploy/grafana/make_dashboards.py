@@ -53,7 +53,6 @@ def rate(metric: str, by: str = "", where: str = "") -> str:
 
 
 def quantile(part: float, metric: str, by: str = "", where: str = "") -> str:
-    """A histogram's quantile."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({part}, sum by ({labels}) (rate({metric}_bucket{_where(where)}{_RATE})))"
 

@@ -83,7 +83,6 @@ class Row:
         )
 
     def load(self) -> Callable[..., Any]:
-        """Imports the implementation."""
         module, _, name = self.path.partition(":")
         loaded: Callable[..., Any] = getattr(import_module(module), name)
         return loaded

@@ -14,7 +14,6 @@ Story = tuple[str, str]  # a request and the story that answers it
 
 
 def short_document(rng: Random, story: Story) -> list[Piece]:
-    """Returns one conversation."""
     chance = rng.random()
     if chance < 0.42:
         return pieces(tool_chat(rng, story))

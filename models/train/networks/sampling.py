@@ -16,8 +16,6 @@ _SPAN = 64  # steps that attend over the same number of keys
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters."""
-
     temperature: float
     top_p: float
     top_k: int  # 0: all tokens, and top_p is not used

@@ -31,7 +31,6 @@ class RouterMetrics:
         registry.register(self._counts)
 
     def placed(self, remote: bool, seconds: float) -> None:
-        """Counts a placement."""
         self._counts.placed(remote, seconds)
 
     def reported(self, outcome: Outcome) -> None:
@@ -49,7 +48,6 @@ class _Counts(Collector):
         self._predicted = self._actual = self._missed = self._failed = 0
 
     def placed(self, remote: bool, seconds: float) -> None:
-        """Observes a placement."""
         if remote:
             self._remote += 1
         else:

@@ -70,7 +70,6 @@ class TokenIds(Sequence[int]):
         self.generated.append(token_id)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Appends generated tokens."""
         self.generated.extend(token_ids)
 
     def array(self, stop: int | None = None) -> NDArray[np.int32]:

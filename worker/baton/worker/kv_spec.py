@@ -46,7 +46,7 @@ class KvGroup:
 
     @property
     def num_layers(self) -> int:
-        """Of this group."""
+        """Number of layers in this group."""
         return len(self.layers)
 
 
@@ -71,7 +71,7 @@ class KvSpec:
 
     @property
     def num_layers(self) -> int:
-        """Of all groups."""
+        """Number of layers in all groups."""
         return len(self._group_of)
 
     @property

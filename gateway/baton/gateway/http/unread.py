@@ -18,7 +18,6 @@ class Unread:
         return self._num_bytes
 
     def append(self, data: bytes) -> None:
-        """Appends received data."""
         self._pieces.append(data)
         self._num_bytes += len(data)
 

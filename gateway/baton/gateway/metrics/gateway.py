@@ -128,7 +128,6 @@ class GatewayMetrics:
         self.registry.register(VllmEndings(model_name, self._generation_counters))
 
     def register(self, collector: Collector) -> None:
-        """Adds a collector."""
         self.registry.register(collector)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:

@@ -20,7 +20,6 @@ class BucketCounts(Collector):
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 

@@ -28,7 +28,6 @@ class PhaseTimes:
 
     @property
     def all(self) -> tuple[BucketCounts, ...]:
-        """Returns all histograms."""
         return self.queue, self.prefill, self.decode, self.inference, self.longest
 
     def observe(self, outcome: router_pb2.PlacementOutcome, longest: int) -> None:

@@ -153,7 +153,6 @@ class RunningResponse:
             follower.ended(self.error)
 
     def unfollow(self, follower: Follower) -> None:
-        """Removes a follower."""
         if follower in self._followers:
             self._followers.remove(follower)
 

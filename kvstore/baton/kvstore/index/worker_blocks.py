@@ -117,7 +117,6 @@ class WorkerBlocks:
 
 
 def make_base(worker_id: str, epoch: int, barrier: int, homes: Homes) -> Base:
-    """Encodes a snapshot."""
     num_blocks = sum(map(len, homes.values())) // HASH_BYTES
     return Base(barrier, encode_parts(worker_id, epoch, barrier, homes), num_blocks)
 

@@ -161,7 +161,6 @@ class _Large(NamedTuple):
     message: Descriptor
 
     async def read(self) -> Any:
-        """Returns the request."""
         try:
             await asyncio.to_thread(check_fields, self.data, self.message)
         except TooManyFields:

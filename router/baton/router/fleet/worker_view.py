@@ -34,7 +34,7 @@ class LayoutKey(NamedTuple):
 
     @property
     def num_layers(self) -> int:
-        """Of all groups."""
+        """Number of layers in all groups."""
         return sum(len(group.layers) for group in self.groups)
 
 

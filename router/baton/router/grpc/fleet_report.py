@@ -65,7 +65,6 @@ class FleetReport:
         self._reported: deque[Decision] = deque(maxlen=_MAX_REMEMBERED)
 
     def placed(self, decision: Decision) -> None:
-        """Records a placement."""
         self._totals.num_placed += 1
         self._totals.num_remote += decision.chosen.prefill is not None
         self._placed.append(decision)

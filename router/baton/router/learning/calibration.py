@@ -59,7 +59,6 @@ class Arrivals:
         self._began: float | None = None
 
     def observe(self, now: float, count: float = 1.0) -> None:
-        """Counts arrivals."""
         now = max(now, self._at)
         self._count = self._decayed(now) + count
         self._at = now

@@ -36,10 +36,8 @@ def unknown(topic: str, what: str, fix: str = "") -> Finding:
 
 
 def warning(topic: str, what: str, fix: str) -> Finding:
-    """Returns a warning."""
     return Finding(topic, Level.WARNING, what, fix)
 
 
 def failed(topic: str, what: str, fix: str) -> Finding:
-    """Returns a failure."""
     return Finding(topic, Level.FAILED, what, fix)

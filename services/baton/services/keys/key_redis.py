@@ -27,7 +27,6 @@ class RedisKeys:
         asyncio.run(self._put(replace(entry, revoked=True)))
 
     async def put_tenants(self, tenants: Mapping[str, TenantEntry]) -> None:
-        """Replaces all tenants."""
         store = KeyStore(self._url)
         try:
             await store.put_tenants(tenants)

@@ -147,7 +147,6 @@ def _draw(screen: Any, lines: list[str], marked: int) -> None:
 
 
 def press(picture: Picture, key: int, feed: Feed, width: int, height: int) -> None:
-    """Handles a key."""
     moves = {curses.KEY_UP: -1, curses.KEY_DOWN: 1, curses.KEY_PPAGE: -(height // 2), curses.KEY_NPAGE: height // 2}
     if key in moves:
         picture.line = max(0, picture.line + moves[key])

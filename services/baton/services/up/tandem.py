@@ -198,7 +198,7 @@ class ServicePlan:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The CLI's arguments."""
+        """The command line arguments of the service."""
         return (self.command, *self.flags)
 
 

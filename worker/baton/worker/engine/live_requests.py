@@ -76,7 +76,6 @@ class LiveRequests:
             self._grammars.advance(state.grammar, token_id)
 
     def finish(self, state: RequestState, reason: FinishReason, stop_token_id: int | None = None) -> None:
-        """Ends a request."""
         if reason is FinishReason.ABORT:
             self._counters.num_aborted += 1
         else:

@@ -55,7 +55,6 @@ class CacheEvents:
         ]
 
     def clear(self) -> None:
-        """Drops the changes."""
         self._changes.clear()
         self.removes = False
 

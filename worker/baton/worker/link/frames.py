@@ -70,7 +70,6 @@ class LinkClosed(Exception):
 
 
 def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Encodes a frame."""
     return _HEADER.pack(len(payload), channel, kind) + payload
 
 

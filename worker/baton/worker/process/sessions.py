@@ -101,7 +101,6 @@ class Sessions:
         return len(self._session_of)
 
     def open(self, channel: int) -> None:
-        """Opens a stream."""
         self._sessions[channel] = _Session(channel)
 
     def receive(self, channel: int, payload: bytes, prompts: Sequence[Prompt] = ()) -> None:

@@ -61,7 +61,6 @@ class Sampler:
             self._edits[row] = edits
 
     def free(self, row: int) -> None:
-        """Drops a row."""
         self._edits.pop(row, None)
         self._chosen.pop(row, None)
 

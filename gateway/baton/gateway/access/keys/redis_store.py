@@ -77,7 +77,6 @@ class KeyStore:
             await _asked(pipeline.execute())
 
     async def put_tenants(self, entries: Mapping[str, TenantEntry]) -> None:
-        """Replaces all tenants."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.delete(TENANTS)
             for name, entry in entries.items():

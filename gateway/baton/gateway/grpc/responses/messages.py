@@ -28,7 +28,6 @@ _STATUSES: Mapping[str, pb.ResponseStatus.ValueType] = {
 
 
 def response_of(response: Response) -> pb.ModelResponse:
-    """Converts a response."""
     return _response(msgspec.to_builtins(response))
 
 

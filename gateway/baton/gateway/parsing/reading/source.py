@@ -81,7 +81,6 @@ class Source:
         self._limit = 0
 
     def feed(self, text: str) -> None:
-        """Adds text."""
         self._text += text
 
     def close(self, cut: bool = False) -> None:

@@ -33,7 +33,6 @@ class WatchFacts:
 
 
 def check_watches(facts: tuple[WatchFacts, ...]) -> Iterator[Finding]:
-    """Checks each address."""
     for one in facts:
         if one.status == _FORBIDDEN:
             fix = (

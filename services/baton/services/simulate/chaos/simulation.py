@@ -70,7 +70,6 @@ class ChaosTotals:
     truth_seconds: list[float] = field(default_factory=list)
 
     def add(self, report: ChaosReport) -> None:
-        """Adds one seed."""
         self.num_seeds += 1
         self.num_bad += bool(report.problems)
         self.num_faults += len(report.faults)

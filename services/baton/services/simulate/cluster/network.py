@@ -276,7 +276,6 @@ class VirtualTransport:
         self.fence_outbound(push_id)
 
     def forget(self, push_id: int) -> None:
-        """Does nothing."""
         self._pushes.pop(push_id, None)
 
     def _sent(self, pushed: Pushed) -> None:

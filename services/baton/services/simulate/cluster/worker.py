@@ -93,7 +93,6 @@ class SimWorker(EngineListener):
 
     @property
     def endpoint(self) -> types_pb2.Endpoint:
-        """Returns its endpoint."""
         return types_pb2.Endpoint(worker_id=self.worker_id, epoch=self.engine.epoch, address=self.address)
 
     # What reaches the worker.
@@ -107,7 +106,6 @@ class SimWorker(EngineListener):
         self._receive(lambda: self._submit(request, prefill))
 
     def abort(self, request_id: str) -> None:
-        """Aborts a generation."""
         self._receive(lambda: self.engine.abort(request_id))
 
     def reset_prefix_cache(self) -> None:

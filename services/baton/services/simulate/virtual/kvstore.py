@@ -37,7 +37,6 @@ class VirtualStore:
         self._lost: set[str] = set()
 
     def wipe(self) -> None:
-        """Drops everything."""
         self._lost |= self._snapshots.keys()
         self._snapshots.clear()
         self._logs.clear()
@@ -49,7 +48,6 @@ class VirtualStore:
         return lost
 
     async def load(self) -> AsyncIterator[StoredWorker]:
-        """Yields everything stored."""
         await self._exchange()
         for worker_id, parts in list(self._snapshots.items()):
             snapshot = [kv_pb2.KvSnapshot.FromString(part) for part in parts]
@@ -69,7 +67,6 @@ class VirtualStore:
         return [worker_id for worker_id in batches if worker_id not in self._snapshots]
 
     async def forget(self, worker_id: str) -> None:
-        """Drops a worker."""
         await self._exchange()
         self._snapshots.pop(worker_id, None)
         self._logs.pop(worker_id, None)

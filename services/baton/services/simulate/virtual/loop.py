@@ -89,5 +89,4 @@ class LoopTimeline(Timeline):
         self.loop.close()
 
     def spawn(self, run: Any) -> asyncio.Task[None]:
-        """Starts a coroutine."""
         return self.loop.create_task(run)

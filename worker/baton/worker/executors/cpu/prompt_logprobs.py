@@ -33,7 +33,6 @@ class PromptLogprobs:
             self._num_top[init.row] = init.sampling.prompt_logprobs
 
     def free(self, row: int) -> None:
-        """Drops a row."""
         self._num_top.pop(row, None)
 
     def of(self, plan: StepPlan, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> dict[int, PromptEntries]:

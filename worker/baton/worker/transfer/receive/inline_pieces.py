@@ -26,7 +26,7 @@ _WAKE_SECONDS = 0.05  # or after this time
 
 
 class InlinePieceReceiver:
-    """A PieceReceiver."""
+    """Implements PieceReceiver."""
 
     sender_writes = False
 

@@ -40,7 +40,7 @@ class _Writing:
 
 
 class SlotPieceReceiver:
-    """A PieceReceiver."""
+    """Implements PieceReceiver."""
 
     sender_writes = True
 

@@ -134,7 +134,6 @@ class _Compilers:
         return self._num_compiled
 
     def close(self) -> None:
-        """Ends every process."""
         self._kill()
         for thread in self._threads:
             thread.join()

@@ -93,7 +93,7 @@ class HostIpcPath:
 
 
 class HostIpcReceiver:
-    """A BulkReceiver."""
+    """Implements BulkReceiver."""
 
     writes_ahead = False
 

@@ -57,7 +57,7 @@ class _Seats:
 
 
 class NcclPath:
-    """A BulkPath."""
+    """Implements BulkPath."""
 
     def __init__(self, kv: KvCopies, slot_bytes: int) -> None:
         self._kv = kv
@@ -97,7 +97,7 @@ class NcclPath:
 
 
 class NcclReceiver(DeviceSlots):
-    """A BulkReceiver."""
+    """Implements BulkReceiver."""
 
     def __init__(self, kv: KvCopies, slot_bytes: int, pair: Pair) -> None:
         memory = torch.empty(NUM_SLOTS * slot_bytes, dtype=torch.uint8, device=kv.device)
@@ -146,7 +146,7 @@ class NcclReceiver(DeviceSlots):
 
 
 class NcclSender:
-    """A BulkSender."""
+    """Implements BulkSender."""
 
     announces_first = True
 

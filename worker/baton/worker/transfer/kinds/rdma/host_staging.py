@@ -65,7 +65,7 @@ class HostStaging:
 
 
 class HostSlots:
-    """A SlotAccess."""
+    """Implements SlotAccess."""
 
     def __init__(self, executor: Executor, region: HostRegion, slot_bytes: int) -> None:
         self._executor = executor

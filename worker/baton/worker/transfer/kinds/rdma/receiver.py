@@ -91,7 +91,7 @@ class ReceivingAgent:
 
 
 class RdmaReceiver:
-    """A BulkReceiver."""
+    """Implements BulkReceiver."""
 
     writes_ahead = False
 

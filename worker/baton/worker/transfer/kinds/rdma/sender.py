@@ -50,7 +50,7 @@ class RdmaCopy:
 
 
 class RdmaSender:
-    """A BulkSender."""
+    """Implements BulkSender."""
 
     announces_first = False
 
