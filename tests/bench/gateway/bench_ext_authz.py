@@ -122,8 +122,8 @@ def start(folder: Path, cleanup: ExitStack) -> tuple[envoy.Envoy, list[Case], di
         folder, [{"tenant": "free"}, {"tenant": "limited"}], {"free": {}, "limited": LIMITS}
     )
     access = Access(make_certs(folder / "certs", hosts=HOSTS), path, {})
-    places, gateway = start_gateway(folder, cleanup, access, "--redis-url", redis.url, "--limit-timeout-ms", "5000")
-    front = cleanup.enter_context(envoy.running(folder / "envoy", places, answering(envoy.moved(places))))
+    addresses, gateway = start_gateway(folder, cleanup, access, "--redis-url", redis.url, "--limit-timeout-ms", "5000")
+    front = cleanup.enter_context(envoy.running(folder / "envoy", addresses, answering(envoy.moved(addresses))))
     wait_until(lambda: front.stats()["cluster.ext_authz.membership_healthy"], "Envoy can ask", 30)
     cases = [
         Case("not asked about", UNASKED, free),
@@ -156,7 +156,7 @@ def answering(settings: dict[str, Any]) -> dict[str, Any]:
 
 def trusting_http1(front: envoy.Envoy) -> ssl.SSLContext:
     """For the client's connections."""
-    context = trusting(Access(front.places.certificates, Path(), {}))
+    context = trusting(Access(front.addresses.certificates, Path(), {}))
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -173,7 +173,7 @@ async def measure(
     """Every case, round by round; and each round's Checks by Envoy's milliseconds."""
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(CONNECTIONS):
-        free.put_nowait(await Connection.open(front.places.edge, context))
+        free.put_nowait(await Connection.open(front.addresses.edge, context))
     taken: dict[str, Taken] = {case.name: Taken() for case in cases}
     for case in cases:
         await send(case, free, rate, WARM_UP_SECONDS)

@@ -99,12 +99,12 @@ async def _send_all(
     client: Client, level: _Level, prompts: AsyncIterator[tuple[Prompt, Any]], source: random.Random
 ) -> None:
     load = level.load
-    places = asyncio.Semaphore(load.concurrency) if load.concurrency else None
+    slots = asyncio.Semaphore(load.concurrency) if load.concurrency else None
     level.began = time.perf_counter()
     due = level.began
     async for prompt, request in prompts:
-        if places is not None:
-            await places.acquire()
+        if slots is not None:
+            await slots.acquire()
         if (delay := due - time.perf_counter()) > 0:
             await asyncio.sleep(delay)
         now = time.perf_counter()
@@ -113,7 +113,7 @@ async def _send_all(
         record = Record(now if math.isinf(load.rate) else due)
         record.wanted_prompt, record.wanted_output = prompt.num_tokens, prompt.num_output
         level.records.append(record)
-        task = asyncio.create_task(_send(client, level, request, record, places))
+        task = asyncio.create_task(_send(client, level, request, record, slots))
         level.tasks.add(task)
         task.add_done_callback(level.tasks.discard)
         due += 0.0 if math.isinf(load.rate) else source.expovariate(load.rate)
@@ -121,15 +121,15 @@ async def _send_all(
         await asyncio.wait(set(level.tasks))
 
 
-async def _send(client: Client, level: _Level, request: Any, record: Record, places: asyncio.Semaphore | None) -> None:
+async def _send(client: Client, level: _Level, request: Any, record: Record, slots: asyncio.Semaphore | None) -> None:
     try:
         await client.send(request, record)
     finally:
         level.num_done += 1
         level.num_errors += bool(record.error)
         level.num_tokens += record.num_output
-        if places is not None:
-            places.release()
+        if slots is not None:
+            slots.release()
 
 
 async def _show_progress(level: _Level, out: TextIO) -> None:

@@ -42,7 +42,7 @@ def fleet(tmp_path_factory, access):
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory, fleet):
-    with envoy.running(tmp_path_factory.mktemp("envoy"), fleet.places) as front:
+    with envoy.running(tmp_path_factory.mktemp("envoy"), fleet.addresses) as front:
         wait_until(front.all_healthy, "Envoy finds every upstream healthy", 30)
         yield front
 
@@ -79,8 +79,10 @@ async def worker_stats(fleet):
 
 
 async def test_the_shipped_configuration_is_valid_as_it_is(tmp_path, access):
-    places = envoy.Places(1, 2, dict.fromkeys(("gateway_rest", "gateway_grpc", "ext_authz"), 3), access.certificates)
-    ended = envoy.Envoy(tmp_path, envoy.shipped(access.certificates), places).validate()
+    addresses = envoy.Addresses(
+        1, 2, dict.fromkeys(("gateway_rest", "gateway_grpc", "ext_authz"), 3), access.certificates
+    )
+    ended = envoy.Envoy(tmp_path, envoy.shipped(access.certificates), addresses).validate()
     assert ended.returncode == 0, ended.stderr
 
 

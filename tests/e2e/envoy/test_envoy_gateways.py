@@ -54,7 +54,7 @@ def front(tmp_path_factory):
             access = make_access(folder / "access")
         one = start_fleet(folder, cleanup, access, "--redis-url", redis.url, "--limit-timeout-ms", "5000")
         fleet, second = add_gateway(one, folder, cleanup)
-        running = cleanup.enter_context(envoy.running(folder / "envoy", fleet.places))
+        running = cleanup.enter_context(envoy.running(folder / "envoy", fleet.addresses))
         wait_until(running.all_healthy, "Envoy finds both gateways healthy", 90)
         yield Front(running, fleet, second)
 
@@ -77,15 +77,15 @@ def test_a_gateway_that_nobody_found_dead_yet_costs_no_answer(front, tmp_path):
     def with_a_dead_one(given: int | tuple[int, ...]) -> tuple[int, ...]:
         return (given[0] if isinstance(given, tuple) else given, *ports.free_ports(1))
 
-    access, places = front.fleet.access, front.fleet.places
+    access, addresses = front.fleet.access, front.fleet.addresses
     edge, admin = ports.free_ports(2)
-    upstreams = {name: with_a_dead_one(given) for name, given in places.upstreams.items()}
-    settings = envoy.moved(replace(places, edge=edge, admin=admin, upstreams=upstreams))
+    upstreams = {name: with_a_dead_one(given) for name, given in addresses.upstreams.items()}
+    settings = envoy.moved(replace(addresses, edge=edge, admin=admin, upstreams=upstreams))
     for cluster in settings["static_resources"]["clusters"]:  # so that it stays where it is asked
         del cluster["health_checks"], cluster["outlier_detection"]
     statuses = Counter()
     with (
-        envoy.running(tmp_path, replace(places, edge=edge, admin=admin), settings) as running,
+        envoy.running(tmp_path, replace(addresses, edge=edge, admin=admin), settings) as running,
         http_client(running, access) as client,
     ):
         for _ in range(60):

@@ -34,8 +34,8 @@ def access(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory, access):
     with ExitStack() as cleanup:
-        places, _ = start_gateway(tmp_path_factory.mktemp("gateway"), cleanup, access)
-        yield places
+        addresses, _ = start_gateway(tmp_path_factory.mktemp("gateway"), cleanup, access)
+        yield addresses
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def recorder():
 @pytest.fixture(scope="module")
 def front(tmp_path_factory, gateway, recorder):
     upstreams = {**gateway.upstreams, "gateway_rest": recorder.port}
-    places = dataclasses.replace(gateway, upstreams=upstreams, plain=frozenset(("gateway_rest",)))
-    with envoy.running(tmp_path_factory.mktemp("envoy"), places) as front:
+    addresses = dataclasses.replace(gateway, upstreams=upstreams, plain=frozenset(("gateway_rest",)))
+    with envoy.running(tmp_path_factory.mktemp("envoy"), addresses) as front:
         wait_until(lambda: front.stats()["cluster.ext_authz.membership_healthy"], "Envoy can ask", 30)
         yield front
 
@@ -230,10 +230,10 @@ async def test_nothing_passes_where_nobody_decides(tmp_path, gateway, access, re
     with socket.create_server(("127.0.0.1", 0)) as silent, recording() as plain:
         port = {"closed": closed, "silent": silent.getsockname()[1], "plain": plain.port}[kind]
         upstreams = {**gateway.upstreams, "gateway_rest": recorder.port, "ext_authz": port}
-        places = dataclasses.replace(
+        addresses = dataclasses.replace(
             gateway, edge=edge, admin=admin, upstreams=upstreams, plain=frozenset(("gateway_rest",)), authz_seconds=0.5
         )
-        with envoy.running(tmp_path, places) as front, http_client(front, access) as client:
+        with envoy.running(tmp_path, addresses) as front, http_client(front, access) as client:
             recorder.heads.clear()
             began = time.monotonic()
             refused = client.post(CHAT, json={}, headers=access.headers("good"))

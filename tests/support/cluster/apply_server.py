@@ -48,7 +48,7 @@ class Objects:
         self.lowest: dict[Key, int] = {}  # counts of workloads since `watch`
 
     def watch(self) -> None:
-        """Starts to record the lowest counts."""
+        """Starts recording the lowest counts."""
         self.lowest = self.counts()
 
     def counts(self) -> dict[Key, int]:
@@ -75,7 +75,7 @@ class Objects:
         return self._store(key, document)
 
     def update(self, key: Key, document: Document, manager: str) -> Document:
-        """Stores a changed object. Raises Invalid where an immutable field changes."""
+        """Stores a changed object. Raises Invalid if an immutable field changes."""
         _default(document)
         field_owners.update(self._objects[key], document, (manager, field_owners.UPDATE))
         return self._store(key, document)

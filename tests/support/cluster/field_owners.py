@@ -109,7 +109,7 @@ def _tree(paths: set[Path]) -> Document:
 
 
 def _take(document: Document, path: Path) -> None:
-    """Removes a field, and what is empty without it."""
+    """Removes a field, and objects that become empty."""
     if len(path) > 1 and isinstance(document.get(path[0]), dict):
         _take(document[path[0]], path[1:])
         if document[path[0]]:

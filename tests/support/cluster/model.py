@@ -28,7 +28,7 @@ class Rejected(Exception):
 
 
 class Conflict(Exception):
-    """Server-side apply meets a different value that another manager owns."""
+    """Another manager owns a field with a different value."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Cluster:
         return {key: live.document["spec"]["replicas"] for key, live in self._objects.items() if key[0] in _WORKLOADS}
 
     def watch(self) -> None:
-        """Starts to record the lowest counts."""
+        """Starts recording the lowest counts."""
         self.lowest = self.counts()
 
     def apply(self, manifests: Iterable[Mapping[str, Any]]) -> None:
@@ -179,7 +179,7 @@ class Cluster:
         live.set(_leaves(document), "keda-operator")
 
     def _run_autoscaler(self, spec: Document) -> None:
-        """Moves a count into the bounds. Within them the load decides, see `scale`."""
+        """Clamps a count to the bounds. Within them, `scale` sets it."""
         live = self._objects.get((spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]))
         if live is not None:
             count = live.document["spec"]["replicas"]
@@ -218,7 +218,7 @@ def _leaves(document: Mapping[str, Any], before: Path = ()) -> dict[Path, Any]:
 
 
 def put_field(document: Document, path: Path, value: Any) -> None:
-    """Sets a field to a copy of the value, and makes the objects on the way to it."""
+    """Sets a field to a copy of the value. Creates missing parents."""
     for name in path[:-1]:
         if not isinstance(document.get(name), dict):
             document[name] = {}

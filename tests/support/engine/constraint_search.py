@@ -1,4 +1,4 @@
-"""Random constraints that try to cost much: regexes, grammars and JSON schemas, by a seed."""
+"""Random expensive constraints by a seed: regexes, grammars and JSON schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines on the simulated device, and the naive answers to compare them with."""
+"""Engines on the simulated device, and naive results to compare them with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS = itertools.count()
 
 
 class Clock:
-    """Virtual time: sleeping moves it."""
+    """Virtual time, which only sleeping advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -64,13 +64,13 @@ def make_request(prompt: Sequence[int], max_tokens: int = 8, **values: object) -
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:
-    """A prompt that shares nothing with one of another salt."""
+    """Returns a prompt that shares no prefix with those of other salts."""
     return [5 + (salt * 7919 + i * 104729 + (i * i) % 97) % 4000 for i in range(length)]
 
 
 @dataclass
 class Collected:
-    """Everything that outputs said, by request."""
+    """The collected outputs of all requests."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     finishes: dict[str, Finish] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Collected:
 
 @dataclass
 class Rig:
-    """An engine with its device and what came out of it."""
+    """An engine, its device and its outputs."""
 
     engine: Engine
     executor: SimExecutor
@@ -120,7 +120,7 @@ class Rig:
         return self.seen.add(self.engine.step())
 
     def drain(self, limit: int = 3000) -> None:
-        """Steps until nothing can run."""
+        """Steps until no request can run."""
         for _ in range(limit):
             if not self.engine.has_work():
                 return
@@ -154,7 +154,7 @@ def _alone(prompt: tuple[int, ...], num_tokens: int, temperature: float, seed: i
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
-    """What a request generates alone, on a fresh device, in one chunk, with nothing cached."""
+    """Returns the output of a request that runs alone on a new device, in one chunk, without cached blocks."""
     return _alone(tuple(prompt), num_tokens, temperature, seed)
 
 
@@ -164,7 +164,7 @@ def expected_for(request: Request) -> list[int]:
 
 
 def check_all(rig: Rig, requests: Sequence[Request]) -> None:
-    """Every request got exactly the tokens that it gets alone, and nothing is left behind."""
+    """Asserts that each request has the tokens that it gets alone, and that no resources are held."""
     for request in requests:
         assert rig.seen.tokens[request.request_id] == expected_for(request)
         assert rig.seen.finishes[request.request_id].reason is FinishReason.LENGTH
@@ -172,7 +172,7 @@ def check_all(rig: Rig, requests: Sequence[Request]) -> None:
 
 
 def write_remote_kv(executor: SimExecutor, token_ids: Sequence[int], first_block: int, leased: list[BlockId]) -> None:
-    """Does what a prefill worker's push does: the prompt's KV from first_block on goes into the leased blocks."""
+    """Writes the prompt's KV from first_block on to the leased blocks, as a prefill worker's push does."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     kv = SimKv(executor.kv_spec.num_layers, num_blocks, BLOCK_SIZE)
     kv.prefill(np.arange(num_blocks, dtype=np.int32), 0, np.array(token_ids, np.uint64))
@@ -190,7 +190,7 @@ def submit_remote(rig: Rig, prompt: list[int], max_tokens: int = 8, **values: ob
 
 
 def receive(rig: Rig, request: Request) -> None:
-    """The lease and the push, up to but without finish_transfer."""
+    """Leases blocks and pushes KV, without finish_transfer."""
     first_block = rig.seen.num_wanted[request.request_id] // BLOCK_SIZE
     leased = rig.engine.reserve_blocks(request.request_id)
     assert leased is not None

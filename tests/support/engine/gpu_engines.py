@@ -1,4 +1,4 @@
-"""Engines on a GPU over small random models, and Transformers' word on what they generate."""
+"""Engines on a GPU with small random models, and Transformers as the oracle of their output."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[i
 
 
 def leader_of(executor: Executor) -> CudaExecutor:
-    """The one rank of an executor for a GPU."""
+    """Returns the executor of the only rank."""
     assert isinstance(executor, RankGroup)
     assert isinstance(executor.leader, CudaExecutor)
     return executor.leader
@@ -121,13 +121,13 @@ def executor_for(folder: Path, **fields: Any) -> Executor:
 
 
 def engine_over(executor: Executor, budget: int = _BUDGET, **settings: Any) -> Engine:
-    """A fresh engine; executors serve one after the other."""
+    """Returns a new engine. An executor serves one engine at a time."""
     return Engine(executor, EngineSettings(_ROWS, budget, **settings), epoch=1)
 
 
 @dataclass
 class Generated:
-    """What came of one request."""
+    """The result of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -142,7 +142,7 @@ def generate(
     stagger: int = 0,
     stop_token_ids: frozenset[int] = frozenset(),
 ) -> list[Generated]:
-    """Runs all prompts to their end; one more enters every `stagger` steps, or all at once."""
+    """Runs all prompts to their end. Submits one every `stagger` steps, or all at once."""
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     stop = StopConditions(count, stop_token_ids=stop_token_ids)
     waiting = [
@@ -176,9 +176,9 @@ def tokens_of(found: Sequence[Generated]) -> list[list[int]]:
 def check_greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], rounding: float
 ) -> int:
-    """Asserts that each token is the model's first choice, but where its top two lie closer than `rounding`.
+    """Asserts that each token is the model's first choice, unless its top two are closer than `rounding`.
 
-    Returns how many tokens were told apart.
+    Returns the number of tokens that were compared.
     """
     checked = 0
     for prompt, output in zip(prompts, outputs, strict=True):

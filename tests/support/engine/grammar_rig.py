@@ -1,4 +1,4 @@
-"""A byte-level tokenizer, models that speak it, and engines that take constraints."""
+"""A byte-level tokenizer, models that use it, and engines with constraints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NUMBERS = itertools.count()
 
 
 def write_byte_tokenizer(folder: Path) -> Tokenizer:
-    """tokenizer.json with specials, all bytes and some words, VOCAB_SIZE - 4 tokens in all."""
+    """Writes a tokenizer.json with special tokens, all bytes and some words, VOCAB_SIZE - 4 tokens in total."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = ["<unk>", "<s>", "</s>", "</think>", *letters]
     merges = [("t", "r"), ("tr", "u"), ("tru", "e"), ("f", "a"), ("fa", "l"), ("fal", "s"), ("fals", "e"), ('"', ":")]
@@ -45,7 +45,7 @@ def write_byte_tokenizer(folder: Path) -> Tokenizer:
 
 
 def write_tiny_model(folder: Path) -> Tokenizer:
-    """A random Llama over the byte-level tokenizer."""
+    """Writes a random Llama with the byte-level tokenizer."""
     import torch
 
     torch.manual_seed(7)
@@ -134,7 +134,7 @@ def make_request(
 
 
 class Run:
-    """What came out of an engine: tokens, finishes and failures by request id."""
+    """The output of an engine: tokens, finish reasons and failures by request id."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -172,7 +172,7 @@ class Run:
 
 
 def wait_for(grammars: Grammars, match: GrammarMatch) -> GrammarMatch:
-    """Returns the match when its constraint is compiled or refused, within 60 s."""
+    """Waits up to 60 s until a match's constraint is compiled or rejected. Returns the match."""
     until = time.monotonic() + 60
     while not match.ready:
         assert time.monotonic() < until

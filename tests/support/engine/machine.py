@@ -19,7 +19,7 @@ from baton.worker.requests.state import Phase
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """An engine between gateways and peers that do whatever the contract lets them do."""
+    """An engine, with gateways and peers that do anything that the contract allows."""
 
     @initialize(
         depth=st.integers(1, 3),
@@ -136,7 +136,7 @@ class EngineMachine(RuleBasedStateMachine):
         write_remote_kv(self.rig.executor, prompt, num_blocks - len(leased), leased)
 
     def scribble(self) -> None:
-        """A peer may write leased blocks at any time."""
+        """Writes leased blocks, as a peer may do at any time."""
         for state in self.engine._states.values():
             if state.leased:
                 size = len(state.leased) * self.rig.executor.kv_spec.layer_bytes(0)

@@ -1,4 +1,4 @@
-"""A rank in a process of its own: applies each plan to a replica of the leader's executor, and answers what it drew."""
+"""A rank in a separate process. It applies each plan to a replica of the leader's executor and returns its tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _START_SECONDS = 60.0
 
 
 def digest_of(result: StepResult) -> bytes:
-    """What a step drew, for which rows."""
+    """Returns a digest of the rows and tokens of a step."""
     parts = (result.step.to_bytes(8, "little"), result.token_ids.tobytes(), result.counts.tobytes())
     return blake2b(b"|".join(parts), digest_size=16).digest()
 
 
 class RankProcess:
-    """A Follower."""
+    """Implements Follower."""
 
     def __init__(self, rank: int, config: WorkerConfig) -> None:
         self.digests: list[bytes] = []  # of the steps that `check` found done
@@ -55,7 +55,7 @@ class RankProcess:
             raise DeviceLost(f"rank {self._rank} is gone") from error
 
     def wait_done(self, num_steps: int) -> None:
-        """Returns once so many steps are computed there."""
+        """Waits until the rank has computed `num_steps` steps."""
         while len(self.digests) < num_steps:
             self._take(self._connection.recv())
 
@@ -93,5 +93,5 @@ def _compute(connection: Connection, config: WorkerConfig) -> None:
 
 
 def starter(rank: int, config: WorkerConfig) -> Callable[[], RankProcess]:
-    """Returns what starts the rank."""
+    """Returns a function that starts the rank."""
     return lambda: RankProcess(rank, config)

@@ -1,4 +1,4 @@
-"""Requests drawn by the device's kernels and, as oracle, by the CPU executor's sampler, from the same logits."""
+"""Samples from the same logits with the device's kernels and with the oracle, the CPU executor's sampler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MODEL_LEN = 600
 
 @dataclass
 class DeviceRows:
-    """What the CUDA executor's sampler keeps on a device, without its uploads; works in the interpreter too."""
+    """The device state of the CUDA executor's sampler, without its uploads, so that it also runs in the interpreter."""
 
     num_rows: int
     vocab_size: int
@@ -56,7 +56,7 @@ class DeviceRows:
             self.state.counts.restart(rows, lengths, longest, columns.words, columns.stride, self.token_ids)
 
     def draw(self, logits: Tensor, rows: Tensor, masks: TokenMasks | None = None) -> Tensor:
-        """Tokens [len(rows)], which the rows know from then on."""
+        """Samples tokens [len(rows)] and appends them to the rows."""
         state = self.state
         state.mask_of.fill_(-1)
         if masks is not None:
@@ -72,7 +72,7 @@ class DeviceRows:
         return out
 
     def settle(self, rows: Tensor, drawn: Tensor, wanted: Tensor) -> None:
-        """Rows go on as if they had drawn `wanted`."""
+        """Replaces the drawn tokens of rows by `wanted`."""
         self.token_ids[rows, self.seq_lens[rows].long() - 1] = wanted
         penalized = (self.state.columns.numbers(FLAGS)[rows] & PENALIZED.value) != 0
         counts, own = self.state.counts.by_token, rows[penalized]
@@ -84,7 +84,7 @@ class DeviceRows:
 
 
 def random_sampling(generator: random.Random, vocab_size: int) -> SamplingParams:
-    """Some of the flags that a request can have."""
+    """Returns random parameters of a request."""
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(generator.randrange(vocab_size) for _ in range(count))
@@ -116,7 +116,7 @@ def random_sampling(generator: random.Random, vocab_size: int) -> SamplingParams
 
 
 def random_inits(num_rows: int, vocab_size: int, seed: int, narrow: int = 40) -> list[RowInit]:
-    """Requests in rows 0 to num_rows; their tokens are of the first `narrow`, so that some repeat."""
+    """Returns requests in rows 0 to num_rows. Their token ids are below `narrow`, so that some repeat."""
     generator = random.Random(seed)
     inits = []
     for row in range(num_rows):
@@ -129,7 +129,7 @@ def random_inits(num_rows: int, vocab_size: int, seed: int, narrow: int = 40) ->
 
 
 def random_masks(num_rows: int, vocab_size: int, generator: np.random.Generator) -> TokenMasks | None:
-    """Of about a third of the rows."""
+    """Returns masks for about a third of the rows."""
     indices = np.flatnonzero(generator.random(num_rows) < 0.3).astype(np.int32)
     if not len(indices):
         return None
@@ -138,7 +138,7 @@ def random_masks(num_rows: int, vocab_size: int, generator: np.random.Generator)
 
 
 class Oracle:
-    """The CPU executor's sampler over the same rows."""
+    """The CPU executor's sampler for the same rows."""
 
     def __init__(self, inits: Sequence[RowInit], vocab_size: int) -> None:
         self._sampler = Sampler(len(inits), vocab_size)

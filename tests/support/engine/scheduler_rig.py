@@ -1,4 +1,4 @@
-"""A scheduler without an engine: requests are placed, and steps are taken as computed."""
+"""A scheduler without an engine: places requests, and treats steps as computed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(
 
 
 def run_step(scheduler: Scheduler) -> ScheduledStep:
-    """Schedules a step and pretends that it was computed, every token being 7."""
+    """Schedules a step and reports a result in which every token is 7."""
     scheduled = scheduler.schedule()
     assert scheduled is not None
     finish_step(scheduler, scheduled)

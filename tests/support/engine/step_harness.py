@@ -1,4 +1,4 @@
-"""Runs an executor with plans made by hand: an engine without decisions, so that executors are tested alone."""
+"""Runs an executor with given plans, so that it is tested without a scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(eq=False)
 class Running:
-    """A request as the harness sees it."""
+    """The harness's state of a request."""
 
     row: Row
     token_ids: list[int]
@@ -32,7 +32,7 @@ class Running:
 
 
 class StepHarness:
-    """Rows and blocks, given out in an order that leaves no table contiguous."""
+    """Allocates rows and blocks in an order that leaves no block table contiguous."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -48,7 +48,7 @@ class StepHarness:
         output: Sequence[int] = (),
         shared_blocks: Sequence[BlockId] = (),
     ) -> Running:
-        """A new request; shared_blocks hold its first tokens already."""
+        """Admits a request. `shared_blocks` already hold its first tokens."""
         taken = {running.row for running in self.running}
         row = Row(next(row for row in range(10**6) if row not in taken))
         num_cached = len(shared_blocks) * self.executor.kv_spec.block_size
@@ -57,12 +57,12 @@ class StepHarness:
         return running
 
     def free(self, running: Running) -> None:
-        """Ends a request; its blocks are not reused."""
+        """Ends a request. Its blocks are not reused."""
         self.running.remove(running)
         self.freed.append(running.row)
 
     def run_step(self, chunk: int = 10**6) -> None:
-        """Computes at most `chunk` tokens of each request, and appends what is sampled."""
+        """Computes at most `chunk` tokens of each request, and appends sampled tokens."""
         size = self.executor.kv_spec.block_size
         decodes = [one for one in self.running if one.announced and len(one.token_ids) - one.num_computed == 1]
         scheduled = [*decodes, *(one for one in self.running if one not in decodes)]
@@ -101,7 +101,7 @@ class StepHarness:
             one.num_computed = end
 
     def run(self, count: int, chunk: int = 10**6) -> None:
-        """Steps until every request has at least `count` output tokens; those that have them leave."""
+        """Steps until every request has at least `count` output tokens. Requests that have them end."""
         while any(len(one.output) < count for one in self.running):
             self.run_step(chunk)
             for one in [one for one in self.running if len(one.output) >= count]:

@@ -1,4 +1,4 @@
-"""Small random models in Hugging Face form, and what Transformers generates with them: the worker's oracle."""
+"""Small random models in Hugging Face form, and their output in Transformers, the worker's oracle."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def make_model(name: str, folder: Path, max_shard_size: str = "5GB") -> PreTrainedModel:
-    """Saves the named model with random weights, vectors included, and returns it in fp32."""
+    """Saves the named model with random weights, including vectors. Returns it in fp32."""
     torch.manual_seed(sum(name.encode()))
     model = MODELS[name]().eval()
     with torch.no_grad():
@@ -153,12 +153,12 @@ def make_model(name: str, folder: Path, max_shard_size: str = "5GB") -> PreTrain
 
 
 def load_transformers(folder: Path) -> PreTrainedModel:
-    """The model of a folder in fp32."""
+    """Loads the model of a folder in fp32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def generate_greedily(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    """What Transformers appends to the prompt, end-of-sequence ignored."""
+    """Returns the tokens that Transformers appends to the prompt. Ignores end-of-sequence."""
     token_ids = torch.tensor([list(prompt)])
     with torch.no_grad():
         generated = model.generate(
@@ -176,7 +176,7 @@ def generate_greedily(model: PreTrainedModel, prompt: Sequence[int], count: int)
 
 
 def prompts(count: int, longest: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[list[int]]:
-    """Random prompts of 1 to `longest` tokens."""
+    """Returns random prompts of 1 to `longest` tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]

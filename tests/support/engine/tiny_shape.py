@@ -1,4 +1,4 @@
-"""The sizes that small random models share."""
+"""The sizes of small random models."""
 
 from __future__ import annotations
 

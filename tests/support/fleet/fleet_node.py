@@ -40,7 +40,7 @@ def state(worker_id="w0", role=types_pb2.WORKER_ROLE_BOTH, epoch=1, draining=Fal
 
 
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Tells its state as it is now, at once and at every change."""
+    """A worker that publishes its current state at once and at every change."""
 
     def __init__(self, initial):
         self.state = initial
@@ -61,7 +61,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         return f"127.0.0.1:{self.port}"
 
     def tell(self, new=None, **loads):
-        """Changes the state and tells it."""
+        """Changes the state and publishes it."""
         if new is not None:
             self.state = new
         for name, value in loads.items():

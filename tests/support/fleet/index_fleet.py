@@ -1,4 +1,4 @@
-"""Kvstores as processes, and publishers that keep to the worker's side of the protocol, for tests of the index."""
+"""Kvstores as processes, and publishers that follow the worker's side of the protocol, for tests of the index."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Node:
 
 
 class Roamer:
-    """A worker's cache and its stream to whichever kvstore answers, with the shipped window of batches."""
+    """A worker's cache and its stream to any kvstore that responds, with the default window of batches."""
 
     def __init__(self, worker_id, addresses):
         self.worker_id = worker_id

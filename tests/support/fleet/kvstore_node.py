@@ -1,4 +1,4 @@
-"""What talks to a kvstore in tests: a scripted worker, a replica that checks what it is told."""
+"""Clients of a kvstore: a scripted worker, and a replica that checks its messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FakeWorker:
         return await self.ask(hello=hello)
 
     async def join(self):
-        """Hello, and a snapshot where it is wanted; returns whether it was."""
+        """Sends a hello, and a snapshot if the kvstore requests it. Returns whether it did."""
         response = await self.hello()
         if response.snapshot_wanted:
             await self.snapshot()
@@ -103,7 +103,7 @@ class FakeWorker:
         return await self.send_batch(batch)
 
     async def send_batch(self, batch):
-        """What the replica says of it: at once where it is out of step, else in answer to a heartbeat."""
+        """Sends a batch. Returns the response, which comes at once after a gap, else after a heartbeat."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.send(batch=batch)
         response = await self.heartbeat()
@@ -141,7 +141,7 @@ class FakeWorker:
 
 
 class Replica:
-    """A router's side: what a stream says each worker holds, with the checks that a router makes."""
+    """A router's side: the blocks of each worker by a stream, with a router's checks."""
 
     def __init__(self, address, own_only=False):
         self.address = address
@@ -196,7 +196,7 @@ class Replica:
         self.workers[batch.worker_id] = (epoch, batch.sequence, held)
 
     def held(self, worker_id="w1"):
-        """What counts."""
+        """Returns the blocks that a router would count."""
         entry = self.workers.get(worker_id)
         if entry is None or worker_id in self.silent:
             return None

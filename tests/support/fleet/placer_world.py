@@ -1,4 +1,4 @@
-"""A placer with its fleet and index, without any network, on a clock that the test sets."""
+"""A placer with its fleet and index, without a network, on a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class World:
         )
 
     def explain(self, placed):
-        """The answer again, with all candidates."""
+        """Returns the placement's explanation, with all candidates."""
         asked = router_pb2.ExplainRequest(placement_id=placed.placement_id)
         return self.placer.decisions.explain(asked).response

@@ -1,4 +1,4 @@
-"""The contracts of the releases: their messages as a program of that release has them."""
+"""The contracts of releases: their messages as in a program of that release."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RELEASES = pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem
 
 @functools.cache
 def pool_of(image: Path) -> descriptor_pool.DescriptorPool:
-    """The release's own descriptors, apart from today's."""
+    """Returns the descriptors of a release, in a separate pool."""
     files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -36,5 +36,5 @@ def old_messages(image: Path) -> list[Descriptor]:
 
 
 def old(image: Path, name: str) -> Any:
-    """A message class of the release."""
+    """Returns a message class of the release."""
     return message_factory.GetMessageClass(pool_of(image).FindMessageTypeByName(f"baton.v1.{name}"))

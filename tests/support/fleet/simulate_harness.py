@@ -1,4 +1,4 @@
-"""Small simulated clusters, and what they brought."""
+"""Small simulated clusters and their records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def make_simulation(texts: Texts, factory=BatonPolicy, roles=("both",) * 3, **va
 
 
 def run(workload="chat", rate=8.0, seconds=3.0, seed=1, factory=BatonPolicy, **values):
-    """The records of one run, as text: equal runs have equal texts."""
+    """Returns the records of one run as text, which is equal for equal runs."""
     texts = Texts(values.pop("block_size", 64))
     arrivals = generate(WORKLOADS[workload], texts, rate, seconds, seed)
     simulation = make_simulation(texts, factory, **values)

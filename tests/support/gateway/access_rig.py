@@ -1,4 +1,4 @@
-"""Gates, limiters and keys for tests: real Redis, clocks that the test drives."""
+"""Gates, limiters and keys for tests, with a real Redis and clocks that the test sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from baton.gateway.access.redis.nodes import RedisNodes
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test advances."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self.now = now
@@ -42,7 +42,7 @@ def tenant(name: str = "acme", **limits: int) -> Tenant:
 
 
 class Replica:
-    """One gateway's limiter over a Redis."""
+    """The limiter of one gateway, on a Redis."""
 
     def __init__(self, link: RedisNodes, limiter: RedisLimiter, counters: AccessCounters, ledger: Ledger) -> None:
         self.link = link
@@ -70,7 +70,7 @@ async def replica(
 
 
 class _Speaker(asyncio.Protocol):
-    """Answers limits' scripts as told, and all else as a Redis would."""
+    """Answers limits' scripts as given, and other commands like Redis."""
 
     def __init__(self, answer: Callable[[], bytes], speakers: list[_Speaker]) -> None:
         self._answer = answer
@@ -89,7 +89,7 @@ class _Speaker(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def pretended_redis(answer: Callable[[], bytes]) -> AsyncIterator[str]:
-    """The URL of what is no Redis: `answer` says what comes back for a script."""
+    """Yields the URL of a fake Redis that responds to scripts with `answer`."""
     speakers: list[_Speaker] = []
     server = await asyncio.get_running_loop().create_server(lambda: _Speaker(answer, speakers), "127.0.0.1", 0)
     try:
@@ -102,7 +102,7 @@ async def pretended_redis(answer: Callable[[], bytes]) -> AsyncIterator[str]:
 
 
 async def refused(limiter: Limiter, who: Tenant, cost: RequestCost) -> RateLimited:
-    """The refusal; fails where it is admitted."""
+    """Returns the refusal of a request. Fails if it is admitted."""
     try:
         await limiter.reserve(who, cost)
     except RateLimited as error:
@@ -111,12 +111,12 @@ async def refused(limiter: Limiter, who: Tenant, cost: RequestCost) -> RateLimit
 
 
 async def use(limiter: Limiter, who: Tenant, cost: RequestCost, used: TokensUsed | None = None) -> None:
-    """One request from its beginning to its end."""
+    """Admits a request and completes it."""
     limiter.settle(await limiter.reserve(who, cost), used or TokensUsed(cost.input_tokens, cost.output_tokens))
 
 
 def key_file(folder: Path, keys: list[dict[str, Any]], tenants: dict[str, Any] | None = None) -> tuple[Path, list[str]]:
-    """A JSON file of keys that were made with these fields, and the keys."""
+    """Writes a JSON file of keys with these fields. Returns it and the keys."""
     secrets, entries = [], []
     for fields in keys:
         key, key_id = new_key()

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests: the machine's own, or the one that an npm package carries. Driven by Playwright."""
+"""Headless Chromium for tests, of the system or of an npm package, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FONTS = """<?xml version="1.0"?>
 
 @dataclass(frozen=True)
 class Chromium:
-    """A program and the environment that it needs."""
+    """A program and its environment."""
 
     program: str
     environ: dict[str, str]
@@ -74,7 +74,7 @@ class Chromium:
 
 @contextmanager
 def running() -> Iterator[Browser]:
-    """A browser. Leaves an event loop running in this thread: tests that use it are not async."""
+    """Yields a browser. An event loop runs in this thread, so tests that use it cannot be async."""
     chromium = find()
     expect.set_options(timeout=EXPECT_TIMEOUT_MS)
     with sync_playwright() as playwright:
@@ -87,7 +87,7 @@ def running() -> Iterator[Browser]:
 
 @dataclass
 class Tab:
-    """A page, and everything that it complained of."""
+    """A page and its errors."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -97,13 +97,13 @@ class Tab:
         return self.page.locator(selector)
 
     def watch(self) -> None:
-        """Notes what the page says on its console, what it throws, and whom it asks."""
+        """Records the page's console messages, exceptions and requests."""
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.complaints.append(f"thrown: {error}"))
         self.page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
 
     def forgive(self, words: str) -> None:
-        """Takes back the complaints with these words; there must be some."""
+        """Drops the errors with these words. There must be some."""
         kept = [complaint for complaint in self.complaints if words not in complaint]
         assert len(kept) < len(self.complaints), f"nobody complained of {words!r}: {self.complaints}"
         self.complaints = kept
@@ -115,7 +115,7 @@ class Tab:
 
 @contextmanager
 def open_tab(browser: Browser, url: str, **options: Any) -> Iterator[Tab]:
-    """A new tab at this address, with the context's options. No complaint and no other host may be left at the end."""
+    """Opens a tab with the context's options. Fails at the end after an error or a request to another host."""
     with browser.new_context(**options) as context:
         context.set_default_timeout(LOAD_TIMEOUT_MS)
         tab = Tab(context.new_page())
@@ -127,7 +127,7 @@ def open_tab(browser: Browser, url: str, **options: Any) -> Iterator[Tab]:
 
 
 def find() -> Chromium:
-    """The machine's Chromium; else the package's, installed on the first call."""
+    """Returns the system's Chromium, else the package's, which the first call installs."""
     for name in NAMES:
         if program := shutil.which(name):
             return Chromium(program, dict(os.environ))

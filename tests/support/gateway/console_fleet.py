@@ -1,4 +1,4 @@
-"""A hundred scripted workers, a router that hears them, and requests that it places: what consoles are to bear."""
+"""A hundred scripted workers, a router that watches them, and placed requests, as a load for consoles."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ConsoleFleet:
                 await asyncio.sleep(0.2)
 
     async def _work(self) -> None:
-        """Everything grows and wavers, as it does under load."""
+        """Changes all figures, as under load."""
         while True:
             for worker in self.workers:
                 self._step(worker)
@@ -151,13 +151,13 @@ def _state(name: str, role: types_pb2.WorkerRole.ValueType) -> worker_pb2.Worker
 async def console_fleet(
     num_workers: int = 100, placements_per_second: float = 50.0, seed: int = 1
 ) -> AsyncIterator[str]:
-    """The address of the fleet's router."""
+    """Yields the address of the fleet's router."""
     async with ConsoleFleet(num_workers, placements_per_second, seed) as fleet:
         yield fleet.router
 
 
 def run_fleet(cleanup: ExitStack, num_workers: int, placements_per_second: float) -> str:
-    """A fleet in a thread; its router's address."""
+    """Runs a fleet in a thread. Returns its router's address."""
     fleet = ConsoleFleet(num_workers, placements_per_second, seed=1)
     is_up, stopped = threading.Event(), threading.Event()
 
@@ -176,7 +176,7 @@ def run_fleet(cleanup: ExitStack, num_workers: int, placements_per_second: float
 
 
 def start_gateway(log: Path, router: str, flags: tuple[str, ...], cleanup: ExitStack) -> str:
-    """`baton gateway` over a router; its URL."""
+    """Starts `baton gateway` on a router. Returns its URL."""
     rest, rpc = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
     service = gateway_service(log, rest, rpc, router, flags)
     cleanup.callback(service.stop_by_force)
@@ -185,7 +185,7 @@ def start_gateway(log: Path, router: str, flags: tuple[str, ...], cleanup: ExitS
 
 
 def gateway_service(log: Path, rest: str, rpc: str, router: str, flags: tuple[str, ...]) -> Service:
-    """`baton gateway`, to be started."""
+    """Returns `baton gateway`, not started."""
     listen = ("--rest-listen", rest, "--grpc-listen", rpc, "--router", router, "--model", str(stack.MODEL))
     plan = tandem.ServicePlan(
         name="gateway", command="gateway", flags=(*listen, *flags), secrets={}, address=rpc, metrics=rest,

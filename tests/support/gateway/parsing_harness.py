@@ -1,4 +1,4 @@
-"""Runs a parser over a text cut in any way, and puts its events together."""
+"""Runs a parser on a text in arbitrary pieces, and joins its events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOOLS = (
 
 @dataclass
 class Parsed:
-    """All that a parser found."""
+    """The results of a parser."""
 
     content: str = ""
     reasoning: str = ""
@@ -45,7 +45,7 @@ class Parsed:
 
 
 def put_together(events: Iterable[Event]) -> Parsed:
-    """Sums events up, and checks that calls do not overlap."""
+    """Joins events, and checks that calls do not overlap."""
     parsed = Parsed()
     open_call = -1
     for event in events:
@@ -79,20 +79,20 @@ def put_together(events: Iterable[Event]) -> Parsed:
 
 
 def parse(parser: TextParser, pieces: Iterable[str], is_cut: bool = False) -> Parsed:
-    """What the parser makes of the pieces."""
+    """Returns the parser's results for the pieces."""
     events = [event for piece in pieces for event in parser.push(piece)]
     return put_together([*events, *parser.finish(is_cut)])
 
 
 def cut(text: str, seed: int) -> list[str]:
-    """The text in pieces, some of them empty."""
+    """Cuts the text into pieces, some of them empty."""
     generator = random.Random(seed)
     cuts = sorted(generator.randint(0, len(text)) for _ in range(generator.randint(0, max(1, len(text)))))
     return [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def tool_parser(name: str, tools: Iterable[Tool] = TOOLS) -> Any:
-    """A parser whose call ids are known beforehand where the model gives none."""
+    """Returns a parser with predictable call ids for models without ids."""
     parser = TOOL_FORMATS[name].new_parser(tuple(tools))
     parser.out._new_id = lambda function, index: f"id{index}"  # type: ignore[attr-defined]
     return parser

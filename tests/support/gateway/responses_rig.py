@@ -28,7 +28,7 @@ HI = response_pb2.ResponseItem(message=response_pb2.ItemMessage(role="user", tex
 
 
 class GateOf(OpenGate):
-    """Everybody is of one tenant."""
+    """A gate with one tenant for all clients."""
 
     def __init__(self, tenant: str) -> None:
         self._identity = Identity(Tenant(tenant))
@@ -49,7 +49,7 @@ _ANY_SIZE = (("grpc.max_receive_message_length", -1),)
 async def both_sides(
     script: Script | None = None, tenant: str = "", **settings: Any
 ) -> AsyncIterator[tuple[Rest, InferenceServiceStub]]:
-    """REST's side, and a stub of the gRPC side with the same generator and store."""
+    """Yields the REST server, and a stub of the gRPC server with the same generator and store."""
     async with rest_side(script, **settings) as rest:
         gate = GateOf(tenant)
         config = GatewayConfig(model="storyteller-7m")
@@ -85,7 +85,7 @@ async def watch(stub: InferenceServiceStub, response_id: str, **fields: Any) -> 
 
 @contextlib.contextmanager
 def refused(code: grpc.StatusCode, field: str | None = None) -> Iterator[None]:
-    """Expects a call to fail so, naming the field."""
+    """Expects a call to fail with this code, and this field in its details."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         yield
     assert caught.value.code() is code, caught.value

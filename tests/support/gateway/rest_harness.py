@@ -1,4 +1,4 @@
-"""The gateway's REST side over a generator that does as a test says, and a raw HTTP client."""
+"""The gateway's REST server with a scripted generator, and a raw HTTP client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ INFO = types_pb2.ModelInfo(
 
 
 class FakeGeneration:
-    """One started request; the test, or the generator's script, says what comes of it."""
+    """One started request, driven by the test or by the generator's script."""
 
     def __init__(self, request: GenerationRequest, sink: Sink) -> None:
         self.request = request
@@ -71,7 +71,7 @@ Script = Callable[[FakeGeneration], None]
 
 
 def say(*texts: str) -> Script:
-    """Every choice says these texts and stops."""
+    """Returns a script in which every choice outputs these texts and stops."""
 
     def script(generation: FakeGeneration) -> None:
         for index in range(generation.request.n):
@@ -110,7 +110,7 @@ class FakeGenerator:
 
 @dataclass
 class Rest:
-    """A running REST side."""
+    """A running REST server."""
 
     port: int
     generator: FakeGenerator
@@ -178,7 +178,7 @@ async def rest_side(
 
 @dataclass
 class Answer:
-    """A response as it came over the wire."""
+    """A response as received."""
 
     status: int
     headers: dict[str, str]
@@ -194,7 +194,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The data of an event stream, without [DONE], which must be last."""
+        """Returns the data of an event stream, without [DONE], which must be last."""
         blocks = self.body.decode().split("\n\n")
         assert blocks[-2:] == ["data: [DONE]", ""], blocks[-3:]
         assert all(block.startswith("data: ") for block in blocks[:-1])
@@ -202,7 +202,7 @@ class Answer:
 
 
 class RawClient:
-    """HTTP/1.1 by hand."""
+    """An HTTP/1.1 client that sends raw bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -255,7 +255,7 @@ class RawClient:
         return await self.reader.read()
 
     async def closed(self) -> bool:
-        """Waits until the server has closed."""
+        """Waits until the server has closed the connection."""
         async with asyncio.timeout(5):
             try:
                 return await self.reader.read() == b""
@@ -278,7 +278,7 @@ def logprob(token: str, value: float, *top: tuple[str, float]) -> TokenLogprob:
 
 
 async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Waits for a condition that no event tells."""
+    """Polls until a condition holds."""
     for _ in range(int(seconds / 0.005)):
         if condition():
             return

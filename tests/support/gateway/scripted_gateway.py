@@ -1,4 +1,4 @@
-"""The whole gateway service over a scripted router and worker, and model folders with special tokens of their own."""
+"""The whole gateway service with a scripted router and worker, and model folders with additional special tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.v1 import types_pb2
 
 
 class Gateway:
-    """A running service with its scripted surroundings."""
+    """A running gateway with its scripted router and worker."""
 
     def __init__(self, worker: ScriptedWorker, router: ScriptedRouter, config: GatewayConfig) -> None:
         self.worker = worker
@@ -50,7 +50,7 @@ class Gateway:
 async def running(
     script: Script, ready: bool = True, model: Path = SAMPLE, info: types_pb2.ModelInfo = MODEL, **settings: Any
 ) -> AsyncIterator[Gateway]:
-    """A gateway for `model`, whose worker says what the script does."""
+    """Yields a gateway for `model`, whose worker follows the script."""
     rest, rpc = free_ports(2)
     async with ScriptedWorker("w1", script) as worker, ScriptedRouter([worker]) as router:
         router.models = [info] if ready else []
@@ -72,9 +72,9 @@ async def running(
 
 
 def model_folder(folder: Path, template: str, special_tokens: Sequence[str] = (), special: bool = True) -> Path:
-    """The sample model's tokenizer with more special tokens, which have the ids from 4096 on, and another template.
+    """Writes the sample model's tokenizer with more special tokens, with ids from 4096 on, and another template.
 
-    The sample's own tags, such as <think>, are left out. `special`: whether the tokenizer marks them as such.
+    Omits the sample's own tags, such as <think>. `special` is whether the tokenizer marks the new tokens as special.
     """
     tokenizer = json.loads((SAMPLE / "tokenizer.json").read_text())
     tags = {token["content"] for token in tokenizer["added_tokens"] if not token["special"]}
@@ -92,7 +92,7 @@ def model_folder(folder: Path, template: str, special_tokens: Sequence[str] = ()
 
 
 def model_info(num_special_tokens: int) -> types_pb2.ModelInfo:
-    """What a worker says of such a model."""
+    """Returns the ModelInfo that a worker reports for such a model."""
     info = types_pb2.ModelInfo()
     info.CopyFrom(MODEL)
     info.vocab_size += num_special_tokens

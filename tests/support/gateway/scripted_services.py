@@ -1,4 +1,4 @@
-"""A router and workers that do as a test says: the real contracts over real gRPC, without an engine."""
+"""A scripted router and scripted workers: the real contracts over real gRPC, without an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = types_pb2.ModelInfo(
 
 
 async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Waits for a condition that no event tells."""
+    """Polls until a condition holds."""
     for _ in range(int(seconds / 0.005)):
         if condition():
             return
@@ -33,7 +33,7 @@ Script = Callable[[worker_pb2.SubmitRequest], list[int]]  # the whole output of 
 
 
 class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Gives each request its script's tokens, one frame a step for all; a resumed one goes on behind its resume."""
+    """Sends each request its script's tokens, one frame per step for all. A resumed request continues its output."""
 
     def __init__(self, worker_id: str, script: Script, step_seconds: float = 0.002, tokens_a_step: int = 1) -> None:
         self.worker_id = worker_id
@@ -189,7 +189,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         return self
 
     async def start(self) -> None:
-        """Starts, or starts again on the same port."""
+        """Starts, or restarts on the same port."""
         name = "baton.v1.RouterService"
         register = router_pb2_grpc.add_RouterServiceServicer_to_server
         server = RpcServer(f"127.0.0.1:{self.port}", [Service(name, self, register)], grace_seconds=0)

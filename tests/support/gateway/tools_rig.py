@@ -1,4 +1,4 @@
-"""Chats with tools through the whole gateway: OpenAI's client, and an engine whose tokens are scripted."""
+"""Chats with tools through the whole gateway, with OpenAI's client and an engine with scripted tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SECOND_CALL = '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call
 
 @dataclass
 class Rig:
-    """A gateway, its client, and the text that the worker says next."""
+    """A gateway, its client, and the worker's next text."""
 
     gateway: Gateway
     client: openai.AsyncOpenAI

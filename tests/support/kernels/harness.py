@@ -1,4 +1,4 @@
-"""What the kernels' tests share: where a case runs, paged inputs with traps in them, and the distance to an oracle."""
+"""Shared helpers of kernel tests: cases by device, paged inputs with invalid values around them, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", F
 
 
 class Shape(NamedTuple):
-    """What attention kernels are compiled for."""
+    """The shape that attention kernels are compiled for."""
 
     head_dim: int
     block_size: int
@@ -55,7 +55,7 @@ SMALL = [
 
 
 def cases(small: Iterable[Any], grid: Iterable[Any]) -> list[Any]:
-    """Parameters (case, device): the small ones for the interpreter on a CPU, the grid for a GPU."""
+    """Returns parameters (case, device): the small ones for the interpreter on a CPU, the grid for a GPU."""
     return [
         *(pytest.param(case, "cpu", id=f"cpu-{_name(case)}", marks=pytest.mark.interpreted) for case in small),
         *(pytest.param(case, "cuda", id=f"cuda-{_name(case)}", marks=pytest.mark.gpu) for case in grid),
@@ -68,18 +68,18 @@ def _name(case: Any) -> str:
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:
-    """||out - expected|| / ||expected||; NaN where the output has one."""
+    """Returns ||out - expected|| / ||expected||; NaN if the output has one."""
     expected = expected.double()
     return float((out.double() - expected).norm() / expected.norm())
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    """An output in which what is not written shows."""
+    """Returns an output in which unwritten elements are visible."""
     return torch.full(shape, float("nan"), device=device).to(dtype)
 
 
 class Paged(NamedTuple):
-    """Sequences in a pool: blocks in random order, table rows in random order, wild values beyond every end."""
+    """Sequences in a pool, with blocks and table rows in random order, and extreme values after every end."""
 
     cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
     block_table: Tensor  # [num_rows, max_blocks] int32
@@ -88,12 +88,12 @@ class Paged(NamedTuple):
 
     @property
     def own_table(self) -> Tensor:
-        """[num_seqs, max_blocks], for the oracles."""
+        """Returns the block table [num_seqs, max_blocks] for oracles."""
         return self.block_table[self.rows.long()]
 
 
 def paged_kv(seq_lens: Sequence[int], shape: Shape, device: str, dtype: torch.dtype | None = None) -> Paged:
-    """Random keys and values, in the shape's dtype or another."""
+    """Returns random keys and values, in the shape's dtype or another."""
     wild = LARGEST_FP8 if dtype == FP8 else WILD
     block_size = shape.block_size
     counts = [-(-seq_len // block_size) for seq_len in seq_lens]
@@ -116,16 +116,16 @@ def paged_kv(seq_lens: Sequence[int], shape: Shape, device: str, dtype: torch.dt
 
 
 def edge_lengths(block_size: int) -> list[int]:
-    """One token, both sides of block and tile boundaries, and some odd ones."""
+    """Returns lengths of one token, around block and tile boundaries, and some odd ones."""
     edges = [1, 2, block_size - 1, block_size, block_size + 1, 63, 64, 65, 127, 128, 129, 255, 257, 1000]
     return sorted({edge for edge in edges if edge > 0})
 
 
 def ragged_lengths(count: int, most: int) -> list[int]:
-    """`count` random lengths from 1 to `most`."""
+    """Returns `count` random lengths from 1 to `most`."""
     return (torch.randint(most, (count,)) + 1).tolist()
 
 
 def random_kv_scale(num_kv_heads: int, device: str) -> Tensor:
-    """[2, num_kv_heads], all different."""
+    """Returns scales [2, num_kv_heads], all different."""
     return torch.rand(2, num_kv_heads, device=device) + 0.5

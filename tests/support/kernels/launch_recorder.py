@@ -1,4 +1,4 @@
-"""Records what a CUDA device would be asked to run: Triton kernels and PyTorch ops, in order. Needs no device."""
+"""Records the Triton kernels and PyTorch ops that would run on a CUDA device, in order. Needs no device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OPTIONS = ("launch_pdl",)  # of the launch, not the kernel's
 
 
 class LaunchRecorder(TorchDispatchMode):
-    """Writes one line a launch: the kernel or op, a kernel's grid, the tensors by name or shape, scalars and switches.
+    """Writes one line per launch: the kernel or op, its grid, the tensors by name or shape, scalars and flags.
 
     `names` maps addresses of weights and caches to names.
     """
@@ -83,7 +83,7 @@ class LaunchRecorder(TorchDispatchMode):
 
 @contextmanager
 def recorded(names: Mapping[int, str]) -> Iterator[list[str]]:
-    """Yields the launches of the block inside. Kernels do not run: their outputs stay as they were allocated."""
+    """Yields the launches of the block inside. Kernels do not run, so their outputs stay uninitialized."""
     recorder = LaunchRecorder(names)
     before = JITFunction.run
 

@@ -1,4 +1,4 @@
-"""A Triton kernel that nothing has loaded yet."""
+"""A Triton kernel that is not loaded yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def added(pointer):
 
 
 def never_loaded_kernel(folder: Path) -> Any:
-    """Adds to the first 128 elements of what it is given. Triton wants its source in a file."""
+    """Returns a kernel that adds to the first 128 elements. Triton requires its source in a file."""
     path = folder / "added.py"
     path.write_text(_SOURCE)
     spec = importlib.util.spec_from_file_location("added", path)

@@ -1,7 +1,7 @@
-"""A small Kubernetes API server for EndpointSlices: pages, watches with bookmarks, and what goes wrong with them.
+"""A small Kubernetes API server for EndpointSlices: pages, watches with bookmarks, and their faults.
 
-A history that is compacted, connections that stay open and fall silent, a state restored to an older one, an outage.
-Other resources are documents by path, read only.
+Faults are a compacted history, connections that stay open and fall silent, a restored older state, and an outage. Other
+resources are documents by path, read only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def slice_of(name, *endpoints, port=8300, port_name="grpc", service="workers", a
 
 
 class ApiServer:
-    """Speaks HTTP/1.1 with chunked watches. Every change has a resourceVersion; old ones can be forgotten.
+    """An HTTP/1.1 server with chunked watches. Every change has a resourceVersion; old ones can be dropped.
 
-    `bookmark_seconds`: how often a watch has a bookmark; 0: only by bookmark().
+    `bookmark_seconds` is the interval of bookmarks in a watch; 0: only by bookmark().
     """
 
     def __init__(self, token="secret", ssl_context=None, bookmark_seconds=0.0):
@@ -70,29 +70,29 @@ class ApiServer:
             writer.transport.abort()
 
     def fall_silent(self):
-        """Every connection stays open and sends nothing any more; new ones are answered."""
+        """Stops sending on all open connections, without closing them. New ones are answered."""
         self._silent |= self._connections
 
     def restore(self, version, *items):
-        """The state is an older one, of a backup: versions count from there. The server restarts with it."""
+        """Restarts with an older state, as from a backup. Versions continue from there."""
         self._objects = {item["metadata"]["name"]: item for item in items}
         self.version, self._history, self._oldest = version, [], version
         self.cut()
 
     def drain(self, name, serving=True):
-        """Kubernetes deletes the pods of a slice: their endpoints terminate, and serve until they fail their probes."""
+        """Deletes the pods of a slice: their endpoints terminate, and serve until their probes fail."""
         item = self._objects[name]
         conditions = {"ready": False, "serving": serving, "terminating": True}
         self.put({**item, "endpoints": [{**one, "conditions": conditions} for one in item["endpoints"]]})
 
     @property
     def num_watches(self):
-        """Watches that were asked for."""
+        """Returns the number of watch requests."""
         return sum("watch" in query for _, query in self.requests)
 
     @property
     def num_lists(self):
-        """Pages of lists that were asked for."""
+        """Returns the number of requested pages of lists."""
         return sum("watch" not in query for _, query in self.requests)
 
     def put(self, item):
@@ -103,11 +103,11 @@ class ApiServer:
         self._change("DELETED", self._objects.pop(name))
 
     def bookmark(self):
-        """Something else changed: only the version grows."""
+        """Increments only the version, as after a change of another object."""
         self._change("BOOKMARK", {"metadata": {}})
 
     def compact(self):
-        """Forgets all changes: watches from before are too old, open ones among them."""
+        """Drops all changes, so that earlier watches are too old, including open ones."""
         self.version += 10  # of other resources
         self._history, self._oldest = [], self.version
         self._wake()
@@ -220,7 +220,7 @@ def _matches(item, query):
 
 @contextlib.contextmanager
 def api_server_thread(**settings):
-    """Yields (server, call) of a server with a loop of its own; call(f, ...) runs f there and returns its result."""
+    """Yields (server, call) of a server with its own loop. call(f, ...) runs f in it and returns the result."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -244,7 +244,7 @@ def api_server_thread(**settings):
 
 
 async def _end_tasks():
-    """Ends the connections' tasks, some of which wait for ever."""
+    """Ends the tasks of connections, some of which never end by themselves."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

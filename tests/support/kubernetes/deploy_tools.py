@@ -1,4 +1,4 @@
-"""Programs that deployment is checked with: kubectl from the PATH or from PyPI, Prometheus from the PATH."""
+"""Programs for checks of deployment: kubectl from the PATH or from PyPI, Prometheus from the PATH."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FIRST_KUSTOMIZE = 5  # before, replacements and components did less
 
 
 def kustomize(folder: Path) -> str:
-    """What `kubectl kustomize` prints of a folder. AssertionError with its words where it fails."""
+    """Returns the output of `kubectl kustomize` for a folder. Raises AssertionError with its error."""
     done = subprocess.run([kubectl_program(), "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{folder}: {done.stderr}"
     return done.stdout
 
 
 def kubectl(server: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs kubectl against a server of this machine, with no configuration of the user's."""
+    """Runs kubectl on a server of this machine, without the user's configuration."""
     command = [kubectl_program(), "--server", server, "--namespace", "baton", *words]
     environ = {**os.environ, "KUBECONFIG": os.devnull, "HOME": str(ROOT / "build")}
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, env=environ)
@@ -40,7 +40,7 @@ def kubectl(server: str, *words: str, stdin: str = "") -> subprocess.CompletedPr
 
 @functools.cache
 def kubectl_program() -> str:
-    """Returns the path of a kubectl with a recent kustomize. Installs one from PyPI where there is none."""
+    """Returns the path of a kubectl with a recent kustomize. Installs one from PyPI if there is none."""
     found = shutil.which("kubectl")
     if found and _kustomize_version(found) >= _FIRST_KUSTOMIZE:
         return found
@@ -50,7 +50,7 @@ def kubectl_program() -> str:
 
 
 def prometheus_tool(name: str) -> str:
-    """`promtool` or `prometheus`; skips the test where there is none."""
+    """Returns the path of `promtool` or `prometheus`. Skips the test if it is missing."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed; Debian has it in the package prometheus")

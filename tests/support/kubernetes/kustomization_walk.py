@@ -1,6 +1,6 @@
 """Follows a kustomization and finds patches, replacements and images that match no object, which kustomize ignores.
 
-Objects are read, named, labelled and deleted in kustomize's order. Other effects of patches are left out. A field that
+Objects are read, named, labelled and deleted in kustomize's order. Other effects of patches are ignored. A field that
 this module does not support is an error.
 """
 

@@ -1,4 +1,4 @@
-"""The rendered manifests of deploy/kubernetes, as tests look at them."""
+"""The rendered manifests of deploy/kubernetes, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Manifest = Mapping[str, Any]
 
 @functools.cache
 def rendered(overlay: str) -> tuple[Manifest, ...]:
-    """Every object of an overlay, or of a variant of one."""
+    """Returns all objects of an overlay or variant."""
     return tuple(yaml.safe_load_all(kustomize(folder_of(overlay))))
 
 
@@ -28,7 +28,7 @@ def of_kind(overlay: str, *kinds: str) -> list[Manifest]:
 
 
 def workloads(overlay: str) -> list[Manifest]:
-    """What makes pods."""
+    """Returns the objects that create pods."""
     return of_kind(overlay, "Deployment", "StatefulSet")
 
 
@@ -49,12 +49,12 @@ def container_of(workload: Manifest) -> Manifest:
 
 
 def services(overlay: str) -> Iterator[Manifest]:
-    """The workloads that run `baton`."""
+    """Yields the workloads that run `baton`."""
     return (one for one in workloads(overlay) if one["metadata"]["name"] != "baton-redis")
 
 
 def arguments(workload: Manifest) -> list[str]:
-    """A container's arguments, its variables filled in as Kubernetes does."""
+    """Returns a container's arguments, with variables replaced as Kubernetes does."""
     container = container_of(workload)
     labels = workload["spec"]["template"]["metadata"]["labels"]
     values = {one["name"]: _value_of(one, labels) for one in container.get("env", ())}
@@ -62,7 +62,7 @@ def arguments(workload: Manifest) -> list[str]:
 
 
 def environment(workload: Manifest) -> dict[str, str]:
-    """Its BATON_ variables; those of secrets have a Redis's address."""
+    """Returns the container's BATON_ variables. Those from secrets have a Redis address."""
     variables = container_of(workload).get("env", ())
     return {
         one["name"]: str(one.get("value", "redis://baton-redis:6379/0"))
@@ -72,7 +72,7 @@ def environment(workload: Manifest) -> dict[str, str]:
 
 
 def _value_of(variable: Manifest, labels: Mapping[str, str]) -> str:
-    """Returns a variable's value. Of a pod's fields, only the address is made up."""
+    """Returns a variable's value. The pod's address is a placeholder."""
     if "value" in variable:
         return str(variable["value"])
     path = variable["valueFrom"].get("fieldRef", {}).get("fieldPath", "")

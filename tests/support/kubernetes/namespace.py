@@ -1,4 +1,4 @@
-"""A namespace as a cluster has it after an overlay was applied and came up, served by the small API server."""
+"""A namespace of a cluster after an overlay was applied and became ready, served by the small API server."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Namespace:
         self.objects[kind].remove(self.find(kind, name))
 
     def autoscaler_of(self, name):
-        """None where the overlay has none."""
+        """Returns the autoscaler of a workload, if the overlay has one."""
         found = [
             one for one in self.objects["HorizontalPodAutoscaler"] if one["spec"]["scaleTargetRef"]["name"] == name
         ]
         return found[0] if found else None
 
     def serve(self, api):
-        """Puts the documents where the server looks for them."""
+        """Stores the documents in the server."""
         api.documents.clear()
         api.documents["/version"] = (200, {"gitVersion": self.version})
         api.documents["/apis"] = (200, {"kind": "APIGroupList", "groups": [{"name": one} for one in self.groups]})
@@ -67,7 +67,7 @@ class Namespace:
         return self.objects["Deployment"] + self.objects["StatefulSet"]
 
     def _make_by_hand(self):
-        """What deploy/README.md has an operator make: Secrets and the models' claim; and the cluster's class."""
+        """Creates the objects that deploy/README.md requires: Secrets, the models' claim, and the storage class."""
         self.objects["StorageClass"] = [{"metadata": {"name": "standard", "annotations": {_DEFAULT_CLASS: "true"}}}]
         for pod in (one["spec"]["template"]["spec"] for one in self._workloads()):
             for volume in pod.get("volumes", ()):
@@ -85,7 +85,7 @@ class Namespace:
             self.objects[kind].append({"metadata": {"name": name}, "spec": {}, "status": status})
 
     def _bring_up(self):
-        """What controllers fill in."""
+        """Sets the fields that controllers set."""
         for one in self._workloads():
             autoscaler = self.autoscaler_of(one["metadata"]["name"])
             least = autoscaler["spec"]["minReplicas"] if autoscaler else 1

@@ -1,4 +1,4 @@
-"""A TCP proxy that damages, slows, stops or cuts what passes: the network's faults, on one machine."""
+"""A TCP proxy that corrupts, slows, blocks or cuts connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SLOW_BYTES = 1024  # that pass at once while bytes are slowed
 
 
 class ByteProxy:
-    """Passes bytes both ways between whoever dials `address` and the target. Faults are set while it runs.
+    """Forwards bytes between clients of `address` and the target. Faults may be set while it runs.
 
-    `flips` are positions, counted over all bytes that ever went towards the target, of bytes to change.
+    `flips` are positions of bytes to change, counted over all bytes sent to the target.
     """
 
     def __init__(self, target: tuple[str, int], listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
@@ -40,7 +40,7 @@ class ByteProxy:
         return f"{self.host}:{self.port}"
 
     def cut(self) -> None:
-        """Ends every connection, both ends at once."""
+        """Closes both ends of all connections."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -49,19 +49,19 @@ class ByteProxy:
                     sock.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """Nothing passes any more, and nobody is told: a cable pulled out."""
+        """Drops all bytes without closing connections, like an unplugged cable."""
         self._open.clear()
 
     def resume(self) -> None:
         self._open.set()
 
     def heal(self) -> None:
-        """No faults from now on."""
+        """Removes all faults."""
         self.flips, self.bytes_per_second, self.refusing = [], 0.0, False
         self.resume()
 
     def flip_next(self, offset: int = 0) -> None:
-        """Changes the byte that comes `offset` bytes from now."""
+        """Changes the byte `offset` bytes from now."""
         self.flips.append(self.num_bytes + offset)
 
     def close(self) -> None:

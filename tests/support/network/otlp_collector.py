@@ -1,4 +1,4 @@
-"""An OTLP collector that keeps what it gets, as OpenTelemetry's own generated code reads it."""
+"""An OTLP collector that records spans, decoded by OpenTelemetry's generated code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 @dataclass(frozen=True)
 class Span:
-    """One span; times are nanoseconds."""
+    """A span. Times are in nanoseconds."""
 
     name: str
     service: str
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Everything that was exported."""
+    """All exported spans."""
 
     address: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def traces(self) -> dict[str, list[Span]]:
-        """By trace id."""
+        """Returns the spans by trace id."""
         found: dict[str, list[Span]] = {}
         for span in list(self.spans):
             found.setdefault(span.trace_id, []).append(span)
@@ -59,7 +59,7 @@ def attributes_of(carrier: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Runs for the length of a `with`."""
+    """Runs the collector within a `with` statement."""
     server = grpc.server(futures.ThreadPoolExecutor(4))
     made = Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(made, server)

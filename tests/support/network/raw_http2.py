@@ -1,4 +1,4 @@
-"""HTTP/2 frames by hand: a client that opens more streams than it may, and resets them at once. Knows no server."""
+"""An HTTP/2 client with raw frames that opens more streams than allowed and resets them at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _headers(path: str, authority: str, more: Sequence[tuple[str, str]]) -> bytes:
-    """Returns a header block of literals: without Huffman codes, and nothing is indexed."""
+    """Returns a header block of literals, without Huffman coding and without indexing."""
     fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority), *more]
     fields += [("content-type", "application/grpc"), ("te", "trailers")]
     block = b""
@@ -30,7 +30,7 @@ def _headers(path: str, authority: str, more: Sequence[tuple[str, str]]) -> byte
 
 
 async def _until_pong(reader: asyncio.StreamReader) -> None:
-    """Waits until the server has read what came before the last frame, or ends the connection."""
+    """Waits until the server has read everything before the last frame, or closes the connection."""
     pong = _frame(_PING, _ACK, 0, _MARK)
     data = b""
     while pong not in data:
@@ -50,7 +50,7 @@ class ResetFlood:
         self.num_connections = 0
 
     async def send(self, num_streams: int, streams_a_write: int = 100) -> None:
-        """Opens and resets so many streams, on another connection where the server ends one."""
+        """Opens and resets streams. Reconnects if the server closes the connection."""
         left = num_streams
         while left:
             left -= await self._on_one_connection(left, streams_a_write)

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by `baton certs`, and what is done with them."""
+"""Certificates for tests, created by `baton certs`, and helpers that use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_YET = {"backdate_minutes": -10.0}  # as a clock that is ten minutes behind s
 
 
 def make_certs(folder: Path, ca: Path | None = None, **values) -> Path:
-    """A folder of certificates. `ca`: of the CA in that folder, not of a new one."""
+    """Returns a folder of certificates, signed by the CA in folder `ca`, or by a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     if ca is not None:
         for name in (certs.CA_CERTIFICATE, certs.CA_KEY):
@@ -34,7 +34,7 @@ def files_of(folder: Path, service: str, ca: Path | None = None) -> TlsFiles:
 
 
 def contents_of(files: TlsFiles) -> dict[str, bytes]:
-    """By setting, as they are."""
+    """Returns the contents of files by setting."""
     return {name: Path(path).read_bytes() for name, path in files.named}
 
 
@@ -47,14 +47,14 @@ def dial_as(folder: Path, service: str, towards: str) -> Dial:
 
 
 def replace_files(folder: Path, new: Path, *services: str) -> None:
-    """Puts another folder's files of these services in place, each at once."""
+    """Replaces the files of these services by those of another folder, each atomically."""
     for service in services:
         for name in certs.file_names(service):
             os.replace(shutil.copy(new / name, folder / f"{name}.new"), folder / name)
 
 
 def shown_by(address: str, folder: Path, service: str = "operator") -> bytes:
-    """The certificate, DER, that a server shows whoever connects now."""
+    """Returns the certificate, DER, that a server presents now."""
     context = ssl.create_default_context(cafile=str(folder / certs.CA_CERTIFICATE))
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -72,7 +72,7 @@ def der_of(folder: Path, service: str) -> bytes:
 
 
 def metrics_over_tls(address: str, folder: Path, service: str, reader: str = "operator") -> str:
-    """What a service's /metrics says to a reader with this certificate. Raises OSError where it is refused."""
+    """Returns a service's /metrics for a client with this certificate. Raises OSError if it is refused."""
     tls = tls_of(folder, reader)
     host, _, port = address.rpartition(":")
     with (

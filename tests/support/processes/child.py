@@ -1,7 +1,7 @@
 """A process that serves an object: tests and benchmarks call its methods, and may suspend or kill it meanwhile.
 
-`Child(factory, *arguments)` starts `python -m support.processes.child`, which makes the object and then runs one call
-after the other. An object with a method `idle` has it called all the time between calls, one with a method `close` at
+`Child(factory, *arguments)` starts `python -m support.processes.child`, which creates the object and then runs one call
+after the other. If the object has a method `idle`, it is called repeatedly between calls; a method `close` is called at
 the end.
 """
 
@@ -22,11 +22,11 @@ _IDLE_SECONDS = 2e-4
 
 
 class ChildFailed(Exception):
-    """A call raised in the child, or the child ended or did not answer."""
+    """A call failed in the child, or the child ended or did not respond."""
 
 
 class Child:
-    """One process and the object in it."""
+    """A process and the object in it."""
 
     def __init__(
         self, factory: Callable[..., object], *arguments: Any, environ: Mapping[str, str] | None = None, **fields: Any
@@ -44,7 +44,7 @@ class Child:
         self._connection.send((factory, arguments, fields))
 
     def wait_ready(self, seconds: float = _ANSWER_SECONDS) -> None:
-        """Returns once the object is made. Idempotent."""
+        """Waits until the object is created. Idempotent."""
         if not self._is_ready:
             self._is_ready = True
             self.result(seconds)
@@ -63,7 +63,7 @@ class Child:
             raise self._ended() from error
 
     def result(self, seconds: float = _ANSWER_SECONDS) -> Any:
-        """Waits for the oldest call that was begun. Kills a child that does not answer in time."""
+        """Waits for the oldest started call. Kills a child that does not respond in time."""
         try:
             if not self._connection.poll(seconds):
                 self.process.kill()
@@ -76,12 +76,12 @@ class Child:
         return value
 
     def close(self) -> None:
-        """Ends the child and checks that it ended without a failure."""
+        """Ends the child. Fails if it ended with an error."""
         self._connection.close()
         assert self.process.wait(_END_SECONDS) == 0, f"{self._name} ended with {self.process.returncode}"
 
     def kill(self) -> None:
-        """Idempotent, also after `close`."""
+        """Kills the child. Idempotent, also after `close`."""
         self.process.kill()
         self.process.wait(_END_SECONDS)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What processes that tests and benches start find in their environment."""
+"""The environment of processes that tests and benchmarks start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def child_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables and `own`; Baton is imported from where this process imports it."""
+    """Returns this process's variables and `own`. Baton is imported from the same place as in this process."""
     roots = [entry for entry in sys.path if entry and (Path(entry) / "baton").is_dir()]
     variables = {**os.environ, **own}
     first = variables.get("PYTHONPATH", "")

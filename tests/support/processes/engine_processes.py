@@ -1,4 +1,4 @@
-"""The engine processes of workers, as the machine shows them."""
+"""Finds the engine processes of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MODULE = "baton.worker.process.main"
 
 
 def engines_of(pid: int | None = None) -> list[psutil.Process]:
-    """Those among a process's own children, this one's by default, oldest first. What has ended is left out."""
+    """Returns the live engines among the children of a process, by default of this one, oldest first."""
     found: list[tuple[float, psutil.Process]] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children():
@@ -21,6 +21,6 @@ def engines_of(pid: int | None = None) -> list[psutil.Process]:
 
 
 def engine_of(pid: int | None = None) -> psutil.Process:
-    """The only one of them. ValueError: there is none, or more."""
+    """Returns the only engine. Raises ValueError if there is none, or several."""
     (engine,) = engines_of(pid)
     return engine

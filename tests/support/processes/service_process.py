@@ -1,4 +1,4 @@
-"""One process of `baton SERVICE` for tests and benchmarks: its start, its log, and its end with all that it started."""
+"""A process of `baton SERVICE` for tests and benchmarks: its start, its log, and its end with its descendants."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ STOP_SECONDS = 15.0
 
 
 class ServiceProcess:
-    """A process in a session of its own, which ends with this process. Subclasses name its arguments and variables."""
+    """A process in a new session, which ends with this process. Subclasses define its arguments and variables."""
 
     log_path: Path
     process: subprocess.Popen[bytes] | None
 
     def arguments(self) -> Sequence[str]:
-        """Returns the words after `baton`."""
+        """Returns the arguments of `baton`."""
         raise NotImplementedError
 
     def variables(self) -> Mapping[str, str]:
-        """Returns its own environment variables."""
+        """Returns its additional environment variables."""
         raise NotImplementedError
 
     def spawn(self) -> None:
-        """Starts the process, without waiting."""
+        """Starts the process without waiting."""
         words = [sys.executable, "-m", "baton.services.cli", *self.arguments(), "--parent-pid", str(os.getpid())]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -41,13 +41,13 @@ class ServiceProcess:
             )  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process and all that it started."""
+        """Sends a signal to the process and its descendants."""
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def stop_by_force(self) -> None:
-        """Cleans up: asks the process to end, then kills whatever is left of its session."""
+        """Terminates the process, then kills all remaining processes of its session."""
         if self.process is None:
             return
         self.signal(signal.SIGCONT)

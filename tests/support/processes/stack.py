@@ -1,4 +1,4 @@
-"""Real services as processes for tests: started from the tandem's own plan, killed, restarted, and cleaned up."""
+"""Real services as processes for tests: started as the tandem plans them, killed, restarted, and cleaned up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READY_SECONDS = 60.0
 
 
 def wait_until(condition: Any, what: str, seconds: float = 10.0, interval: float = 0.05) -> Any:
-    """The first truthy answer of `condition`; fails, naming `what`, when there is none in time."""
+    """Polls `condition` and returns its first truthy result. Fails with `what` after a timeout."""
     deadline = time.monotonic() + seconds
     while True:
         answer = condition()
@@ -49,7 +49,7 @@ def wait_until(condition: Any, what: str, seconds: float = 10.0, interval: float
 
 @dataclass
 class RedisServer:
-    """A Redis server on a port of its own, that tests may stop and start."""
+    """A Redis server on its own port, which tests may stop and start."""
 
     folder: Path
     port: int
@@ -81,7 +81,7 @@ class RedisServer:
 
 @dataclass
 class Service(ServiceProcess):
-    """One service's process."""
+    """The process of a service."""
 
     plan: tandem.ServicePlan
     log_path: Path
@@ -103,13 +103,13 @@ class Service(ServiceProcess):
         self.wait_ready()
 
     def kill(self) -> None:
-        """kill -9 of the service's main process. What it started has to notice by itself."""
+        """Kills the service's main process with SIGKILL, but not its children."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(STOP_SECONDS)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Sends SIGTERM. Returns the exit code."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(STOP_SECONDS)
@@ -123,7 +123,7 @@ class Service(ServiceProcess):
 
 
 def run_async(coroutine: Any) -> Any:
-    """Runs a coroutine on a loop of its own, in a thread where one runs here already."""
+    """Runs a coroutine in a new event loop; in another thread if a loop already runs in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -145,7 +145,7 @@ class Stack:
     def planned(
         cls, folder: Path, config: tandem.UpConfig, environ: Mapping[str, str], extra: Mapping[str, tuple[str, ...]]
     ) -> Stack:
-        """The tandem's own plan, with `extra` flags by command or name."""
+        """Returns the stack that the tandem plans, with `extra` flags by command or name."""
         folder.mkdir(parents=True, exist_ok=True)
         config = tandem.check_listen_addresses(config)
         tls = tandem.plan_tls(config)
@@ -184,7 +184,7 @@ class Stack:
         return [service for name, service in self.services.items() if name.startswith("worker")]
 
     def post(self, path: str, body: Any, timeout: float = 60.0) -> tuple[int, Any]:
-        """Status and parsed JSON (or text) of a POST. `body` is JSON, or bytes as they are."""
+        """Sends a POST with a JSON body or bytes. Returns the status and the parsed JSON, or the text."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.request("POST", path, data, timeout)
 
@@ -203,7 +203,7 @@ class Stack:
             connection.close()
 
     def chat(self, content: str, **fields: Any) -> dict[str, Any]:
-        """The body of a successful chat completion."""
+        """Returns the body of a successful chat completion."""
         body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}], **fields}
         status, answer = self.post("/v1/chat/completions", body)
         assert status == 200, (status, answer)
@@ -211,7 +211,7 @@ class Stack:
         return answer
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed answer, up to [DONE]."""
+        """Yields the chunks of a streamed answer, up to [DONE]."""
         connection = http.client.HTTPConnection(self.rest, timeout=60)
         try:
             connection.request("POST", path, json.dumps({**body, "stream": True}).encode())
@@ -228,13 +228,13 @@ class Stack:
             connection.close()
 
     def stats(self, service: Service) -> control_pb2.GetStatsResponse:
-        """A worker's counters, its block pool audited."""
+        """Audits a worker's block pool. Returns its counters."""
         with grpc.insecure_channel(service.plan.address) as channel:
             stub = control_pb2_grpc.ControlServiceStub(channel)
             return stub.GetStats(control_pb2.GetStatsRequest(audit=True), timeout=10)
 
     def wait_all_blocks_back(self, seconds: float = 2.0) -> None:
-        """Fails unless no worker holds or leases a block within the time."""
+        """Waits until no worker holds or leases a block. Fails after the time."""
         for worker in self.workers:
             wait_until(lambda worker=worker: self._is_idle(worker), f"{worker.plan.name} has its blocks back", seconds)
 
@@ -249,7 +249,7 @@ _RUNNING: list[Stack] = []
 
 
 def running() -> list[Stack]:
-    """Every stack that was started and not stopped."""
+    """Returns all running stacks."""
     return list(_RUNNING)
 
 
@@ -260,7 +260,7 @@ def start_stack(
     environ: Mapping[str, str] | None = None,
     **config: Any,
 ) -> Stack:
-    """Starts a tandem with UpConfig's fields as given; `extra` flags go by command or service name."""
+    """Starts a tandem with these fields of UpConfig, and `extra` flags by command or service name."""
     defaults = {"model": str(MODEL), "served_model_name": (MODEL_NAME,)}
     listen = {"rest_listen": "127.0.0.1:0", "grpc_listen": "127.0.0.1:0"}
     settings = tandem.UpConfig(**{**defaults, **listen, **config})
@@ -271,7 +271,7 @@ def start_stack(
 
 
 def metric(text: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that carry these labels."""
+    """Returns the sum of a metric's samples with these labels."""
     total = 0.0
     for line in text.splitlines():
         match = re.fullmatch(rf"{re.escape(name)}(?:{{(.*)}})? (\S+)", line)
@@ -281,7 +281,7 @@ def metric(text: str, name: str, **labels: str) -> float:
 
 
 def scheduled_seconds(process: psutil.Process) -> float:
-    """CPU of all threads that live; by the scheduler's clock, where psutil knows hundredths only."""
+    """Returns the CPU time of all live threads by the scheduler, because psutil has a resolution of 10 ms."""
     total = 0
     for task in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # it ended
@@ -290,7 +290,7 @@ def scheduled_seconds(process: psutil.Process) -> float:
 
 
 def processes_of_session(pid: int) -> list[psutil.Process]:
-    """Live processes of the sessions that `pid` and its descendants lead."""
+    """Returns live processes of the sessions that `pid` and its descendants lead."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):

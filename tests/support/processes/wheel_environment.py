@@ -1,4 +1,4 @@
-"""Python environments that have Baton from its wheel: alone with what the wheel requires, or with every extra."""
+"""Python environments with Baton from its wheel: only with its requirements, or with all extras."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class WheelEnvironment:
                     target.symlink_to(Path(str(distribution.locate_file(file))))
 
     def baton(self, *words: str) -> list[str]:
-        """The words that run the command line."""
+        """The command of Baton's CLI."""
         return [str(self.python), "-m", "baton.services.cli", *words]
 
 
 def _closure() -> list[str]:
-    """The packages that the wheel requires without an extra, and those that these require."""
+    """Returns the wheel's requirements without extras, including transitive ones."""
     found: list[str] = []
     waiting = required_packages(metadata.requires(DISTRIBUTION) or [], ())
     while waiting:

@@ -21,7 +21,7 @@ NAMESPACE = bytes(16)
 
 
 def sampling(**fields: Any) -> types_pb2.SamplingParams:
-    """Resolved parameters, greedy unless told otherwise."""
+    """Returns resolved parameters, by default greedy."""
     neutral = {
         "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
@@ -30,7 +30,7 @@ def sampling(**fields: Any) -> types_pb2.SamplingParams:
 
 
 def submit(slot: int, prompt: list[int], max_tokens: int = 8, **fields: Any) -> worker_pb2.SubmitRequest:
-    """One generation with the fields that a test does not care about filled in."""
+    """Returns a request with defaults for all other fields."""
     defaults = {
         "slot": slot,
         "request_id": f"r{slot}",
@@ -44,7 +44,7 @@ def submit(slot: int, prompt: list[int], max_tokens: int = 8, **fields: Any) -> 
 
 @dataclass
 class Slot:
-    """What came back for one slot."""
+    """The responses for one slot."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Slot:
 
 
 class Stream:
-    """One GenerateStream, its answers sorted by slot."""
+    """A GenerateStream, with its responses by slot."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream()
@@ -121,11 +121,11 @@ class Worker:
         return control_pb2_grpc.ControlServiceStub(self.channel)
 
     async def stats(self) -> control_pb2.GetStatsResponse:
-        """Counters, with the pool audited."""
+        """Audits the block pool. Returns the counters."""
         return await self.control.GetStats(control_pb2.GetStatsRequest(audit=True), timeout=10)
 
     async def until_idle(self, seconds: float = 5.0) -> control_pb2.GetStatsResponse:
-        """The stats once no block is held or leased."""
+        """Waits until no block is held or leased. Returns the counters."""
         async with asyncio.timeout(seconds):
             while True:
                 stats = await self.stats()
@@ -142,7 +142,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def running_worker(port: int, **fields: Any) -> AsyncIterator[Worker]:
-    """A worker with a fast simulator in a thread, unless `fields` say otherwise; ready when yielded."""
+    """Yields a ready worker, by default with a fast simulator in a thread."""
     defaults = {"executor": "sim", "model": "none", "engine_process": False, "sim_slowness": 0.0, "drain_timeout": 5.0}
     config = WorkerConfig(**{**defaults, "listen": f"127.0.0.1:{port}", **fields})
     stop = asyncio.Event()
@@ -173,7 +173,7 @@ async def _until_ready(worker: Worker, seconds: float = 60.0) -> None:
 
 @contextlib.asynccontextmanager
 async def running_pair(**fields: object) -> AsyncIterator[tuple[Worker, Worker]]:
-    """A prefill worker and a decode worker."""
+    """Yields a prefill worker and a decode worker."""
     first, second = ports.free_ports(2)
     async with (
         running_worker(first, role="prefill", worker_id="p", **fields) as prefill,

@@ -1,4 +1,4 @@
-"""Worker services as processes for tests and benchmarks: started, killed, suspended, restarted at their address."""
+"""Worker services as processes for tests and benchmarks: started, killed, suspended, restarted at the same address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AUTOPSY_LINES = 400
 
 @dataclass(eq=False)
 class WorkerProcess(ServiceProcess):
-    """One worker: its front, and the engine that dies with it."""
+    """A worker: its front and its engine."""
 
     name: str
     listen: str
@@ -45,7 +45,7 @@ class WorkerProcess(ServiceProcess):
         asyncio.run(self.until_ready(seconds))
 
     async def until_ready(self, seconds: float = _READY_SECONDS) -> None:
-        """Fails, with the log's end, where it ends before or is not ready in time."""
+        """Waits until the worker is ready. Fails with the log's end if it ends earlier or takes too long."""
         deadline = time.monotonic() + seconds
         while True:
             assert self.process is not None
@@ -58,13 +58,13 @@ class WorkerProcess(ServiceProcess):
             await asyncio.sleep(0.05)
 
     def kill(self) -> None:
-        """kill -9 of front and engine at once."""
+        """Kills front and engine at once with SIGKILL."""
         self.signal(signal.SIGKILL)
         assert self.process is not None
         self.process.wait(STOP_SECONDS)
 
     def autopsy(self) -> str:
-        """Its log's end, with the stack of each of its threads if it lives still; then it does not."""
+        """Returns the log's end, with the stack of each thread if the worker still runs. Ends the worker."""
         assert self.process is not None
         code = self.process.poll()
         if code is None:
@@ -83,25 +83,25 @@ class WorkerProcess(ServiceProcess):
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """Cleans up."""
+        """Stops the worker and cleans up."""
         self.stop_by_force()
         self.process = None
 
     async def stats(self, timeout: float = 10.0) -> control_pb2.GetStatsResponse:
-        """Counters, with the pool audited. A first attempt to connect may fail on a busy machine."""
+        """Audits the block pool. Returns the counters. Retries, because connecting may fail on a busy machine."""
         async with open_channel(self.listen) as channel:
             stub = control_pb2_grpc.ControlServiceStub(channel)
             request = control_pb2.GetStatsRequest(audit=True)
             return await stub.GetStats(request, timeout=timeout, wait_for_ready=True)
 
     async def endpoint(self, address: str = "") -> types_pb2.Endpoint:
-        """As a router names it; `address`: of what stands before it."""
+        """Returns its endpoint as in a placement. `address` is that of a proxy in front of it."""
         epoch = (await self.stats()).state.epoch
         return types_pb2.Endpoint(worker_id=self.name, epoch=epoch, address=address or self.listen)
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:
-        """A gateway's stream to it."""
+        """Opens a gateway's stream."""
         async with open_channel(self.listen) as channel:
             stream = Stream(channel)
             try:
@@ -110,7 +110,7 @@ class WorkerProcess(ServiceProcess):
                 stream.call.cancel()
 
     async def until_idle(self, seconds: float) -> float:
-        """Seconds until no block was held or leased. Fails where that takes longer."""
+        """Waits until no block is held or leased. Returns the seconds. Fails after a timeout."""
         began = time.monotonic()
         while True:
             stats = await self.stats()

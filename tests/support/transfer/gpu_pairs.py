@@ -1,4 +1,4 @@
-"""Two processes that move KV to each other, each with a GPU of its own, or both with the only one."""
+"""Two processes that transfer KV to each other, on one GPU each, or both on the only one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HAS_TWO = torch.cuda.device_count() > 1
 
 
 def environ_of(end: int) -> dict[str, str]:
-    """Returns the variables that make a process the pair's end 0 or 1.
+    """Returns the environment variables of end 0 or 1 of the pair.
 
-    NCCL accepts two ranks on one GPU only if each reports another host (NCCL_HOSTID, in NCCL's user guide). They then
+    NCCL accepts two ranks on one GPU only if they report different hosts (NCCL_HOSTID, in NCCL's user guide). They then
     exchange data over sockets.
     """
     if _HAS_TWO:
@@ -23,5 +23,5 @@ def environ_of(end: int) -> dict[str, str]:
 
 
 def other_end(factory: Callable[..., object], *arguments: Any) -> Child:
-    """Starts a process that is the end 1."""
+    """Starts the process of end 1."""
     return Child(factory, *arguments, environ=environ_of(1))

@@ -1,6 +1,6 @@
 """Workers without processes: engine, simulated device, hand-over and real TCP.
 
-The gRPC streams between them are pumped by hand, so that tests cut, silence and kill at will.
+The harness pumps the gRPC streams between them, so that tests can cut, silence and kill at any time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Frame = tuple[int, int, bytes]
 
 
 class Link:
-    """The link's engine end: what the hand-over sends lands in the network."""
+    """The link's engine end, which sends the hand-over's messages to the network."""
 
     def __init__(self, deliver: Callable[[int, int, bytes], None]) -> None:
         self._deliver = deliver
@@ -57,7 +57,7 @@ class Stream:
 
 
 class Network:
-    """All nodes, by address, and the streams between them."""
+    """All nodes by address, and the streams between them."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -67,7 +67,7 @@ class Network:
         self._channels = itertools.count(1)
 
     def deliver(self, node: Node, kind: int, channel: int, payload: bytes) -> None:
-        """What a node sends, from whichever thread."""
+        """Delivers a node's message. Thread-safe."""
         with self.lock:
             if kind == Kind.PEER_OPEN:
                 self._open(node, channel, payload.decode())
@@ -86,7 +86,7 @@ class Network:
                     stream.decode.inbox.append((Kind.PEER, stream.decode_channel, tapped))
 
     def cut(self, *nodes: Node) -> None:
-        """Ends every stream of these nodes; both ends see it."""
+        """Ends all streams of these nodes, at both ends."""
         with self.lock:
             for stream in list(self.streams):
                 if stream.decode in nodes or stream.prefill in nodes:
@@ -119,7 +119,7 @@ class Network:
 
 @dataclass(eq=False)
 class Node:
-    """One worker's engine thread, turned by hand."""
+    """A worker's engine thread, whose loop the test runs."""
 
     network: Network
     name: str
@@ -137,7 +137,7 @@ class Node:
         return types_pb2.Endpoint(worker_id=self.name, epoch=self.engine.epoch, address=self.name)
 
     def turn(self) -> StepOutputs | None:
-        """What the engine loop does once."""
+        """Runs one iteration of the engine loop."""
         if not self.alive or self.frozen:
             return None
         self.turn_without_step()
@@ -146,7 +146,7 @@ class Node:
         return self.seen.add(outputs)
 
     def turn_without_step(self) -> None:
-        """Messages and time only."""
+        """Runs one iteration without a step: only messages and deadlines."""
         for _ in range(len(self.inbox)):
             kind, channel, payload = self.inbox.popleft()
             self.handover.handlers[kind](channel, payload)
@@ -158,7 +158,7 @@ class Node:
         self.handover.expect(request, prefill.endpoint if isinstance(prefill, Node) else prefill)
 
     def kill(self) -> None:
-        """As kill -9: its sockets close, its streams end, it does nothing any more."""
+        """Ends the node as SIGKILL would: closes its sockets and streams, and never runs again."""
         self.alive = False
         self.handover.close()
         self.network.cut(self)
@@ -179,7 +179,7 @@ def make_node(
     port: int = 0,
     **values: object,
 ) -> Node:
-    """A worker. `transfer_address` may put something between its listener's port and its peers."""
+    """Returns a worker. `transfer_address` maps its listener's port to the address of a proxy."""
     executor = executor or make_executor()
     defaults: dict[str, object] = {"max_num_requests": 32, "max_num_batched_tokens": 64, "min_remote_prefill_tokens": 4}
     engine = Engine(executor, EngineSettings(**{**defaults, **values}), next(_EPOCHS))  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def make_node(
 
 
 class _Redirected(Transports):
-    """Advertises another address than its listener's."""
+    """A transport that advertises another address than its listener's."""
 
     def __init__(self, executor: SimExecutor, inner: Transports, redirect: Callable[[int], str]) -> None:
         self.__dict__.update(inner.__dict__)
@@ -215,7 +215,7 @@ class _Redirected(Transports):
 
 
 def turn_until(nodes: Sequence[Node], done: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Turns all nodes until `done`, as fast as they have work."""
+    """Runs all nodes until `done`."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not done after {seconds} s: " + ", ".join(
@@ -227,13 +227,13 @@ def turn_until(nodes: Sequence[Node], done: Callable[[], bool], seconds: float =
 
 
 def finished(node: Node, *requests: Request) -> Callable[[], bool]:
-    """Whether all of these ended there."""
+    """Returns a condition: whether all of these requests have ended."""
     ids = [request.request_id for request in requests]
     return lambda: all(name in node.seen.finishes or name in node.seen.failures for name in ids)
 
 
 def idle(*nodes: Node) -> Callable[[], bool]:
-    """Whether nothing is open or running."""
+    """Returns a condition: whether no request runs and no transfer is open."""
     return lambda: all(
         not node.alive or (node.handover.num_open == 0 and not node.engine.has_work() and not node.inbox)
         for node in nodes
@@ -241,7 +241,7 @@ def idle(*nodes: Node) -> Callable[[], bool]:
 
 
 def falls_back(pair: Sequence[Node], request: Request, seconds: float = 10.0) -> None:
-    """The request is answered right, whoever prefills in the end, and nothing stays behind."""
+    """Asserts that the request has the right answer, wherever it is prefilled, and that no resources are held."""
     decode = pair[-1]
     turn_until(pair, finished(decode, request), seconds)
     assert decode.seen.tokens[request.request_id] == expected_for(request)
@@ -255,7 +255,7 @@ def falls_back(pair: Sequence[Node], request: Request, seconds: float = 10.0) ->
 
 
 def at_message(network: Network, name: str, act: list[str], before: bool = True) -> None:
-    """Adds to `act` when the first message of that name passes; before: the message is lost."""
+    """Calls `act` when the first message of that name passes. With `before`, drops the message."""
     seen = threading.Event()
 
     def tap(node, kind, payload):

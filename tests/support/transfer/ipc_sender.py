@@ -1,4 +1,4 @@
-"""A sender over IPC for a process of its own, which tests stop and kill."""
+"""A sender over IPC for a separate process, which tests stop and kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.worker.transfer.routes import address_of
 
 
 class IpcSender:
-    """Has pushed one layer of the source blocks as transfer 1."""
+    """A sender that has pushed one layer of the source blocks as transfer 1."""
 
     def __init__(self, port: int, key: bytes) -> None:
         executor = filled(HostKv(), seed=5)
@@ -30,7 +30,7 @@ class IpcSender:
         self._connection._sock.sendall(b"x" * 200)
 
     def stop(self) -> None:
-        """Stops the process. Once resumed, writes over all of its slots."""
+        """Stops the process. When it is resumed, overwrites all of its slots."""
         os.kill(os.getpid(), signal.SIGSTOP)
         memory = self._connection._sender._memory
         if memory is not None:  # None: closed meanwhile, so that nothing can be written

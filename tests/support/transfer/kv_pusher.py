@@ -1,4 +1,4 @@
-"""A sender of blocks of a known pool, for a process of its own, and the pool that both ends have."""
+"""A sender of blocks for a separate process, and the pool that both ends create."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PIECE_BYTES = 2 * len(SOURCE) * _BLOCK_BYTES  # 32 MiB: no library puts so much 
 
 
 def make_pool(seed: int) -> torch.Tensor:
-    """bf16 on the GPU; NaNs and infinities among it."""
+    """Returns random bf16 on the GPU, including NaNs and infinities."""
     generator = torch.Generator("cuda").manual_seed(seed)
     values = torch.randint(-(2**15), 2**15, SHAPE, generator=generator, dtype=torch.int16, device="cuda")
     return values.view(torch.bfloat16)
 
 
 def make_transports(kind: str, pool: torch.Tensor) -> Transports:
-    """Of a pool of that shape, over one kind."""
+    """Returns transports of one kind for the pool."""
     kv = KvCopies(lambda: pool)
 
     def read_blocks(layer: int, block_ids: list[int]) -> memoryview:
@@ -54,7 +54,7 @@ def make_transports(kind: str, pool: torch.Tensor) -> Transports:
 
 
 def next_event(transports: Transports, number: int) -> TransportEvent:
-    """Of this transfer, within WAIT_SECONDS."""
+    """Waits up to WAIT_SECONDS for the next event of this transfer."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not (events := transports.poll()):
         assert time.monotonic() < deadline, f"nothing was told of transfer {number} in {WAIT_SECONDS:g} s"
@@ -65,8 +65,8 @@ def next_event(transports: Transports, number: int) -> TransportEvent:
 
 @contextlib.contextmanager
 def loading_code(folder: Path) -> Iterator[None]:
-    """All the time, as a kernel's is when it is first used: that waits for all that runs on the device, and what other
-    threads launch meanwhile waits for it."""
+    """Loads kernel code repeatedly within the block. Loading waits for all work on the device, and blocks launches of
+    other threads meanwhile."""
     binary, name = _compiled(folder)
     stopped = threading.Event()
 
@@ -88,7 +88,7 @@ def loading_code(folder: Path) -> Iterator[None]:
 
 
 def _compiled(folder: Path) -> tuple[bytes, bytes]:
-    """A kernel's code and name."""
+    """Returns the code and the name of a kernel."""
     kernel = never_loaded_kernel(folder)
     compiled = kernel.warmup(torch.zeros(128, device="cuda"), grid=(1,))
     return compiled.asm["cubin"], compiled.name.encode()
@@ -101,7 +101,7 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 
 class KvPusher:
-    """Pushes blocks of a known pool to one receiver. With a folder, it loads kernels all the time."""
+    """Pushes blocks of the pool to one receiver. With a folder, loads kernels meanwhile."""
 
     def __init__(self, kind: str, address: kv_pb2.TransportAddress, folder: Path | None = None) -> None:
         self._transports = make_transports(kind, make_pool(1))
@@ -111,7 +111,7 @@ class KvPusher:
             self._exit.enter_context(loading_code(folder))
 
     def push(self, number: int, checksum: bool) -> TransportEvent:
-        """Pushes all layers of SOURCE as one transfer. Returns how it ended."""
+        """Pushes all layers of SOURCE as one transfer. Returns its last event."""
         self._transports.connect(Outbound(number, self._addresses, number, EPOCH, GENERATION, checksum))
         self._transports.push(number, Piece(0, 0, len(SOURCE), SOURCE, num_layers=SHAPE[0]))
         self._transports.finish(number)

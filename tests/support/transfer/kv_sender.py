@@ -1,4 +1,4 @@
-"""A sender of pieces of a known pool over a bulk path, for a process of its own."""
+"""A sender of pieces over a bulk path, for a separate process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HOST = b"one host"
 
 
 def random_pool(seed: int) -> torch.Tensor:
-    """bf16 on the GPU; NaNs and infinities among it."""
+    """Returns random bf16 on the GPU, including NaNs and infinities."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(2**15), 2**15, SHAPE, generator=generator, dtype=torch.int16).view(torch.bfloat16).cuda()
 
 
 def make_path(kind: str, kv: KvCopies, host: bytes = HOST) -> BulkPath:
-    """`ipc` or `nccl`."""
+    """Returns a path of kind `ipc` or `nccl`."""
     if kind == "ipc":
         from baton.worker.transfer.kinds.ipc.cuda import IpcPath
 
@@ -53,7 +53,7 @@ class BulkSource:
         self._copies.append(self._sender.put(Piece(layer, 0, count, block_ids, num_layers=num_layers), slot, None))
 
     def wait(self) -> None:
-        """Returns when all queued pieces are sent."""
+        """Waits until all queued pieces are sent."""
         assert all(pending.wait(10) for pending in self._copies)
         self._copies.clear()
 

@@ -1,4 +1,4 @@
-"""A sender whose blocks serve one transfer after the other, for a process of its own."""
+"""A sender that reuses its blocks for one transfer after the other, for a separate process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from baton.worker.transfer.base import Outbound, Piece, Pushed, PushFenced
 
 
 def content_of(number: int, size: int) -> torch.Tensor:
-    """Of so many blocks, [layers, size, ...] int16 on the GPU: the same in every process."""
+    """Returns the content of `size` blocks, [layers, size, ...] int16 on the GPU, equal in all processes."""
     shape = (SHAPE[0], size, *SHAPE[2:])
     generator = torch.Generator("cuda").manual_seed(number)
     return torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int16, device="cuda")
 
 
 class Blocks:
-    """Which of a pool are free. Those that become so are noise from then on."""
+    """The free blocks of a pool. Freed blocks are filled with noise."""
 
     def __init__(self, pool: torch.Tensor) -> None:
         self._words = pool.view(torch.int16)
@@ -29,7 +29,7 @@ class Blocks:
         return taken
 
     def fill(self, block_ids: list[BlockId], content: torch.Tensor) -> None:
-        """Returns when it is done."""
+        """Fills blocks and waits until that is done."""
         self._words[:, block_ids] = content
         torch.cuda.synchronize()
 
@@ -42,7 +42,7 @@ class Blocks:
 
 
 class KvSource:
-    """Sends one transfer after the other; its blocks become noise as soon as they may."""
+    """Sends one transfer after the other. Fills its blocks with noise as early as allowed."""
 
     def __init__(self, kind: str, address: kv_pb2.TransportAddress) -> None:
         pool = make_pool(1)
@@ -66,7 +66,7 @@ class KvSource:
         self.idle()
 
     def idle(self) -> None:
-        """Takes the transports' events and gives the blocks of ended transfers back."""
+        """Handles the transports' events and frees the blocks of ended transfers."""
         for event in self._transports.poll():
             assert isinstance(event, Pushed | PushFenced), event
             if (block_ids := self._open.pop(event.push_id, None)) is None:

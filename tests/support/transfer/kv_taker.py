@@ -1,4 +1,4 @@
-"""A receiver of blocks into a pool of its own, for a process of its own."""
+"""A receiver of blocks, for a separate process."""
 
 from __future__ import annotations
 

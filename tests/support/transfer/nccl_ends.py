@@ -1,4 +1,4 @@
-"""Both ends of an NCCL pair, each a process: one aborts while it cannot launch anything."""
+"""Both ends of an NCCL pair, as processes. One aborts while its launches are blocked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_BYTES = 1 << 25  # more than NCCL takes before the other end does
 
 
 def abort_while_a_launch_waits(folder: Path) -> list[int | None]:
-    """Exit codes of the end that aborts and of the other: 0 where the pair could meet anew."""
+    """Returns the exit codes of the aborting end and of the other: 0 if the pair could reconnect."""
     context = multiprocessing.get_context("spawn")
     ids, done = context.Queue(), context.Queue()
     ends = [context.Process(target=end, args=(folder, ids, done)) for end in (_aborting, _other)]
@@ -33,7 +33,7 @@ def abort_while_a_launch_waits(folder: Path) -> list[int | None]:
 
 
 def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
-    """Code is loaded beside a kernel that runs: that and every launch wait for the kernel, a move's among them."""
+    """Loads code while a kernel runs. That and every launch wait for the kernel, including that of a transfer."""
     import torch
 
     from baton.worker.transfer.kinds.nccl.pair import Pair

@@ -1,4 +1,4 @@
-"""A relay of PrefillStream between a decode and a prefill worker, that sees every message and can act on it."""
+"""A relay of PrefillStream between a decode and a prefill worker, with a hook for every message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OnMessage = Callable[[str], bool]  # the message's kind; returns whether it pass
 
 
 class PrefillRelay:
-    """Dial `address` instead of the prefill worker's. `on_message` sees each message before it passes."""
+    """A relay at `address`. `on_message` is called with each message before it is forwarded."""
 
     def __init__(self, target: str) -> None:
         self.on_message: OnMessage = lambda kind: True
@@ -40,7 +40,7 @@ class PrefillRelay:
         await self._server.stop(0)
 
     def cut(self) -> None:
-        """Ends every stream; both ends see it."""
+        """Ends all streams, at both ends."""
         for call in list(self._calls):
             call.cancel()
 

@@ -1,4 +1,4 @@
-"""A receiver over the rdma path for a process of its own: of the path alone, or of a worker's transports."""
+"""A receiver over the RDMA path for a separate process: only the path, or a worker's transports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENERATION = 0xFEED
 
 
 class Pool:
-    """As much of an executor as transfers see."""
+    """The part of an executor that transfers use."""
 
     def __init__(self, seed=None):
         self.kv_spec = LAYOUT

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker as processes, with a proxy in the way of the KV and a relay in the way of its words."""
+"""A prefill and a decode worker as processes, with a proxy for their KV connections and a relay for their messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _salts = itertools.count(random.SystemRandom().randrange(1 << 30))
 
 @dataclass(eq=False)
 class TransferRig:
-    """Both workers and what stands between them."""
+    """Both workers, the proxy and the relay."""
 
     prefill: WorkerProcess
     decode: WorkerProcess
@@ -50,20 +50,20 @@ class TransferRig:
         return self.prefill, self.decode
 
     def prompt(self, num_tokens: int) -> list[int]:
-        """One that nobody has seen."""
+        """Returns a new prompt."""
         rng = random.Random(next(_salts))
         return [rng.randrange(5, self.vocab_size) for _ in range(num_tokens)]
 
     @contextlib.asynccontextmanager
     async def relay(self) -> AsyncIterator[tuple[PrefillRelay, types_pb2.Endpoint]]:
-        """A relay to the prefill worker, and the endpoint to name in submits."""
+        """Yields a relay to the prefill worker, and its endpoint for submits."""
         async with PrefillRelay(self.prefill.listen) as relay:
             yield relay, await self.prefill.endpoint(relay.address)
 
     def submits(
         self, count: int, num_tokens: int, max_tokens: int = 6, first: int = 0, **fields: object
     ) -> list[worker_pb2.SubmitRequest]:
-        """Requests with prompts of their own, every other one sampled."""
+        """Returns requests with different prompts. Every other one is sampled."""
         return [
             submit(
                 first + index,
@@ -76,7 +76,7 @@ class TransferRig:
         ]
 
     async def undisturbed(self, submits: list[worker_pb2.SubmitRequest]) -> list[list[int]]:
-        """The tokens of the same requests on one worker alone, with nothing cached."""
+        """Returns the tokens of the same requests on one worker without cached blocks."""
         alone = []
         for one in submits:
             again = worker_pb2.SubmitRequest()
@@ -92,7 +92,7 @@ class TransferRig:
         return tokens
 
     async def assert_undisturbed(self, submits: list[worker_pb2.SubmitRequest], slots: list[Slot]) -> None:
-        """Nothing failed, and every token is the one that would have come."""
+        """Asserts that no request failed and that all tokens are those of an undisturbed run."""
         for one, slot in zip(submits, slots, strict=True):
             assert slot.failure is None, f"{one.request_id}: {slot.failure}"
         expected = await self.undisturbed(submits)
@@ -104,19 +104,19 @@ class TransferRig:
         assert not wrong, "\n".join(wrong)
 
     async def until_idle(self, *workers: WorkerProcess, seconds: float = BACK_SECONDS) -> float:
-        """Seconds until every block of these (both) was free. Fails where it takes longer."""
+        """Waits until all blocks of both workers are free. Returns the seconds. Fails after a timeout."""
         began = time.monotonic()
         await asyncio.gather(*(worker.until_idle(seconds) for worker in workers or self.workers))
         return time.monotonic() - began
 
     async def restart(self, *workers: WorkerProcess) -> None:
-        """At the same addresses."""
+        """Restarts workers at the same addresses."""
         for worker in workers:
             worker.spawn()
         await asyncio.gather(*(worker.until_ready() for worker in workers))
 
     def autopsies(self) -> list[tuple[str, str]]:
-        """What each worker was at, by name; then both are started anew."""
+        """Returns the autopsy of each worker by name. Restarts both."""
         found = [(worker.name, worker.autopsy()) for worker in self.workers]
         try:
             asyncio.run(self.restart(*self.workers))
@@ -125,7 +125,7 @@ class TransferRig:
         return found
 
     async def assert_transfers(self) -> None:
-        """The pair works: a fresh prompt's KV comes from the prefill worker, and is right."""
+        """Asserts that the pair works: the KV of a new prompt is transferred, and is correct."""
         async with self.relay() as (_, endpoint), self.decode.stream() as stream:
             submits = self.submits(1, 200, prefill=endpoint)
             slots = await stream.generate(*submits)
@@ -142,7 +142,7 @@ def transfer_rig(
     decode_flags: Mapping[str, object] | None = None,
     vocab_size: int = 4000,
 ) -> Iterator[TransferRig]:
-    """Starts both workers. `environs` are of the prefill and of the decode worker."""
+    """Starts both workers. `environs` are those of the prefill and the decode worker."""
     with ExitStack() as cleanup:
         first, second, transfer = ports.free_ports(3)
         common = {"verify_transfers": True, "transports": transports, "drain_timeout": 0.0, **flags}

@@ -1,4 +1,4 @@
-"""Faults of the KV hand-over, on a rig of real workers. Each one ends with every block back and every token right."""
+"""Faults of the KV hand-over with real workers. After each one, all blocks are free and all tokens are correct."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class At:
         return self._passes
 
     async def provoke(self, stream: Stream, submits: list[worker_pb2.SubmitRequest]) -> None:
-        """Submits, and waits until the state is reached. `abort` needs clients that go away."""
+        """Submits requests and waits for the state. The state `abort` needs clients that disconnect."""
         await stream.send(*submits)
         async with asyncio.timeout(_WAIT_SECONDS):
             if self._state == "abort":
@@ -73,7 +73,7 @@ class At:
 
 
 class Bystanders:
-    """Requests of a worker that have nothing to do with the hand-over: they must not notice."""
+    """Requests of a worker without a hand-over, which must not be affected."""
 
     def __init__(self, rig: TransferRig, worker: WorkerProcess, stream: Stream) -> None:
         self._rig = rig
@@ -95,7 +95,7 @@ async def _ended(stream: Stream, count: int) -> list[Slot]:
 
 
 async def kill(rig: TransferRig, victim: str, state: str) -> None:
-    """kill -9 of either side when the hand-over reaches a state; then a restart at the same address."""
+    """Kills either side with SIGKILL when the hand-over reaches a state, and restarts it at the same address."""
     dead, alive = (rig.prefill, rig.decode) if victim == "prefill" else (rig.decode, rig.prefill)
     at = At(rig, state, dead.kill)
     slots: list[Slot] = []
@@ -120,7 +120,7 @@ async def kill(rig: TransferRig, victim: str, state: str) -> None:
 
 
 async def suspend(rig: TransferRig, victim: str, state: str) -> None:
-    """SIGSTOP of either side for 5 s. The other one goes on within its lease."""
+    """Stops either side for 5 s. The other one continues within its lease."""
     worker, alive = (rig.prefill, rig.decode) if victim == "prefill" else (rig.decode, rig.prefill)
     at = At(rig, state, lambda: worker.signal(signal.SIGSTOP), passes=True)
     try:
@@ -149,7 +149,7 @@ async def suspend(rig: TransferRig, victim: str, state: str) -> None:
 
 
 async def cut(rig: TransferRig, what: str, state: str) -> None:
-    """The KV's connection, the stream of words or both end. The requests go on."""
+    """Ends the KV connection, the message stream, or both. Requests continue."""
 
     async with rig.relay() as (relay, endpoint), rig.decode.stream() as stream, rig.prefill.stream() as other:
 
@@ -172,7 +172,7 @@ async def cut(rig: TransferRig, what: str, state: str) -> None:
 
 
 async def cable_pulled(rig: TransferRig) -> None:
-    """Nothing passes on the KV's connection, and nobody is told; the words still pass."""
+    """Blocks the KV connection without closing it. Messages still pass."""
     async with rig.relay() as (relay, endpoint), rig.decode.stream() as stream:
         at = At(rig, "moving", rig.proxy.stop)
         relay.on_message = at.on_message
@@ -189,7 +189,7 @@ async def cable_pulled(rig: TransferRig) -> None:
 
 
 async def slow_peer(rig: TransferRig) -> None:
-    """A transfer that crawls is waited for, and slows nothing but itself."""
+    """Slows down a transfer. It completes, and delays no other request."""
     rig.proxy.bytes_per_second = 30_000
     async with rig.relay() as (_, endpoint), rig.decode.stream() as stream, rig.decode.stream() as other:
         submits = rig.submits(1, 1000, prefill=endpoint)
@@ -204,7 +204,7 @@ async def slow_peer(rig: TransferRig) -> None:
 
 
 async def full_pool(rig: TransferRig, num_blocks: int) -> None:
-    """More prompts at once than the receiver has room for: they wait, or are computed there. None is lost."""
+    """Sends more prompts than fit into the receiver. They wait, or are computed there. None is lost."""
     async with rig.relay() as (_, endpoint), rig.decode.stream() as stream:
         count = 3 * num_blocks * 16 // 1000
         submits = rig.submits(count, 700, 40, prefill=endpoint)
@@ -215,7 +215,7 @@ async def full_pool(rig: TransferRig, num_blocks: int) -> None:
 
 
 async def corrupted(rig: TransferRig, num_flips: int) -> None:
-    """Bytes change in flight: found, tried again or computed here, counted, and never in a token."""
+    """Corrupts bytes in flight. That is detected, counted, retried or computed locally, and never changes a token."""
     before = (await rig.decode.stats()).counters
     async with rig.relay() as (_, endpoint), rig.decode.stream() as stream, rig.prefill.stream() as other:
         submits = rig.submits(_NUM_REQUESTS, _PROMPT_TOKENS, prefill=endpoint)
@@ -238,7 +238,7 @@ async def corrupted(rig: TransferRig, num_flips: int) -> None:
 
 
 async def both_restarted(rig: TransferRig) -> None:
-    """Both die in the midst of it, and come back at their addresses."""
+    """Kills both during a hand-over, and restarts them at their addresses."""
 
     def act() -> None:
         rig.prefill.kill()
@@ -255,7 +255,7 @@ async def both_restarted(rig: TransferRig) -> None:
 
 
 async def aborts(rig: TransferRig, seconds: float, per_minute: float = 1000.0, seed: int = 1) -> int:
-    """So many clients come and go away again at random moments; every tenth stays to the end. Returns how many left."""
+    """Runs clients that disconnect at random moments; every tenth stays to the end. Returns the number that left."""
     rng = random.Random(seed)
     pause = 60 / per_minute * (1 - 1 / _STAYS)
     num_aborted, kept, leaving = 0, {}, set()
@@ -297,7 +297,7 @@ async def _leave(stream: Stream, slot: int, seconds: float) -> None:
 
 
 async def _until_asked_again(rig: TransferRig, seconds: float = 20.0) -> None:
-    """The pair works again, at the latest when a backoff is over."""
+    """Waits until the pair works again, at the latest after a backoff."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -312,7 +312,7 @@ async def _until_asked_again(rig: TransferRig, seconds: float = 20.0) -> None:
 
 
 async def wrong_layout(rig: TransferRig) -> None:
-    """The peer's KV cannot be taken: nothing moves, the peer is not asked again, and the requests are answered."""
+    """Uses a peer with an incompatible KV layout. No KV moves, the peer is not retried, and requests are answered."""
     async with rig.relay() as (_, endpoint), rig.decode.stream() as stream:
         for _ in range(2):
             submits = rig.submits(_NUM_REQUESTS, _PROMPT_TOKENS, prefill=endpoint)

@@ -1,7 +1,7 @@
-"""A bulk path whose copies run later and in order, as a device's streams run them; on the CPU, within one process.
+"""A bulk path on the CPU, in one process, whose copies run later and in order, like those of a device's streams.
 
-What a copy reads is read when it runs: blocks, the slot's list of block ids, the slot. A pending is an event that its
-slot has for good: recorded again, it stands for the later copy.
+A copy reads the blocks, the slot's block ids and the slot when it runs. Each slot has one event: when it is recorded
+again, it represents the later copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_SLOTS = 3
 
 
 class Stream:
-    """Runs what is queued, one after the other, each after a pause."""
+    """Runs queued work in order, each after a pause."""
 
     def __init__(self, seed: int, longest_pause: float) -> None:
         self._random = random.Random(seed)
@@ -41,7 +41,7 @@ class Stream:
         self._queue.put(work)
 
     def end(self) -> None:
-        """After what is queued."""
+        """Ends the stream after queued work."""
         self._queue.put(None)
         self._thread.join(10.0)
 
@@ -53,7 +53,7 @@ class Stream:
 
 
 class Event:
-    """Of a stream, recorded again and again."""
+    """An event of a stream, which can be recorded again."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -76,7 +76,7 @@ class Event:
 
 
 class StreamPath:
-    """A BulkPath. Both ends are of one process: a blob is a number in `receivers`, which they share."""
+    """Implements BulkPath. Both ends are in one process: a blob is an index in the shared `receivers`."""
 
     def __init__(
         self, executor: HostKv, slot_bytes: int, receivers: dict[int, StreamReceiver], longest_pause: float
@@ -101,11 +101,11 @@ class StreamPath:
         return StreamSender(self._executor, receiver, Stream(len(self._receivers), self._longest_pause))
 
     def close(self) -> None:
-        """Its ends hold everything."""
+        """Does nothing, because the ends own all resources."""
 
 
 class StreamReceiver:
-    """A BulkReceiver, with its slots' counters."""
+    """Implements BulkReceiver, with counters of its slots."""
 
     writes_ahead = True
 
@@ -175,7 +175,7 @@ class _Written:
 
 
 class StreamSender:
-    """A BulkSender."""
+    """Implements BulkSender."""
 
     announces_first = True
 
@@ -204,7 +204,7 @@ class StreamSender:
         return self._events[slot].record()
 
     def abort(self) -> None:
-        """Copies end by themselves."""
+        """Does nothing, because copies end by themselves."""
 
     def close(self) -> None:
         self._stream.end()

@@ -1,4 +1,4 @@
-"""Two ends of a transport in one process, and what the tests of transports say to them."""
+"""Two ends of a transport in one process, and helpers for tests of transports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TARGET = [BlockId(i) for i in (50, 2, 7, 33, 8)]
 
 
 class HostKv:
-    """What a transport asks of an executor whose blocks are in host memory."""
+    """The part of an executor with blocks in host memory that a transport uses."""
 
     def __init__(self, num_blocks=NUM_BLOCKS, num_heads=2):
         self.kv_spec = full_spec(bytes(16), "float32", NUM_LAYERS, num_heads, head_dim=2, block_size=4)
@@ -48,7 +48,7 @@ class HostKv:
 
 
 def filled(executor, seed=0):
-    """The executor, with noise in its blocks."""
+    """Fills an executor's blocks with noise. Returns it."""
     rng = np.random.default_rng(seed)
     for layer in range(NUM_LAYERS):
         data = rng.integers(0, 256, NUM_BLOCKS * executor.kv_spec.layer_bytes(layer), np.uint8).tobytes()
@@ -57,9 +57,9 @@ def filled(executor, seed=0):
 
 
 def make_kv(kind):
-    """tcp: blocks that are copied out and in; direct: that the socket reaches; ipc: that slots are copied from.
+    """Returns KV for a kind: tcp copies blocks out and in, direct lets the socket access them, ipc copies from slots.
 
-    With +tls behind it: over TLS.
+    The suffix +tls adds TLS.
     """
     return make_executor(num_blocks=NUM_BLOCKS) if bare(kind) == "tcp" else HostKv()
 
@@ -70,14 +70,14 @@ def bare(kind):
 
 @functools.cache
 def certificates():
-    """A folder of them, for as long as this process lives."""
+    """Returns a folder of certificates, which exists until this process ends."""
     folder = tempfile.TemporaryDirectory(prefix="kv-certs-")
     atexit.register(folder.cleanup)
     return make_certs(Path(folder.name))
 
 
 def kv_tls(service=WORKER, folder=None):
-    """As a worker has it; or another service that goes about as one."""
+    """Returns the TLS of a worker, or of another service that poses as one."""
     return KvTls(tls_of(folder or certificates(), service))
 
 
@@ -88,7 +88,7 @@ def paths_of(kind, executor, slot_bytes=SLOT_BYTES, **values):
 
 
 class End:
-    """A transport, its device, and what it told."""
+    """A transport, its device, and its events."""
 
     def __init__(self, executor, paths=None, port=0, **values):
         self.executor = executor
@@ -121,7 +121,7 @@ class End:
 
 
 class Ends:
-    """Makes ends, and closes them: quickly, and with no thread left."""
+    """Creates ends. Closes them, and asserts that this is quick and leaves no thread."""
 
     def __init__(self):
         self._ends = []
@@ -134,7 +134,7 @@ class Ends:
         return self._ends[-1]
 
     def pair(self, kind):
-        """A sender with noise, and a receiver."""
+        """Creates a sender with noise in its blocks, and a receiver."""
         return self.make(filled(make_kv(kind)), kind), self.make(None, kind)
 
     def close(self):
@@ -168,7 +168,7 @@ def push_all(sender, push_id=1, source=SOURCE):
 
 
 def hand_over(sender, receiver, number=1, checksum=True, target=TARGET):
-    """Opens a transfer of that number, and pushes all of it."""
+    """Opens a transfer and pushes all of it."""
     receiver.transport.open(inbound(target, transfer_id=number, checksum=checksum))
     sender.transport.connect(outbound(receiver, push_id=number, transfer_id=number, checksum=checksum))
     push_all(sender, number)
@@ -179,7 +179,7 @@ def tcp_address(address):
 
 
 def connected(receiver, kind="tcp", offer=b""):
-    """A socket that a receiver has welcomed."""
+    """Returns a socket that a receiver has accepted."""
     sock = dialled(receiver)
     sock.sendall(encode_open(Open(NAMES[kind], 0, 3, offer, key_of(receiver))))
     sock.recv(GREETING_BYTES + 12, socket.MSG_WAITALL)
@@ -187,12 +187,12 @@ def connected(receiver, kind="tcp", offer=b""):
 
 
 def key_of(receiver):
-    """What a receiver tells over control streams."""
+    """Returns the key that a receiver sends over control streams."""
     return receiver.transport.addresses[0].key
 
 
 def dialled(receiver):
-    """A socket on which nothing was said."""
+    """Returns a connected socket before the greeting."""
     return socket.create_connection(("127.0.0.1", receiver.port), timeout=10)
 
 
@@ -204,7 +204,7 @@ def wait_until(done, seconds=10.0):
 
 
 def ended(sock):
-    """Whether the other end closes the connection, politely or not."""
+    """Returns whether the other end closes or resets the connection."""
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:
