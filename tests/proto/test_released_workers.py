@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.engine.engine_harness import expected_for, make_request, prompt_of
 from support.fleet.released import RELEASES, old
-from support.transfer.handover_harness import Network, Node, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import Network, Node, finished, idle, make_node, run_until
 
 from baton.kvstore.index.packed_blocks import Home
 from baton.kvstore.index.worker_blocks import WorkerBlocks
@@ -54,10 +54,10 @@ def test_prompts_are_handed_over_both_ways(image: Path, network: Network):
     for number, (decode, prefill) in enumerate((pair, pair[::-1])):
         request = make_request(prompt_of(60, number), 8)
         decode.submit(request, prefill)
-        turn_until(pair, finished(decode, request))
+        run_until(pair, finished(decode, request))
         assert decode.seen.tokens[request.request_id] == expected_for(request)
         assert decode.seen.finishes[request.request_id].num_transferred_tokens == 60
-    turn_until(pair, idle(*pair))
+    run_until(pair, idle(*pair))
     for node in pair:
         assert (node.handover.counters().num_transfers, node.handover.counters().num_mismatches) == (1, 0)
         node.assert_nothing_held()

@@ -46,10 +46,10 @@ class Half:
         assert self.in_flight.end(placement_id)
         self.news.on_ended(placement_id)
 
-    def tell(self, other):
+    def send(self, other):
         other.peers.take(self.news.take(self.reader))
 
-    def tell_all(self, other):
+    def send_all(self, other):
         for part in self.news.snapshot():
             other.peers.take(part)
 
@@ -61,14 +61,14 @@ def requests(half):
 def test_a_placement_counts_there_until_it_ends():
     one, other = Half(1), Half(2)
     one.place(7, 1, 2, 3, tenant="t", weight=2.0, priority=3)
-    one.tell(other)
+    one.send(other)
     assert requests(other) == 1
     assert other.in_flight.tenants["t"].num_tokens == 100
     assert other.in_flight.tenants["t"].weight == 2.0
     assert other.in_flight.expected_prefixes(blocks(1, 2, 9)) == {"w": 2}
     assert other.in_flight.share_ahead("w", 0) == 0.0
     one.end(7)
-    one.tell(other)
+    one.send(other)
     assert requests(other) == 0
     assert other.in_flight.tenants == {}
 
@@ -78,9 +78,9 @@ def test_an_end_that_is_told_before_the_placement_counts():
     one.place(7)
     again.in_flight.end(7)
     again.news.on_ended(7)
-    again.tell(one)
+    again.send(one)
     assert requests(one) == 0
-    one.tell(again)  # of the placement, which has ended everywhere
+    one.send(again)  # of the placement, which has ended everywhere
     assert requests(again) == 0
 
 
@@ -88,25 +88,25 @@ def test_an_end_that_was_missed_is_told_to_who_comes_back():
     one, other = Half(1), Half(2)
     one.place(7)
     one.place(8)
-    one.tell(other)
+    one.send(other)
     other.end(7)
     other.news.take(other.reader)  # lost: the stream to `one` does not stand
-    other.tell_all(one)
+    other.send_all(one)
     assert requests(one) == 1
-    one.tell_all(other)
+    one.send_all(other)
     assert requests(other) == 1, "what has ended does not begin again"
 
 
 def test_a_router_that_was_cut_off_keeps_what_still_runs():
     one, other = Half(1), Half(2)
     one.place(7)
-    one.tell(other)
+    one.send(other)
     other.clock.now += 1.1
     other.peers.forget_silent()
     assert requests(other) == 0
-    other.tell_all(one)
+    other.send_all(one)
     assert requests(one) == 1, "nobody reported on it"
-    one.tell_all(other)
+    one.send_all(other)
     assert requests(other) == 1
 
 
@@ -114,7 +114,7 @@ def test_its_age_is_told_so_that_it_settles_when_it_does_here():
     one, other = Half(1), Half(2)
     one.place(7)
     one.clock.now += 0.2
-    one.tell(other)
+    one.send(other)
     other.in_flight.on_state("w", other.clock.now + 0.04)
     assert requests(other) == 1
     other.in_flight.on_state("w", other.clock.now + 0.06)
@@ -124,9 +124,9 @@ def test_its_age_is_told_so_that_it_settles_when_it_does_here():
 def test_a_report_to_another_router_ends_it_everywhere():
     one, other = Half(1), Half(2)
     one.place(7)
-    one.tell(other)
+    one.send(other)
     other.end(7)
-    other.tell(one)
+    other.send(one)
     assert requests(one) == 0
 
 
@@ -134,18 +134,18 @@ def test_a_restarted_router_gets_everything_back_its_own_former_placements_too()
     one, other = Half(1), Half(2)
     one.place(7)
     other.place(8)
-    one.tell(other)
+    one.send(other)
     again = Half(3)
-    other.tell_all(again)
+    other.send_all(again)
     assert requests(again) == 2
-    other.tell_all(again)
+    other.send_all(again)
     assert requests(again) == 2, "what is known is not counted twice"
 
 
 def test_a_silent_router_s_placements_end_after_a_second():
     one, other = Half(1), Half(2)
     one.place(7)
-    one.tell(other)
+    one.send(other)
     other.clock.now += 0.9
     other.peers.forget_silent()
     assert requests(other) == 1
@@ -153,19 +153,19 @@ def test_a_silent_router_s_placements_end_after_a_second():
     other.peers.forget_silent()
     assert requests(other) == 0
     one.place(9)
-    one.tell(other)
+    one.send(other)
     assert requests(other) == 1
 
 
 def test_a_router_that_was_gone_before_this_one_began_is_silent_too():
     one, other, again = Half(1), Half(2), Half(3)
     one.place(7)  # the answer is lost with the router: nobody will report on it
-    one.tell(other)
+    one.send(other)
     other.place(8)
-    other.tell_all(again)
+    other.send_all(again)
     assert requests(again) == 2
     again.clock.now += 0.6
-    other.tell(again)
+    other.send(again)
     again.clock.now += 0.6
     again.peers.forget_silent()
     assert requests(again) == 1, "the one that is heard keeps what it placed"
@@ -178,13 +178,13 @@ def test_a_snapshot_of_many_comes_in_parts():
     parts = list(one.news.snapshot())
     assert [len(part.placements) for part in parts] == [500, 500, 200, 0]
     assert [part.complete for part in parts] == [False, False, False, True]
-    one.tell_all(other)
+    one.send_all(other)
     assert requests(other) == 1200
     for number in range(600):
         one.end(number)
     lengths = [(len(part.placements), len(part.ends)) for part in one.news.snapshot()]
     assert lengths == [(500, 0), (100, 0), (0, 500), (0, 100), (0, 0)]
-    one.tell_all(other)
+    one.send_all(other)
     assert requests(other) == 600
 
 
@@ -198,7 +198,7 @@ def test_a_reader_that_lags_far_is_told_to_begin_anew():
 def test_a_long_prompt_is_told_in_part_and_still_recognised():
     one, other = Half(1), Half(2)
     one.place(7, *range(1000))
-    one.tell(other)
+    one.send(other)
     found = other.in_flight.expected_prefixes(blocks(*range(1000)))["w"]
     assert found == 1000
     part = other.in_flight.expected_prefixes(blocks(*range(500), 7777))["w"]
@@ -210,15 +210,15 @@ def test_a_worker_that_a_gateway_lost_is_suspected_everywhere_until_it_tells_its
     other.fleet.add("w")
     other.fleet.update("w", state("w", epoch=5))
     one.news.on_suspected("w", 4)
-    one.tell(other)
+    one.send(other)
     assert not other.fleet.alive()[0].stalled, "it was another life"
     one.news.on_suspected("w", 5)
-    one.tell(other)
+    one.send(other)
     assert other.fleet.alive()[0].stalled
-    one.tell(other)
+    one.send(other)
     other.fleet.update("w", state("w", epoch=5))
     assert not other.fleet.alive()[0].stalled
-    one.tell(other)
+    one.send(other)
     assert not other.fleet.alive()[0].stalled, "it is told once"
 
 

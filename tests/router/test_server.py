@@ -89,7 +89,7 @@ async def test_a_new_epoch_ends_the_old_entries_without_waiting_for_the_kvstore(
     router = await world.router(worker, kvstore=kvstore)
     publisher = await world.publisher(kvstore, "w1", blocks=set(range(50)))
     await router.until_indexed(w1=50)
-    worker.tell(state("w1", epoch=2))
+    worker.publish(state("w1", epoch=2))
     await router.until_indexed(w1=0)
     publisher.epoch, publisher.sequence, publisher.blocks = 2, 0, {1}
     await publisher.snapshot()
@@ -229,7 +229,7 @@ async def test_full_queues_are_refused_with_a_retry_time(world):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await router.place()
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    worker.tell(queue_depth=0, num_running=1)
+    worker.publish(queue_depth=0, num_running=1)
 
     async def placed():
         try:

@@ -98,7 +98,7 @@ class Turner:
         node.engine.finish_transfer = self._transferred  # type: ignore[method-assign]
         executor.collect = watch.leave_out(executor.collect)  # type: ignore[method-assign]
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """What EngineLoop does once."""
         node, of = self._node, self._watch.of
         for _ in range(len(node.inbox)):
@@ -186,12 +186,12 @@ def measure(num_tokens: int, rounds: int) -> dict[str, list[float]]:
         watch.costs.clear()
         decode.submit(generator.integers(5, VOCAB_SIZE, num_tokens).tolist(), nodes[0], max_tokens=16)
         for _ in range(STEPS_BEFORE):
-            decode.turn()
+            decode.run_once()
         deadline = time.monotonic() + 60
         while decode.sessions.num_requests or any(node.handover.num_open for node in nodes):
             assert time.monotonic() < deadline, "a hand-over does not end"
-            prefill.turn()
-            decode.turn()
+            prefill.run_once()
+            decode.run_once()
         admit(watch, num_tokens)
         if number >= NUM_WARM:
             for name, costs in watch.costs.items():

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine.engine_harness import make_request
 from support.engine.gpu_engines import executor_for, make_model, make_prompts
-from support.transfer.handover_harness import Network, Node, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import Network, Node, finished, idle, make_node, run_until
 
 from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.kernels.rope.rope_cache import rope_and_cache
@@ -158,8 +158,8 @@ def test_a_prompt_arrives_in_the_receivers_layout(
         return finished(decode, request)()
 
     decode.submit(request, prefill)
-    turn_until(pair, done, seconds=60)
-    turn_until(pair, idle(*pair))
+    run_until(pair, done, seconds=60)
+    run_until(pair, idle(*pair))
     assert decode.handover.counters().num_transfers == 1
     assert len(decode.seen.tokens[request.request_id]) == 6
     sent, arrived = (tokens_of(node, tables[node.name], len(prompt)) for node in pair)

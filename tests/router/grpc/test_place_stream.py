@@ -93,7 +93,7 @@ async def test_errors_come_with_their_details_and_the_stream_goes_on(world):
             assert on_stream.value.error.message == alone.value.details()
             if not fields:
                 assert on_stream.value.error.retry_after_ms
-        worker.tell(queue_depth=0, num_running=1)
+        worker.publish(queue_depth=0, num_running=1)
 
         async def placed():
             with contextlib.suppress(NotPlaced):

@@ -60,7 +60,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     def address(self):
         return f"127.0.0.1:{self.port}"
 
-    def tell(self, new=None, **loads):
+    def publish(self, new=None, **loads):
         """Changes the state and publishes it."""
         if new is not None:
             self.state = new

@@ -84,7 +84,7 @@ class ConsoleFleet:
         while True:
             for worker in self.workers:
                 self._step(worker)
-                worker.tell()
+                worker.publish()
                 await asyncio.sleep(self._interval / len(self.workers))
 
     def _step(self, worker: ScriptedWorker) -> None:

@@ -136,16 +136,16 @@ class Node:
     def endpoint(self) -> types_pb2.Endpoint:
         return types_pb2.Endpoint(worker_id=self.name, epoch=self.engine.epoch, address=self.name)
 
-    def turn(self) -> StepOutputs | None:
+    def run_once(self) -> StepOutputs | None:
         """Runs one iteration of the engine loop."""
         if not self.alive or self.frozen:
             return None
-        self.turn_without_step()
+        self.run_without_step()
         outputs = self.engine.step()
         self.handover.on_step(outputs)
         return self.seen.add(outputs)
 
-    def turn_without_step(self) -> None:
+    def run_without_step(self) -> None:
         """Runs one iteration without a step: only messages and deadlines."""
         for _ in range(len(self.inbox)):
             kind, channel, payload = self.inbox.popleft()
@@ -214,14 +214,14 @@ class _Redirected(Transports):
         return [address]
 
 
-def turn_until(nodes: Sequence[Node], done: Callable[[], bool], seconds: float = 10.0) -> None:
+def run_until(nodes: Sequence[Node], done: Callable[[], bool], seconds: float = 10.0) -> None:
     """Runs all nodes until `done`."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not done after {seconds} s: " + ", ".join(
             f"{node.name} open={node.handover.num_open} {node.engine.load()}" for node in nodes
         )
-        busy = [bool(node.turn()) for node in nodes]
+        busy = [bool(node.run_once()) for node in nodes]
         if not any(busy):
             time.sleep(0.001)
 
@@ -243,12 +243,12 @@ def idle(*nodes: Node) -> Callable[[], bool]:
 def falls_back(pair: Sequence[Node], request: Request, seconds: float = 10.0) -> None:
     """Asserts that the request has the right answer, wherever it is prefilled, and that no resources are held."""
     decode = pair[-1]
-    turn_until(pair, finished(decode, request), seconds)
+    run_until(pair, finished(decode, request), seconds)
     assert decode.seen.tokens[request.request_id] == expected_for(request)
     finish = decode.seen.finishes[request.request_id]
     assert finish.queue_seconds >= 0
     assert finish.prefill_seconds >= 0
-    turn_until(pair, idle(*pair))
+    run_until(pair, idle(*pair))
     for node in pair:
         if node.alive:
             node.assert_nothing_held()
@@ -280,5 +280,5 @@ __all__ = [
     "finished",
     "idle",
     "make_node",
-    "turn_until",
+    "run_until",
 ]

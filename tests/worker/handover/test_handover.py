@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from support.engine.engine_harness import expected_for, make_executor, make_request, prompt_of
-from support.transfer.handover_harness import finished, idle, make_node, turn_until
+from support.transfer.handover_harness import finished, idle, make_node, run_until
 
 from baton.v1 import worker_pb2
 from baton.worker.core import SamplingParams
@@ -19,11 +19,11 @@ def test_the_answer_is_that_of_a_single_engine(pair):
     requests = [make_request(prompt_of(20 + 13 * i, i), 12) for i in range(6)]
     for request in requests:
         decode.submit(request, prefill)
-    turn_until(pair, finished(decode, *requests))
+    run_until(pair, finished(decode, *requests))
     for request in requests:
         assert decode.seen.tokens[request.request_id] == expected_for(request)
         assert decode.seen.finishes[request.request_id].num_transferred_tokens == request.num_prompt_tokens
-    turn_until(pair, idle(*pair))
+    run_until(pair, idle(*pair))
     counters = decode.handover.counters()
     assert (counters.num_transfers, counters.num_failed_transfers) == (6, 0)
     assert counters.num_transfer_bytes == prefill.handover.counters().num_sent_bytes > 0
@@ -44,12 +44,12 @@ def test_blocks_that_the_decode_worker_has_are_not_sent(pair):
     prefill, decode = pair
     first = make_request(prompt_of(41), 4)
     decode.submit(first, prefill)
-    turn_until(pair, finished(decode, first))
-    turn_until(pair, idle(*pair))
+    run_until(pair, finished(decode, first))
+    run_until(pair, idle(*pair))
     before = decode.handover.counters().num_transfer_bytes
     longer = make_request(prompt_of(41) + prompt_of(30, 5), 6)
     decode.submit(longer, prefill)
-    turn_until(pair, finished(decode, longer))
+    run_until(pair, finished(decode, longer))
     assert decode.seen.tokens[longer.request_id] == expected_for(longer)
     spec = decode.executor.kv_spec
     sent_blocks = (decode.handover.counters().num_transfer_bytes - before) // spec.bytes_per_block
@@ -62,9 +62,9 @@ def test_what_the_prefill_worker_has_cached_is_sent_and_reported(network, pair):
     other = make_node(network, "other")
     first, second = make_request(prompt_of(50), 4), make_request(prompt_of(50), 4)
     decode.submit(first, prefill)
-    turn_until((*pair, other), finished(decode, first))
+    run_until((*pair, other), finished(decode, first))
     other.submit(second, prefill)
-    turn_until((*pair, other), finished(other, second))
+    run_until((*pair, other), finished(other, second))
     assert other.seen.tokens[second.request_id] == expected_for(second)
     assert second.num_prefill_cached_tokens == 48
 
@@ -84,7 +84,7 @@ def test_a_prompt_of_many_chunks_is_pushed_while_it_is_computed(network):
             pushed_before_the_first_token |= decode.transport.totals().num_received_pieces > 0
         return finished(decode, request)()
 
-    turn_until(pair, done)
+    run_until(pair, done)
     assert pushed_before_the_first_token
     assert decode.seen.tokens[request.request_id] == expected_for(request)
 
@@ -102,12 +102,12 @@ def test_the_first_token_goes_out_before_the_kv_is_in(pair, network):
     network.tap = tap
     request = make_request(prompt_of(60), 5)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: held and request.request_id in decode.seen.tokens)
+    run_until(pair, lambda: held and request.request_id in decode.seen.tokens)
     assert len(decode.seen.tokens[request.request_id]) == 1
     network.tap = lambda node, kind, payload: payload
     (stream,) = network.streams
     decode.inbox.append((Kind.PEER, stream.decode_channel, held[0]))
-    turn_until(pair, finished(decode, request))
+    run_until(pair, finished(decode, request))
     assert decode.seen.tokens[request.request_id] == expected_for(request)
     assert decode.handover.counters().exposed_seconds.sum > 0
 
@@ -132,12 +132,12 @@ def test_kv_that_is_there_before_the_first_token_is_told_of_after_it(pair, netwo
     prefill.executor.watch_layers = lambda hook: watch_layers(partial(slow, hook))
     warm = make_request(prompt_of(20, 1), 2)
     decode.submit(warm, prefill)
-    turn_until(pair, finished(decode, warm))
-    turn_until(pair, idle(*pair))
+    run_until(pair, finished(decode, warm))
+    run_until(pair, idle(*pair))
     network.tap = tap
     request = make_request(prompt_of(300), 6)
     decode.submit(request, prefill)
-    turn_until(pair, finished(decode, request))
+    run_until(pair, finished(decode, request))
     assert decode.seen.tokens[request.request_id] == expected_for(request)
     assert told.index("first_token") < told.index("sent")
 
@@ -150,7 +150,7 @@ def test_sampling_and_resumed_output_give_the_tokens_that_would_have_come(pair):
     resumed = make_request([*prompt_of(40), *expected[:6]], 16, sampling=sampling, num_prompt_tokens=40)
     decode.submit(whole, prefill)
     decode.submit(resumed, prefill)
-    turn_until(pair, finished(decode, whole, resumed))
+    run_until(pair, finished(decode, whole, resumed))
     assert decode.seen.tokens[whole.request_id] == expected
     assert decode.seen.tokens[resumed.request_id] == expected[6:]
 
@@ -159,8 +159,8 @@ def test_a_request_that_ends_with_its_first_token_leaves_its_kv_in_the_cache(pai
     prefill, decode = pair
     request = make_request(prompt_of(40), 1)
     decode.submit(request, prefill)
-    turn_until(pair, finished(decode, request))
-    turn_until(pair, idle(*pair))
+    run_until(pair, finished(decode, request))
+    run_until(pair, idle(*pair))
     assert decode.handover.counters().num_transfers == 1
     assert decode.engine.audit().num_cached_blocks == 10
     for node in pair:
@@ -174,7 +174,7 @@ def test_logprobs_come_with_the_first_token(pair):
     found = []
     deadline = time.monotonic() + 5
     while not finished(decode, request)() and time.monotonic() < deadline:
-        prefill.turn()
-        outputs = decode.turn()
+        prefill.run_once()
+        outputs = decode.run_once()
         found += [logprobs for _, _, logprobs in outputs.tokens()]
     assert [len(logprobs.top_token_ids) for logprobs in found] == [2, 2]

@@ -7,7 +7,7 @@ import time
 import pytest
 from support.engine.engine_harness import expected_for, make_request, prompt_of
 from support.network.byte_proxy import ByteProxy
-from support.transfer.handover_harness import at_message, falls_back, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import at_message, falls_back, finished, idle, make_node, run_until
 
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.link.frames import Kind
@@ -33,10 +33,10 @@ def damage_midway(prefill, decode, proxy):
     """Changes a byte of the transfer that is under way, after some of its pieces have landed."""
     before = decode.transport.totals().num_received_bytes
     proxy.bytes_per_second = 40_000
-    turn_until((prefill, decode), lambda: decode.transport.totals().num_received_bytes > before)
+    run_until((prefill, decode), lambda: decode.transport.totals().num_received_bytes > before)
     proxy.flip_next(60)
     proxy.bytes_per_second = 0
-    turn_until((prefill, decode), lambda: not proxy.flips)
+    run_until((prefill, decode), lambda: not proxy.flips)
 
 
 def test_a_byte_corrupted_in_flight_is_a_retry_and_never_changes_a_token(proxied):
@@ -85,7 +85,7 @@ def test_a_retry_after_the_first_token_gives_no_token_twice(proxied):
     proxy.bytes_per_second = 8_000
     request = make_request(prompt_of(450), 6)
     decode.submit(request, prefill)
-    turn_until((prefill, decode), lambda: request.request_id in decode.seen.tokens)
+    run_until((prefill, decode), lambda: request.request_id in decode.seen.tokens)
     damage_midway(prefill, decode, proxy)
     falls_back((prefill, decode), request)
     assert decode.handover.counters().num_retries == 1
@@ -97,7 +97,7 @@ def test_a_request_with_little_time_left_is_not_tried_again(proxied):
     request = make_request(prompt_of(450), 6, deadline=time.monotonic() + 0.9)
     decode.submit(request, prefill)
     damage_midway(prefill, decode, proxy)
-    turn_until((prefill, decode), finished(decode, request))
+    run_until((prefill, decode), finished(decode, request))
     assert decode.handover.counters().num_retries == 0
     assert decode.engine.counters().num_local_fallbacks == 1
 
@@ -108,12 +108,12 @@ def test_a_request_that_ended_is_not_tried_again(proxied, ended):
     proxy.bytes_per_second = 8_000
     request = make_request(prompt_of(450), 1 if ended == "finished" else 6)
     decode.submit(request, prefill)
-    turn_until((prefill, decode), lambda: request.request_id in decode.seen.tokens)
+    run_until((prefill, decode), lambda: request.request_id in decode.seen.tokens)
     if ended == "aborted":
         decode.engine.abort(request.request_id)
     if ended == "finished":
         damage_midway(prefill, decode, proxy)
-    turn_until((prefill, decode), idle(prefill, decode))
+    run_until((prefill, decode), idle(prefill, decode))
     assert decode.handover.counters().num_retries == 0
     for node in (prefill, decode):
         node.assert_nothing_held()
@@ -127,15 +127,15 @@ def test_a_decode_worker_restarted_at_the_same_address_takes_nothing_of_its_past
     at_message(network, "accept", acts, before=False)
     request = make_request(prompt_of(300), 6)
     decode.submit(request, prefill)
-    turn_until((prefill, decode), lambda: bool(acts))
+    run_until((prefill, decode), lambda: bool(acts))
     decode.kill()
     network.tap = lambda node, kind, payload: payload
     again = make_node(network, "decode", port=int(port))
     same = make_request(prompt_of(300), 6)
     again.submit(same, prefill)
-    turn_until((prefill, again), finished(again, same))
+    run_until((prefill, again), finished(again, same))
     assert again.seen.tokens[same.request_id] == expected_for(same)
-    turn_until((prefill, again), idle(prefill, again))
+    run_until((prefill, again), idle(prefill, again))
     for node in (prefill, again):
         node.assert_nothing_held()
 
@@ -144,11 +144,11 @@ def test_a_prefill_worker_restarted_at_the_same_address_is_asked_again(network, 
     prefill, decode = pair
     first, second = make_request(prompt_of(60), 4), make_request(prompt_of(60, 1), 4)
     decode.submit(first, prefill)
-    turn_until(pair, finished(decode, first))
+    run_until(pair, finished(decode, first))
     prefill.kill()
     restarted = make_node(network, "prefill")
     decode.submit(second, restarted)
-    turn_until((restarted, decode), finished(decode, second))
+    run_until((restarted, decode), finished(decode, second))
     assert decode.seen.tokens[second.request_id] == expected_for(second)
     assert decode.handover.counters().num_transfers == 2
 
@@ -162,15 +162,15 @@ def test_malformed_messages_end_their_stream_and_nothing_else(network, pair):
     acts: list[str] = []
     at_message(network, "started", acts, before=False)
     nodes = (*pair, other)
-    turn_until(nodes, lambda: bool(acts))
+    run_until(nodes, lambda: bool(acts))
     stray = make_request(prompt_of(50, 9), 4)
     other.submit(stray, prefill)
     for _ in range(3):
-        other.turn()
+        other.run_once()
     (theirs,) = [stream for stream in network.streams if stream.decode is other]
     prefill.inbox.append((Kind.PREFILL, theirs.prefill_channel, b"\xff\xff\xff"))
-    turn_until(nodes, finished(decode, *requests))
-    turn_until(nodes, finished(other, stray))
+    run_until(nodes, finished(decode, *requests))
+    run_until(nodes, finished(other, stray))
     for request in requests:
         assert decode.seen.tokens[request.request_id] == expected_for(request)
     assert other.seen.tokens[stray.request_id] == expected_for(stray)
@@ -185,11 +185,11 @@ def test_a_cache_reset_at_either_end_changes_no_answer(pair, network):
         at_message(network, "accept", acts, before=False)
         request = make_request(prompt_of(150, salt), 6)
         decode.submit(request, prefill)
-        turn_until(pair, lambda acts=acts: bool(acts))
+        run_until(pair, lambda acts=acts: bool(acts))
         victim.engine.reset_prefix_cache()
-        turn_until(pair, finished(decode, request))
+        run_until(pair, finished(decode, request))
         assert decode.seen.tokens[request.request_id] == expected_for(request)
-    turn_until(pair, idle(*pair))
+    run_until(pair, idle(*pair))
     for node in pair:
         node.assert_nothing_held()
 
@@ -200,9 +200,9 @@ def test_a_step_longer_than_the_lease_ends_no_transfer(pair, network):
     at_message(network, "accept", acts, before=False)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: bool(acts))
+    run_until(pair, lambda: bool(acts))
     time.sleep(1.0)  # both engine threads compute; their heartbeats go on
-    turn_until(pair, finished(decode, request))
+    run_until(pair, finished(decode, request))
     assert decode.handover.counters().num_transfers == 1
     assert decode.engine.counters().num_local_fallbacks == 0
 
@@ -212,15 +212,15 @@ def test_a_prefill_worker_that_computes_for_longer_than_the_lease_is_believed_to
     prefill, decode = pair
     warm = make_request(prompt_of(30, 7), 1)
     decode.submit(warm, prefill)
-    turn_until(pair, finished(decode, warm))
+    run_until(pair, finished(decode, warm))
     acts: list[str] = []
     at_message(network, phase, acts, before=False)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: bool(acts))
+    run_until(pair, lambda: bool(acts))
     until = time.monotonic() + 1.3
-    turn_until([decode], lambda: time.monotonic() > until)
-    turn_until(pair, finished(decode, request))
+    run_until([decode], lambda: time.monotonic() > until)
+    run_until(pair, finished(decode, request))
     assert decode.engine.counters().num_local_fallbacks == 0
     assert decode.seen.tokens[request.request_id] == expected_for(request)
 
@@ -232,9 +232,9 @@ def test_a_prefill_worker_whose_engine_hangs_is_given_up(network):
     at_message(network, "accept", acts, before=False)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until((prefill, decode), lambda: bool(acts))
-    turn_until([decode], finished(decode, request), 2.5)
+    run_until((prefill, decode), lambda: bool(acts))
+    run_until([decode], finished(decode, request), 2.5)
     assert decode.seen.tokens[request.request_id] == expected_for(request)
     assert decode.handover.counters().num_expired_leases == 1
-    turn_until((prefill, decode), idle(prefill, decode))
+    run_until((prefill, decode), idle(prefill, decode))
     prefill.assert_nothing_held()

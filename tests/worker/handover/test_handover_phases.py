@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support.engine.engine_harness import expected_for, make_executor, make_request, prompt_of
-from support.transfer.handover_harness import at_message, falls_back, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import at_message, falls_back, finished, idle, make_node, run_until
 
 from baton.worker.core import FinishReason
 
@@ -23,15 +23,15 @@ def test_a_worker_killed_in_any_phase_leaves_nothing_with_the_other(pair, networ
     at_message(network, phase, acts, lost)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: bool(acts))
+    run_until(pair, lambda: bool(acts))
     killed_at = time.monotonic()
     if victim == "prefill":
         prefill.kill()
-        falls_back(pair, request) if phase != "complete" else turn_until(pair, finished(decode, request))
+        falls_back(pair, request) if phase != "complete" else run_until(pair, finished(decode, request))
         assert decode.seen.tokens[request.request_id] == expected_for(request)
     else:
         decode.kill()
-        turn_until(pair, idle(*pair))
+        run_until(pair, idle(*pair))
         prefill.assert_nothing_held()
     assert time.monotonic() - killed_at < 2
 
@@ -43,7 +43,7 @@ def test_a_stream_cut_in_any_phase_is_a_local_prefill(pair, network, phase):
     at_message(network, phase, acts)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: bool(acts))
+    run_until(pair, lambda: bool(acts))
     network.cut(prefill)
     falls_back(pair, request)
 
@@ -55,11 +55,11 @@ def test_an_abort_in_any_phase_gives_every_block_back(pair, network, phase):
     at_message(network, phase, acts, before=False)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: bool(acts))
+    run_until(pair, lambda: bool(acts))
     decode.engine.abort(request.request_id)
-    turn_until(pair, finished(decode, request))
+    run_until(pair, finished(decode, request))
     assert decode.seen.finishes[request.request_id].reason is FinishReason.ABORT
-    turn_until(pair, idle(*pair), 2)
+    run_until(pair, idle(*pair), 2)
     for node in pair:
         node.assert_nothing_held()
 
@@ -72,20 +72,20 @@ def test_a_worker_frozen_in_any_phase_costs_the_other_its_lease_at_most(pair, ne
     at_message(network, phase, acts, before=False)
     request = make_request(prompt_of(150), 6)
     decode.submit(request, prefill)
-    turn_until(pair, lambda: bool(acts))
+    run_until(pair, lambda: bool(acts))
     frozen = prefill if victim == "prefill" else decode
     frozen.frozen = True
     network.tap = lambda node, kind, payload: None if node is frozen else payload
     if frozen is prefill:
-        turn_until(pair, finished(decode, request), 2.5)
+        run_until(pair, finished(decode, request), 2.5)
         assert decode.seen.tokens[request.request_id] == expected_for(request)
     else:
-        turn_until(pair, lambda: prefill.handover.num_open == 0, 2.5)
+        run_until(pair, lambda: prefill.handover.num_open == 0, 2.5)
     network.tap = lambda node, kind, payload: payload
     frozen.frozen = False
-    turn_until(pair, finished(decode, request))
+    run_until(pair, finished(decode, request))
     assert decode.seen.tokens[request.request_id] == expected_for(request)
-    turn_until(pair, idle(*pair))
+    run_until(pair, idle(*pair))
     for node in pair:
         node.assert_nothing_held()
 
@@ -105,7 +105,7 @@ def test_hundreds_of_aborts_at_random_moments_leave_no_block_behind(network, see
         (live if rng.random() < 0.8 else kept).append((decode, request))
         for _ in range(rng.randrange(4)):
             for node in rng.sample(nodes, len(nodes)):
-                node.turn()
+                node.run_once()
         if index % 25 == 24:
             network.cut(rng.choice(nodes))
         while live and rng.random() < 0.6:
@@ -114,9 +114,9 @@ def test_hundreds_of_aborts_at_random_moments_leave_no_block_behind(network, see
     for owner, victim in live:
         owner.engine.abort(victim.request_id)
     for owner, request in kept:
-        turn_until(nodes, finished(owner, request))
+        run_until(nodes, finished(owner, request))
         assert owner.seen.tokens[request.request_id] == expected_for(request)
-    turn_until(nodes, idle(*nodes), 3)
+    run_until(nodes, idle(*nodes), 3)
     for node in nodes:
         node.assert_nothing_held()
         assert node.handover.num_stranded_blocks() == 0

@@ -6,7 +6,7 @@ import socket
 import time
 
 from support.engine.engine_harness import expected_for, make_executor, make_request, prompt_of
-from support.transfer.handover_harness import falls_back, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import falls_back, finished, idle, make_node, run_until
 
 from baton.v1 import types_pb2
 from baton.worker.handover.settings import HandoverSettings
@@ -19,7 +19,7 @@ def test_an_unreachable_prefill_worker_costs_one_try(pair):
     decode.submit(first, nobody)
     falls_back((decode,), first)
     decode.submit(second, nobody)
-    decode.turn()
+    decode.run_once()
     assert decode.handover.num_open == 0, "asked again at once"
     falls_back((decode,), second)
     assert decode.engine.counters().num_local_fallbacks == 2
@@ -37,7 +37,7 @@ def test_a_peer_with_another_layout_is_named_and_not_asked_again(network, caplog
     assert "num_layers=2" in caplog.text
     assert "num_layers=5" in caplog.text
     decode.submit(second, prefill)
-    decode.turn()
+    decode.run_once()
     assert decode.handover.num_open == 0
     falls_back((prefill, decode), second)
     assert prefill.engine.counters().num_prompt_tokens == 0
@@ -50,11 +50,11 @@ def test_a_full_queue_of_the_prefill_worker_is_a_local_prefill(network):
     requests = [make_request(prompt_of(200, i), 4) for i in range(4)]
     for request in requests:
         decode.submit(request, prefill)
-    turn_until((prefill, decode), finished(decode, *requests))
+    run_until((prefill, decode), finished(decode, *requests))
     for request in requests:
         assert decode.seen.tokens[request.request_id] == expected_for(request)
     assert decode.handover.counters().num_refused_prefills > 0
-    turn_until((prefill, decode), idle(prefill, decode))
+    run_until((prefill, decode), idle(prefill, decode))
     prefill.assert_nothing_held()
 
 
@@ -73,10 +73,10 @@ def test_a_full_pool_here_waits_for_room_and_loses_nothing(network):
     requests = [make_request(prompt_of(100, i), 20) for i in range(6)]
     for request in requests:
         decode.submit(request, prefill)
-    turn_until((prefill, decode), finished(decode, *requests))
+    run_until((prefill, decode), finished(decode, *requests))
     for request in requests:
         assert decode.seen.tokens[request.request_id] == expected_for(request)
-    turn_until((prefill, decode), idle(prefill, decode))
+    run_until((prefill, decode), idle(prefill, decode))
     for node in (prefill, decode):
         node.assert_nothing_held()
 
@@ -89,16 +89,16 @@ def test_no_room_for_long_is_a_local_prefill(network):
     long = make_request(prompt_of(20), 120)
     decode.engine.submit(long)
     for _ in range(90):
-        decode.turn()
+        decode.run_once()
     request = make_request(prompt_of(120, 3), 4)
     decode.submit(request, prefill)
-    decode.turn()
+    decode.run_once()
     deadline = time.monotonic() + 5
     while decode.engine.counters().num_local_fallbacks == 0 and time.monotonic() < deadline:
-        prefill.turn()
-        decode.turn_without_step()
+        prefill.run_once()
+        decode.run_without_step()
     assert decode.engine.counters().num_local_fallbacks == 1
-    turn_until((prefill, decode), finished(decode, long, request))
+    run_until((prefill, decode), finished(decode, long, request))
     assert decode.seen.tokens[request.request_id] == expected_for(request)
 
 
@@ -110,11 +110,11 @@ def test_a_prefill_worker_that_cannot_reach_our_listener_is_not_asked_for_ever(n
     for salt in range(3):
         request = make_request(prompt_of(30, salt), 4)
         decode.submit(request, prefill)
-        decode.turn()
+        decode.run_once()
         assert decode.handover.num_open == 1
         falls_back((prefill, decode), request)
     last = make_request(prompt_of(30, 9), 4)
     decode.submit(last, prefill)
-    decode.turn()
+    decode.run_once()
     assert decode.handover.num_open == 0
     falls_back((prefill, decode), last)

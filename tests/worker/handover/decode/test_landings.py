@@ -7,7 +7,7 @@ import time
 import pytest
 from support.engine.engine_harness import expected_for, make_executor, make_request, prompt_of
 from support.processes.worker_harness import submit
-from support.transfer.handover_harness import Frame, Node, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import Frame, Node, finished, idle, make_node, run_until
 
 from baton.v1 import worker_pb2
 from baton.worker.executors.sim.executor import SimSpeed
@@ -68,7 +68,7 @@ class Link:
         if self._first:
             frames, self._first = self._first, []
             return frames
-        self._prefill.turn()
+        self._prefill.run_once()
         if "end" in self.log and not self._decode.handover.num_open:
             return [(Kind.STOP, 0, b"")]
         frames = list(self._decode.inbox)
@@ -122,7 +122,7 @@ def test_a_hand_over_is_recorded_when_the_request_goes_on(pair):
     records = records_of(decode)
     request = make_request(prompt_of(50), 6)
     decode.submit(request, prefill)
-    turn_until(pair, finished(decode, request))
+    run_until(pair, finished(decode, request))
     (record,) = records
     assert record.num_bytes > 0
     assert record.launched_at is not None
@@ -136,15 +136,15 @@ def test_a_request_that_waits_for_a_row_is_recorded_once_it_has_one(network):
     records = records_of(decode)
     other = make_request(prompt_of(20, 3), 400)
     decode.engine.submit(other)
-    decode.turn()
+    decode.run_once()
     request = make_request(prompt_of(50), 4)
     decode.submit(request, prefill)
-    turn_until([prefill, decode], lambda: decode.handover.counters().num_transfers == 1)
+    run_until([prefill, decode], lambda: decode.handover.counters().num_transfers == 1)
     for _ in range(3):
-        decode.turn()
+        decode.run_once()
     assert not records
     decode.engine.abort(other.request_id)
-    turn_until([prefill, decode], finished(decode, request))
+    run_until([prefill, decode], finished(decode, request))
     (record,) = records
     assert record.launched_at is not None
     assert record.launched_at > record.landed_at
@@ -158,13 +158,13 @@ def test_a_request_that_does_not_go_on_is_recorded_too(pair, how):
     decode.submit(request, prefill)
     if how.startswith("it is"):
         decode.engine.frozen = True  # nothing is launched
-        turn_until(pair, lambda: decode.handover.counters().num_transfers == 1)
+        run_until(pair, lambda: decode.handover.counters().num_transfers == 1)
         assert not records
         decode.engine.abort(request.request_id)
-        decode.turn()
+        decode.run_once()
         decode.engine.frozen = False
-    turn_until(pair, lambda: bool(records))
-    turn_until(pair, idle(*pair))
+    run_until(pair, lambda: bool(records))
+    run_until(pair, idle(*pair))
     (record,) = records
     assert record.launched_at is None
     assert record.num_bytes > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.engine.engine_harness import expected_for, make_executor, make_request, prompt_of
 from support.engine.tiny_models import make_model, prompts
-from support.transfer.handover_harness import Network, Node, finished, idle, make_node, turn_until
+from support.transfer.handover_harness import Network, Node, finished, idle, make_node, run_until
 
 from baton.v1 import worker_pb2
 from baton.worker.config import WorkerConfig
@@ -40,8 +40,8 @@ def hand_over(pair: tuple[Node, Node], *requests: Request) -> None:
     prefill, decode = pair
     for request in requests:
         decode.submit(request, prefill)
-    turn_until(pair, finished(decode, *requests))
-    turn_until(pair, idle(*pair))
+    run_until(pair, finished(decode, *requests))
+    run_until(pair, idle(*pair))
     for node in pair:
         node.assert_nothing_held()
 
@@ -104,7 +104,7 @@ def test_blocks_go_while_the_prompt_is_computed(network, prefill_size, decode_si
         return finished(decode, request)()
 
     decode.submit(request, pair[0])
-    turn_until(pair, done)
+    run_until(pair, done)
     assert early
     assert decode.seen.tokens[request.request_id] == expected_for(request)
 
@@ -115,12 +115,12 @@ def test_a_layout_that_cannot_be_converted_is_refused_by_both_at_once(network, c
     request = make_request(prompt_of(30), 4)
     decode.submit(request, prefill)
     for _ in range(4):  # the hellos cross: nothing is waited for
-        decode.turn()
-        prefill.turn()
+        decode.run_once()
+        prefill.run_once()
     assert decode.handover.num_open == 0
     assert decode.handover.counters().num_mismatches == prefill.handover.counters().num_mismatches == 1
     assert prefill.handover.num_open == 0
-    turn_until((prefill, decode), finished(decode, request))
+    run_until((prefill, decode), finished(decode, request))
     assert decode.seen.tokens[request.request_id] == expected_for(request)
     assert decode.engine.counters().num_local_fallbacks == 1
     assert prefill.engine.counters().num_prompt_tokens == 0
@@ -187,7 +187,7 @@ def test_a_real_model_says_the_same_through_blocks_of_another_size(network, fold
     single = [make_request(prompt, 12) for prompt in asked]
     for request in single:
         alone.engine.submit(request)
-    turn_until((alone,), finished(alone, *single))
+    run_until((alone,), finished(alone, *single))
     said = [decode.seen.tokens[request.request_id] for request in requests]
     assert said == [alone.seen.tokens[request.request_id] for request in single]
     assert decode.handover.counters().num_transfers > 0
@@ -213,8 +213,8 @@ def test_a_real_models_kv_arrives_in_the_receivers_dtype(network, folder, prefil
                 tables[node.name] = node.engine.block_ids(name)
         return finished(decode, request)()
 
-    turn_until(pair, done)
-    turn_until(pair, idle(*pair))
+    run_until(pair, done)
+    run_until(pair, idle(*pair))
     assert decode.handover.counters().num_transfers == 1
     assert len(decode.seen.tokens[request.request_id]) == 6
     sent = tokens_of(prefill.executor._memory.groups[0].tensor, tables["prefill"], 50)
