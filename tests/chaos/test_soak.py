@@ -11,13 +11,13 @@ def soaked(end_bytes, end_pids=(1,)):
     return result
 
 
-def test_growth_is_that_of_services_that_nobody_hurts():
+def test_growth_is_measured_only_in_undisturbed_services():
     assert soaked(104).growths() == {"gateway-0": pytest.approx(0.04)}
     assert all(row.good for row in rows_of(soaked(104), (), 0))
 
 
 @pytest.mark.parametrize("bad", ["failed", "wrong"])
-def test_an_answer_that_is_not_right_is_told(bad):
+def test_a_wrong_answer_is_reported(bad):
     result = soaked(100)
     result.counts[bad] += 1
     first, *others = rows_of(result, (), 0)
@@ -26,7 +26,7 @@ def test_an_answer_that_is_not_right_is_told(bad):
     assert "of 11 requests" in first.what
 
 
-def test_growth_leaks_and_other_problems_are_told():
+def test_growth_leaks_and_other_problems_are_reported():
     assert [row.good for row in rows_of(soaked(106), ("x",), 2)] == [True, False, False, False]
 
 

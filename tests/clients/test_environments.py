@@ -49,7 +49,7 @@ def cache(tmp_path, monkeypatch):
     return environments.cache_folder()
 
 
-def test_an_environment_is_made_once_by_whoever_comes_first(cache):
+def test_concurrent_callers_create_an_environment_once(cache):
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda _: Counted("one", ("a==1",)).made(), range(8)))
     assert len(folders) == 1
@@ -61,7 +61,7 @@ def test_other_packages_are_another_environment(cache):
     assert len(made) == 3
 
 
-def test_a_failure_fails_and_what_is_half_made_is_made_anew(cache):
+def test_a_failed_environment_raises_and_is_created_again(cache):
     broken = Counted("one", ("a==1",), fails=True)
     for _ in range(2):
         with pytest.raises(AssertionError, match="refuses"):

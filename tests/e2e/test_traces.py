@@ -100,7 +100,7 @@ def test_spans_cover_a_requests_whole_time(rig):
           f"{100 - 100 * untold_by_leaves / total:.2f} % in a span without further parts")  # fmt: skip
 
 
-def test_every_service_tells_its_part(rig):
+def test_every_service_exports_its_spans(rig):
     stack, collector = rig
     status, _ = _post(stack, {"prompt": f"alone {_LONG * 4}", "max_tokens": 9}, **{"x-request-id": "parts"})
     assert status == 200
@@ -124,7 +124,7 @@ def test_every_service_tells_its_part(rig):
     assert root.facts["baton.failovers"] == 0
 
 
-def test_what_was_cached_is_told_as_predicted_and_as_found(rig):
+def test_spans_have_predicted_and_found_cached_tokens(rig):
     stack, collector = rig
     body = {"prompt": f"twice {_LONG * 2}", "max_tokens": 2}
     _post(stack, body, **{"x-request-id": "first"})
@@ -184,7 +184,7 @@ def test_grpc_requests_are_traced_too(rig):
     assert root.parent_id == "b7ad6b7169203331"
 
 
-def test_a_failover_is_told_and_leaves_no_gap(rig):
+def test_a_failover_has_a_span_and_leaves_no_gap(rig):
     """Kills a worker: the last test of this file."""
     stack, collector = rig
     body = {"prompt": f"fails over {_LONG}", "max_tokens": 400}

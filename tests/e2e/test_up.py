@@ -221,7 +221,7 @@ def test_a_broken_model_folder_is_named(up, tmp_path, case):
     assert "Traceback" not in one.output
 
 
-def test_it_says_what_it_waits_for(up):
+def test_it_logs_what_it_waits_for(up):
     one = up()
     began = time.monotonic()
     wait_until(lambda: "waiting for " in one.output, "a line of what it waits for", 10)

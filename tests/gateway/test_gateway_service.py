@@ -132,7 +132,7 @@ async def test_the_openai_client_raises_its_own_errors(gateway, client):
         ({"stop": ["x"] * 17}, "stop"),
     ],
 )
-async def test_what_only_the_model_can_tell_is_refused_by_name(client, fields, param):
+async def test_errors_that_depend_on_the_model_name_the_field(client, fields, param):
     with pytest.raises(openai.BadRequestError) as wrong:
         await client.chat.completions.create(model=NAME, messages=MESSAGES, extra_body=fields)
     assert wrong.value.param == param

@@ -112,7 +112,7 @@ async def test_a_grpc_stream_ends_as_unavailable(gateway):
     assert REASON in caught.value.details()
 
 
-async def test_nobody_waits_for_the_time_where_nothing_runs():
+async def test_an_idle_gateway_stops_before_the_drain_timeout():
     async with running(lambda submit: [10, 4], drain_timeout=60.0) as gateway, asyncio.timeout(20):
         gateway.stop.set()
         await gateway.service

@@ -97,7 +97,7 @@ def test_silu_mul_gates_the_second_half() -> None:
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_rope_rotates_pairs_of_halves_and_writes_where_slots_say(normed: bool) -> None:
+def test_rope_rotates_pairs_of_halves_and_writes_to_the_slots(normed: bool) -> None:
     num_q_heads, num_kv_heads, num_tokens = 4, 2, 3
     cache = torch.zeros(6, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM)
     qkv = torch.randn(num_tokens, (num_q_heads + 2 * num_kv_heads) * HEAD_DIM)

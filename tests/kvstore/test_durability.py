@@ -107,7 +107,7 @@ async def test_a_loaded_worker_that_does_not_confirm_is_forgotten(redis_server, 
     await eventually(is_gone, "gone from redis too")
 
 
-async def test_while_redis_is_stopped_everything_goes_on_and_it_is_told_later(
+async def test_while_redis_is_stopped_events_are_buffered_and_written_later(
     redis_server, start_kvstore, connect, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -151,9 +151,7 @@ async def test_a_start_without_redis_serves_and_redis_gets_everything_when_it_is
     await saved(redis_server.url, worker)
 
 
-async def test_a_wiped_redis_is_written_anew_without_any_worker_doing_anything(
-    redis_server, start_kvstore, connect, client
-):
+async def test_a_wiped_redis_is_rewritten_without_the_workers(redis_server, start_kvstore, connect, client):
     kvstore = await start_kvstore(redis_url=redis_server.url)
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1, 2})
@@ -197,7 +195,7 @@ async def test_a_full_redis_is_survived_and_caught_up_with(redis_server, start_k
     assert len(errors_in(caplog)) == 1
 
 
-async def test_a_redis_that_does_not_answer_costs_nobody_a_wait(redis_server, start_kvstore, connect, client, caplog):
+async def test_an_unresponsive_redis_delays_no_client(redis_server, start_kvstore, connect, client, caplog):
     kvstore = await start_kvstore(redis_url=redis_server.url, redis_timeout_ms=200)
     worker = await connect.worker(kvstore)
     await worker.join()
@@ -210,7 +208,7 @@ async def test_a_redis_that_does_not_answer_costs_nobody_a_wait(redis_server, st
     await saved(redis_server.url, worker)
 
 
-async def test_a_redis_that_hangs_costs_nobody_a_wait_and_is_told_when_it_goes_on(
+async def test_a_hung_redis_delays_no_client_and_is_written_when_it_continues(
     redis_server, start_kvstore, connect, caplog
 ):
     kvstore = await start_kvstore(redis_url=redis_server.url, redis_timeout_ms=200)

@@ -141,7 +141,7 @@ def test_tiers_are_kept_apart(index):
     assert index.num_blocks == 1
 
 
-def test_listeners_hear_every_change_in_order(index):
+def test_listeners_get_every_change_in_order(index):
     recorder = Recorder()
     index.listen(recorder)
     index.apply(batch(1, stored(1)))
@@ -158,7 +158,7 @@ def test_listeners_hear_every_change_in_order(index):
     ]  # fmt: skip
 
 
-def test_forgetting_who_is_unknown_tells_nobody():
+def test_forgetting_an_unknown_worker_notifies_no_listener():
     index, recorder = Index(), Recorder()
     index.listen(recorder)
     assert not index.forget("nobody")
@@ -186,7 +186,7 @@ def numbered(sequence, event):
     st.sets(st.integers(0, 2**128 - 1), max_size=50),
     st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from([5, 6, 5 + 2**64, 7 + 2**70]), max_size=4))),
 )
-def test_a_base_and_its_log_and_the_fold_of_both_say_the_same(device, host, changes):
+def test_a_base_with_its_log_equals_the_folded_base(device, host, changes):
     parts = [part(9, *device, epoch=3, last=False), part(9, *host, epoch=3, tier=HOST, first=False)]
     log = [numbered(10 + n, (stored if kind else removed)(*some)) for n, (kind, some) in enumerate(changes)]
     worker = restore(parts, log)

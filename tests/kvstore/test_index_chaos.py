@@ -113,7 +113,7 @@ async def nodes(redis_server, tmp_path):
 @pytest.mark.parametrize(
     "fault", [kill_and_restart, hang, hang_redis, restart_redis, wipe_redis, fill_redis], ids=lambda one: one.__name__
 )
-async def test_the_router_says_nothing_untrue_soon_after_a_fault_and_everything_in_the_end(nodes, redis_server, fault):
+async def test_the_routers_index_is_correct_soon_after_a_fault_and_complete_in_the_end(nodes, redis_server, fault):
     draw = random.Random(fault.__name__)
     addresses = [node.address for node in nodes]
     workers = [Roamer(f"w{number}", addresses) for number in range(NUM_WORKERS)]

@@ -18,7 +18,7 @@ async def test_a_new_worker_is_asked_for_a_snapshot_and_then_acknowledged(start_
     assert (await worker.remove(1)).acknowledged_sequence == 2
 
 
-async def test_a_router_that_was_there_before_hears_the_snapshot_and_every_delta(start_kvstore, connect):
+async def test_a_router_that_connected_earlier_gets_the_snapshot_and_every_delta(start_kvstore, connect):
     kvstore = await start_kvstore()
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1, 2}, sequence=4)
@@ -285,7 +285,7 @@ async def test_malformed_hashes_end_the_stream_and_drop_the_worker(start_kvstore
     await eventually(lambda: replica.held() is None, "dropped")
 
 
-async def test_watchers_hear_four_heartbeats_a_second(start_kvstore, connect):
+async def test_watchers_get_four_heartbeats_a_second(start_kvstore, connect):
     replica = await connect.replica(await start_kvstore())
     await eventually(lambda: replica.num_heartbeats >= 8, "eight heartbeats")
 

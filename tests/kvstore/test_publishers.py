@@ -10,7 +10,7 @@ def publishers():
     return Publishers()
 
 
-def test_the_higher_term_wins_whoever_claims_it(publishers):
+def test_the_higher_term_wins_for_any_replica(publishers):
     here, there = Publisher(5), Publisher(7, "other")
     assert publishers.claim("w", here)
     assert publishers.is_own("w")

@@ -71,7 +71,7 @@ async def test_replicas_find_each_other_through_a_cluster(cluster, start_kvstore
     await eventually(lambda: reader.held() == {1}, "through the first", 10)
 
 
-async def test_a_master_that_lost_everything_is_written_anew(cluster, start_kvstore, connect):
+async def test_a_master_that_lost_everything_is_rewritten(cluster, start_kvstore, connect):
     kvstore = await start_kvstore(redis_url=cluster.url)
     workers = [await connect.worker(kvstore, worker_id=f"w{n}", blocks={n}) for n in range(9)]
     for worker in workers:

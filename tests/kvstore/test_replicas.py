@@ -32,7 +32,7 @@ async def pair(redis_server, start_kvstore, connect):
     return replicas
 
 
-async def test_every_replica_tells_of_every_worker(pair, connect):
+async def test_every_replica_serves_every_worker(pair, connect):
     first, second = pair
     here = await connect.worker(first, worker_id="w1", blocks={1})
     there = await connect.worker(second, worker_id="w2", blocks={2})
@@ -85,7 +85,7 @@ async def test_of_two_streams_at_two_replicas_the_newer_one_wins(pair, connect):
     await eventually(lambda: reader.held() == {1, 5}, "the first takes it from the second")
 
 
-async def test_nobody_forgets_another_replicas_workers(redis_server, pair, start_kvstore, connect):
+async def test_no_replica_drops_another_replicas_workers(redis_server, pair, start_kvstore, connect):
     first, second = pair
     worker = await connect.worker(first, blocks={1})
     await worker.join()
@@ -131,7 +131,7 @@ async def test_replicas_go_on_telling_each_other_without_redis(redis_server, pai
     await eventually(lambda: reader.held() == {1, 2}, "through the first")
 
 
-async def test_a_reader_of_a_replica_hears_only_who_publishes_there(pair, connect):
+async def test_a_reader_of_a_replica_gets_only_its_own_publishers(pair, connect):
     first, second = pair
     here = await connect.worker(first, worker_id="w1", blocks={1})
     there = await connect.worker(second, worker_id="w2", blocks={2})

@@ -50,7 +50,7 @@ def test_there_are_contracts():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_file_lies_where_its_package_says(file):
+def test_a_files_folder_matches_its_package(file):
     assert file.package == "baton.v1"
     assert file.name == f"baton/v1/{Path(file.name).name}"
     assert re.fullmatch(r"[a-z][a-z0-9_]*\.proto", Path(file.name).name)
@@ -123,7 +123,7 @@ def test_durations_name_their_unit():
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
-def test_every_service_and_method_says_what_it_is(source):
+def test_every_service_and_method_has_a_comment(source):
     lines = (FOLDER / source).read_text(encoding="utf-8").splitlines()
     for above, line in itertools.pairwise(lines):
         if re.match(r"\s*(service|rpc) ", line):

@@ -73,7 +73,7 @@ def test_a_placement_counts_there_until_it_ends():
     assert other.in_flight.tenants == {}
 
 
-def test_an_end_that_is_told_before_the_placement_counts():
+def test_an_end_that_arrives_before_the_placement_counts():
     one, again = Half(1), Half(2)
     one.place(7)
     again.in_flight.end(7)
@@ -84,7 +84,7 @@ def test_an_end_that_is_told_before_the_placement_counts():
     assert requests(again) == 0
 
 
-def test_an_end_that_was_missed_is_told_to_who_comes_back():
+def test_a_missed_end_is_sent_to_a_returning_peer():
     one, other = Half(1), Half(2)
     one.place(7)
     one.place(8)
@@ -110,7 +110,7 @@ def test_a_router_that_was_cut_off_keeps_what_still_runs():
     assert requests(other) == 1
 
 
-def test_its_age_is_told_so_that_it_settles_when_it_does_here():
+def test_a_placements_age_is_sent_so_that_it_settles_at_the_same_time():
     one, other = Half(1), Half(2)
     one.place(7)
     one.clock.now += 0.2
@@ -188,14 +188,14 @@ def test_a_snapshot_of_many_comes_in_parts():
     assert requests(other) == 600
 
 
-def test_a_reader_that_lags_far_is_told_to_begin_anew():
+def test_a_far_lagging_reader_must_restart():
     one = Half(1)
     for number in range(20_001):
         one.news.on_ended(number)
     assert one.reader.lags
 
 
-def test_a_long_prompt_is_told_in_part_and_still_recognised():
+def test_a_long_prompt_is_sent_in_part_and_still_recognised():
     one, other = Half(1), Half(2)
     one.place(7, *range(1000))
     one.send(other)
@@ -205,7 +205,7 @@ def test_a_long_prompt_is_told_in_part_and_still_recognised():
     assert 480 <= part <= 500
 
 
-def test_a_worker_that_a_gateway_lost_is_suspected_everywhere_until_it_tells_its_state():
+def test_a_worker_lost_by_a_gateway_is_suspected_by_all_routers_until_its_next_state():
     one, other = Half(1), Half(2)
     other.fleet.add("w")
     other.fleet.update("w", state("w", epoch=5))
@@ -268,7 +268,7 @@ async def test_replicas_share_placements_and_ends(world, two_routers):
     await until_in_flight(one, 0)
 
 
-async def test_an_end_reaches_a_replica_that_did_not_hear_the_other(world, unsettled):
+async def test_an_end_reaches_a_replica_that_missed_the_other(world, unsettled):
     worker = await world.worker(state("w1"))
     addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]
     with contextlib.closing(ByteProxy(("127.0.0.1", int(addresses[1].rpartition(":")[2])))) as way:
@@ -329,7 +329,7 @@ async def test_a_cordon_holds_on_every_replica_and_after_a_restart(world, two_ro
     await eventually(lambda: told(again), "cordoned after a restart")
 
 
-async def test_a_restarted_replica_knows_what_is_in_flight(world, two_routers):
+async def test_a_restarted_replica_gets_the_placements_in_flight(world, two_routers):
     worker = await world.worker(state("w1"))
     one, other = await two_routers(worker)
     await until_peers_hear(one, other)

@@ -124,7 +124,7 @@ async def test_a_worker_that_the_kvstore_forgets_has_no_entries(world):
     await router.until_indexed(w1=0)
 
 
-async def test_a_restarted_router_knows_everything_within_a_second(world):
+async def test_a_restarted_router_is_complete_within_a_second(world):
     worker = await world.worker(state("w1"))
     kvstore = await world.kvstore()
     await world.publisher(kvstore, "w1", blocks=set(range(20_000)))
@@ -153,7 +153,7 @@ async def test_a_burst_of_64_with_one_prefix_spreads_and_shares(world):
     assert all(entry.num_in_flight == 0 for entry in (await router.workers()).values())
 
 
-async def test_a_mismatched_pair_is_not_made_and_is_told(world):
+async def test_a_mismatched_pair_is_not_used_and_is_reported(world):
     decode = await world.worker(state("d", DECODE, num_running=60))
     prefill = await world.worker(state("p", PREFILL, digest=b"x" * 16))
     router = await world.router(decode, prefill)
@@ -163,7 +163,7 @@ async def test_a_mismatched_pair_is_not_made_and_is_told(world):
     assert (b"d" * 16).hex() in problem
 
 
-async def test_models_are_told_at_once_and_at_every_change(world):
+async def test_models_are_sent_at_once_and_at_every_change(world):
     worker = await world.worker(state("w1"))
     router = await world.router(worker)
     call, models = await first_models(router)
@@ -206,7 +206,7 @@ async def test_errors_have_their_status_and_no_worker_listening_is_no_hang(world
     assert "UNAVAILABLE" in entry.problem
 
 
-async def test_tells_its_health_its_methods_and_the_details_of_an_error(world):
+async def test_it_serves_health_reflection_and_error_details(world):
     router = await world.router("127.0.0.1:1")
     async with open_channel(router.address) as channel:
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)

@@ -23,7 +23,7 @@ def test_a_chain_is_the_published_one(vector):
     assert hashes.hex() == "".join(vector["block_hashes"])
 
 
-def test_the_vectors_tell_apart_whatever_must_not_share_blocks():
+def test_the_vectors_distinguish_inputs_that_must_not_share_blocks():
     namespaces = [vector["namespace"] for vector in VECTORS["namespaces"]]
     assert len(set(namespaces)) == len(namespaces)
 

@@ -104,7 +104,7 @@ async def test_large_requests_of_fewer_are_served(channel):
         assert list(inference_pb2.TokenizeResponse.FromString(answer).token_ids) == expected
 
 
-async def test_a_large_request_that_cannot_be_decoded_says_so(channel):
+async def test_a_large_request_that_cannot_be_decoded_is_an_error(channel):
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await channel.unary_unary(METHOD)(b"\x0a\xff" + b"\xff" * 100_000, timeout=5)
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT

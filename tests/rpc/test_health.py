@@ -26,7 +26,7 @@ def ends(request, tmp_path):
     return tls_of(folder, ROUTER), dial_as(folder, OPERATOR, ROUTER)
 
 
-async def test_a_watcher_hears_of_every_change(ends):
+async def test_a_watcher_gets_every_change(ends):
     tls, dial = ends
     async with RpcServer("127.0.0.1:0", [], 0, tls=tls) as server, dial(f"127.0.0.1:{server.port}") as channel:
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -39,7 +39,7 @@ async def test_a_watcher_hears_of_every_change(ends):
         call.cancel()
 
 
-async def test_readiness_is_told_over_what_the_server_speaks(ends):
+async def test_readiness_is_checked_with_the_servers_protocol(ends):
     tls, dial = ends
     async with RpcServer("127.0.0.1:0", [], 0, tls=tls) as server:
         address = f"127.0.0.1:{server.port}"

@@ -58,7 +58,7 @@ def test_every_file_of_the_contract_is_looked_at():
     assert found == {module.__name__.rpartition(".")[2] for module in CONTRACT}
 
 
-def test_only_services_are_accepted_and_somebody_is_everywhere():
+def test_every_method_accepts_some_service_and_only_services():
     for method, accepted in ACCEPTED.items():
         assert accepted, method
         assert accepted is ANYBODY or accepted <= set(SERVICES), method
@@ -68,14 +68,14 @@ def test_only_clients_methods_are_for_anybody():
     assert {method for method, accepted in ACCEPTED.items() if accepted is ANYBODY} == methods_of(inference_pb2)
 
 
-def test_an_unknown_method_is_for_nobody():
+def test_an_unknown_method_accepts_no_client():
     assert accepted_by("/baton.v1.WorkerService/Whatever") == frozenset()
     context = {"peer_uri": [b"spiffe://baton/dev/operator/me"]}
     assert refusal(context, "dev", accepted_by("/x.Y/Z")).endswith("accepted: nobody")
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_identity_is_what_its_uri_says(service):
+def test_an_identity_is_that_of_its_uri(service):
     identity = Identity("north-1", service, "Pod_7.a")
     assert identity_of(["https://elsewhere", identity.uri]) == identity
     assert identity.host_name == f"{service}.north-1.baton.internal"
@@ -110,7 +110,7 @@ def test_an_identity_with_a_wrong_part_is_an_error(parts):
         Identity(*parts)
 
 
-def test_a_refusal_names_who_came_and_who_may():
+def test_a_refusal_names_the_peer_and_the_accepted_services():
     context = {"peer_uri": [b"spiffe://baton/dev/worker/w-3"]}
     assert refusal(context, "dev", frozenset({"router", "kvstore"})) == (
         "the certificate shown is of spiffe://baton/dev/worker/w-3; "

@@ -117,7 +117,7 @@ def test_an_operator_of_another_fleet_with_the_same_ca_is_refused(endpoint, cert
     assert tls.refusals == {"/metrics": 1}
 
 
-def test_clients_that_stall_their_handshake_hold_nobody_up(endpoint, certificates):
+def test_stalled_handshakes_delay_no_other_client(endpoint, certificates):
     address, _ = endpoint
     host, port = address.split(":")
     stalled = [socket.create_connection((host, int(port)), timeout=10) for _ in range(16)]

@@ -86,12 +86,12 @@ def test_a_file_with_something_else_in_it_is_named(folder, name, content):
     assert str(path) in problem_of(folder).message
 
 
-def test_a_key_of_another_certificate_is_told(folder, good):
+def test_a_key_of_another_certificate_is_reported(folder, good):
     (folder / "worker.key").write_bytes((good / "router.key").read_bytes())
     assert "key values mismatch" in problem_of(folder).message
 
 
-def test_a_certificate_of_another_ca_is_told(folder, other):
+def test_a_certificate_of_another_ca_is_reported(folder, other):
     replace_files(folder, other, "worker")
     problem = problem_of(folder)
     assert f"checked against tls_ca={folder / 'ca.crt'}" in problem.message
@@ -101,7 +101,7 @@ def test_a_certificate_of_another_ca_is_told(folder, other):
 @pytest.mark.parametrize(
     ("when", "told"), [(EXPIRED, "certificate has expired"), (NOT_YET, "certificate is not yet valid")]
 )
-def test_a_certificate_out_of_its_time_is_told_with_the_clock(good, tmp_path, when, told):
+def test_a_certificate_outside_its_validity_is_reported_with_the_clock(good, tmp_path, when, told):
     folder = make_certs(tmp_path / "made", good, **when)
     assert told in problem_of(folder).message
     assert " UTC: " in problem_of(folder).message
@@ -110,14 +110,14 @@ def test_a_certificate_out_of_its_time_is_told_with_the_clock(good, tmp_path, wh
         EdgeTls(TlsFiles(edge.certificate, edge.key, prefix="rest_tls"))
 
 
-def test_a_certificate_of_another_service_is_told(folder, good):
+def test_a_certificate_of_another_service_is_reported(folder, good):
     for name in ("crt", "key"):
         (folder / f"worker.{name}").write_bytes((good / f"router.{name}").read_bytes())
     problem = problem_of(folder).message
     assert "it is spiffe://baton/dev/router/default; here it must be that of a worker" in problem
 
 
-def test_a_certificate_without_an_identity_is_told(folder):
+def test_a_certificate_without_an_identity_is_reported(folder):
     files = files_of(folder, "edge")
     with pytest.raises(InvalidRequest) as caught:
         Tls(files, "worker")
@@ -125,7 +125,7 @@ def test_a_certificate_without_an_identity_is_told(folder):
     assert "unsuitable certificate purpose" in caught.value.message or "URI" in caught.value.message
 
 
-def test_a_certificate_without_the_services_dns_name_is_told(folder, good):
+def test_a_certificate_without_the_services_dns_name_is_reported(folder, good):
     authority = load_authority((good / "ca.crt").read_bytes(), (good / "ca.key").read_bytes())
     names = [x509.UniformResourceIdentifier("spiffe://baton/dev/worker/0"), x509.DNSName("worker.example.com")]
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -135,7 +135,7 @@ def test_a_certificate_without_the_services_dns_name_is_told(folder, good):
     assert "it lacks the DNS name worker.dev.baton.internal" in problem_of(folder).message
 
 
-def test_a_key_with_a_passphrase_is_told_and_not_asked_for(folder):
+def test_a_key_with_a_passphrase_is_reported_without_a_prompt(folder):
     words = ["openssl", "pkcs8", "-topk8", "-passout", "pass:secret", "-in", str(folder / "worker.key")]
     try:
         encrypted = subprocess.run(words, capture_output=True, check=True).stdout

@@ -197,7 +197,7 @@ def sent_over_grpc(rig: Rig) -> None:
                     list(stub.Generate(request, metadata=metadata, timeout=60))
 
 
-def test_nothing_that_is_told_holds_a_prompt_a_key_or_an_output(rig: Rig):
+def test_no_log_metric_or_trace_has_a_prompt_a_key_or_an_output(rig: Rig):
     sent_well(rig)
     sent_badly(rig)
     sent_over_grpc(rig)

@@ -58,7 +58,7 @@ def test_a_good_file_has_no_problem():
         (text_of(ALL, *GOOD) + "./a.whl\n", "is no pinned package"),
     ],
 )
-def test_a_wrong_file_is_told(text: str, problem: str):
+def test_a_wrong_file_is_reported(text: str, problem: str):
     assert any(problem in found for found in lock.problems_of(PROJECT, ALL, text))
 
 

@@ -34,7 +34,7 @@ def catalog() -> ModelCatalog:
     return catalog
 
 
-def test_a_text_that_another_owner_sent_is_encoded_anew():
+def test_a_text_of_another_owner_is_encoded_again():
     encoded: list[str] = []
 
     def encode(text: str) -> list[int]:
@@ -52,7 +52,7 @@ def test_a_text_that_another_owner_sent_is_encoded_anew():
     assert counts[1] == counts[3] == 1  # the end of a text is not kept
 
 
-def test_what_is_kept_stays_within_its_bytes_whoever_owns_it():
+def test_the_cache_stays_within_its_bytes_over_all_owners():
     segments = SegmentEncoder(lambda text: [1] * len(text), 100_000)
     for number in range(50):
         segments.encode(long_text(), f"owner {number}")
@@ -87,7 +87,7 @@ async def test_a_model_encodes_a_text_once_for_each_tenant(catalog, monkeypatch,
     assert len(encoded) == (2 * num_pieces + 1 if shares else 3 * num_pieces)
 
 
-def test_a_tenants_view_of_a_model_knows_what_workers_told(catalog):
+def test_a_tenants_view_of_a_model_has_the_workers_properties(catalog):
     model = allowed_model(catalog, Identity(Tenant("a")), "")
     assert model.require_info() == INFO
     assert model.name == catalog.get("").name
@@ -103,7 +103,7 @@ def test_the_hashes_of_one_namespace_are_not_found_by_another():
     assert len(hashes) == 2 * kept
 
 
-def test_a_constraint_that_another_owner_sent_is_compiled_anew():
+def test_a_constraint_of_another_owner_is_compiled_again():
     spec = ModelSpec(bytes(16), 4096, 2048, (2,))
     compiler = Compiler(load_vocabulary(Path(SAMPLE), spec))
     schema = Constraint(ConstraintForm.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}')

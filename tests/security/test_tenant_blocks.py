@@ -41,7 +41,7 @@ def test_two_tenants_have_no_hash_in_common_whatever_their_names_and_salts(one, 
 
 
 @given(TENANTS, WORDS)
-def test_nobody_in_particular_shares_with_no_tenant(tenant, salt):
+def test_hashes_without_tenant_and_salt_differ_from_all_others(tenant, salt):
     assert not hashes_of(tenant, salt) & hashes_of(Tenant(), "")
     assert not hashes_of(tenant, "") & hashes_of(Tenant(), salt)
 

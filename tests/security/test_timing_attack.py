@@ -38,7 +38,7 @@ def test_tenants_that_the_operator_gave_one_salt_share(tmp_path: Path):
     assert auc(samples, ATTACKER, lambda one: -one.cached_tokens).value == 1.0
 
 
-def test_auc_counts_who_is_smaller():
+def test_auc_counts_smaller_values():
     def made(sent: bool, *seconds: float) -> list[Sample]:
         return [Sample("t", sent, one, 0, 0) for one in seconds]
 

@@ -112,6 +112,6 @@ def test_bench_lists_and_runs_the_programs_of_a_folder(tmp_path, capfd):
     assert "there are laps" in capfd.readouterr().err
 
 
-def test_bench_says_where_it_looked_when_there_are_none(tmp_path, capsys):
+def test_bench_prints_where_it_looked_when_there_are_none(tmp_path, capsys):
     assert bench.main([], tmp_path) == 1
     assert str(tmp_path) in capsys.readouterr().err

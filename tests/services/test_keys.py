@@ -108,7 +108,7 @@ def test_a_key_is_made_listed_and_revoked(place, capsys):
         (["list", "--colour"], "unknown argument"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(words, problem, tmp_path, capsys):
+def test_errors_are_reported_and_nothing_is_written(words, problem, tmp_path, capsys):
     path = tmp_path / "keys.toml"
     extra = [] if words[0] == "destroy" else ["--api-keys", str(path)]
     assert run(*words, *extra) == 2
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(words, problem, tmp_path, 
     assert not path.exists()
 
 
-def test_redis_away_is_said(free_port, capsys):
+def test_an_unreachable_redis_is_reported(free_port, capsys):
     assert run("list", "--api-keys", "redis", "--redis-url", f"redis://127.0.0.1:{free_port}/0") == 1
     assert "cannot read API keys from Redis" in capsys.readouterr().err
     assert run("list", "--api-keys", "redis") == 2

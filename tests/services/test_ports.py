@@ -11,7 +11,7 @@ def test_free_ports_are_different_and_free():
     assert all(ports.why_unusable(f"127.0.0.1:{port}") is None for port in found)
 
 
-def test_what_somebody_else_was_promised_is_left_out():
+def test_reserved_ports_are_left_out():
     left = range(15000, 15010)
     found = ports.free_ports(5, besides=set(range(15000, 20000)) - set(left))
     assert len(set(found)) == 5
@@ -24,7 +24,7 @@ def test_a_port_that_is_listened_on_is_named_as_in_use():
 
 
 @pytest.mark.parametrize("address", ["", "8000", "localhost:", ":8000", "localhost:http", "localhost:70000"])
-def test_what_is_no_address_is_said_to_be_none(address):
+def test_invalid_addresses_are_reported(address):
     assert "is not host:port" in (ports.why_unusable(address) or "")
 
 

@@ -44,7 +44,7 @@ def test_an_eviction_on_its_way_is_no_fault():
     assert met.problems == []
 
 
-def test_an_eviction_that_is_told_late_is_found_out(monkeypatch):
+def test_a_late_eviction_event_is_detected(monkeypatch):
     monkeypatch.setattr(watch, "_GATHER_SECONDS", 0.03)
     problems = (problem for one in map(run_chaos, range(20, 80)) for problem in one.problems)
     assert "is believed, in steady times" in next(problems)
@@ -71,7 +71,7 @@ def test_chaos_replays_from_its_seed_in_any_process():
     assert first == run("7", "2")
 
 
-def test_an_index_that_hears_nothing_is_found_out(monkeypatch):
+def test_an_index_without_events_is_detected(monkeypatch):
     """The checker itself: a router whose index takes no removals believes in phantoms."""
     from baton.router.index.prefix_index import PrefixIndex
 

@@ -19,7 +19,7 @@ def test_a_peer_serves_every_request_and_replays(name):
 
 
 @pytest.mark.parametrize("name", DISAGGREGATION)
-def test_a_threshold_hands_over_what_it_says(name):
+def test_requests_above_the_threshold_are_handed_over(name):
     simulation = run("poisson", factory=policy_factory(DISAGGREGATION[name]), roles=("prefill", "decode", "decode"))
     least = {"always": 0, "never": 1 << 62, "256": 256, "2048_and_0.7": 2048}[name]
     for record in simulation.gateway.records:

@@ -54,6 +54,6 @@ def test_coroutines_and_events_share_one_clock(timeline):
     assert seen == [("event", pytest.approx(1.0)), ("slept", 1.5)]
 
 
-def test_a_wait_that_nobody_ends_is_an_error(timeline):
+def test_an_endless_wait_is_an_error(timeline):
     with pytest.raises(RuntimeError, match="nothing is left to happen"):
         timeline.loop.run_until_complete(timeline.loop.create_future())

@@ -40,7 +40,7 @@ def begin(link, server):
 
 
 @pytest.mark.parametrize("end", [Link.heal, Link.cut])
-def test_a_server_hears_that_its_client_gave_up_when_a_stalled_link_heals_or_is_cut(timeline, server, end):
+def test_a_server_is_notified_of_a_cancelled_call_when_a_stalled_link_heals_or_is_cut(timeline, server, end):
     async def scenario():
         link = Link()
         call = begin(link, server)

@@ -204,7 +204,7 @@ def test_a_fleet_moves_to_another_namespace_whole(overlay):
     assert not re.search(r"[.=/]baton(?![\w-])(?!/)", yaml.safe_dump([one.get("spec") for one in moved]))
 
 
-def test_production_speaks_tls_only_and_knows_its_clients():
+def test_production_requires_tls_and_client_certificates():
     for workload in services("production"):
         config = _config_of(workload).service
         assert config.tls is not None

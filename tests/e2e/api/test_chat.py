@@ -53,7 +53,7 @@ def test_a_prompt_that_was_asked_before_is_found_in_the_cache(tandem_stack):
     assert again["prompt_tokens_details"]["cached_tokens"] >= again["prompt_tokens"] - 17
 
 
-def test_a_stream_says_what_the_whole_answer_says(tandem_stack, answer):
+def test_a_stream_has_the_text_of_the_whole_answer(tandem_stack, answer):
     body = {"model": MODEL_NAME, "messages": MESSAGES, "temperature": 0, "max_tokens": 80}
     chunks = list(tandem_stack.stream("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}))
     text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])

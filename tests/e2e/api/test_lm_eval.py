@@ -70,7 +70,7 @@ def samples(tandem_stack, tmp_path_factory):
 
 
 @pytest.mark.timeout(400)
-def test_what_the_model_would_say_is_likelier_than_noise(samples):
+def test_the_models_own_text_is_likelier_than_noise(samples):
     answers = samples["stories_choice"]
     assert len(answers) == 3
     for answer in answers:
@@ -81,7 +81,7 @@ def test_what_the_model_would_say_is_likelier_than_noise(samples):
         assert answer["acc"] == 1.0
 
 
-def test_generations_stop_where_the_task_says(samples):
+def test_generations_stop_at_the_tasks_stop_strings(samples):
     for answer in samples["stories_text"]:
         (text,) = answer["filtered_resps"]
         assert "." not in text, answer

@@ -59,7 +59,7 @@ def test_it_chooses_the_tool_and_fills_in_the_arguments(tandem_stack, text, name
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (name, arguments)
 
 
-def test_it_tells_a_story_although_there_are_tools(tandem_stack):
+def test_it_writes_a_story_although_tools_are_given(tandem_stack):
     message = ask(tandem_stack, STORY, tools=[ADD, WEATHER])["message"]
     assert not message.get("tool_calls")
     assert len(message["content"].split()) > 30
@@ -70,7 +70,7 @@ def test_it_answers_in_json_on_request(tandem_stack):
     assert json.loads(ask(tandem_stack, asked)["message"]["content"]) == {"age": 7, "colour": "brown"}
 
 
-def test_it_reasons_where_the_request_says_so(tandem_stack):
+def test_it_reasons_if_the_request_enables_it(tandem_stack):
     thinking = ask(tandem_stack, STORY, chat_template_kwargs={"enable_thinking": True})["message"]
     assert "story" in thinking["reasoning_content"]
     assert len(thinking["content"].split()) > 30
@@ -79,7 +79,7 @@ def test_it_reasons_where_the_request_says_so(tandem_stack):
     assert not plain.get("reasoning_content")
 
 
-def test_it_remembers_what_it_was_told(tandem_stack):
+def test_it_uses_facts_from_earlier_turns(tandem_stack):
     messages = [
         {"role": "user", "content": "Hello, my name is Clara."},
         {"role": "assistant", "content": "I will remember that."},

@@ -63,7 +63,7 @@ def test_a_stream_in_sum_is_what_the_document_is(client):
     check(whole)
 
 
-def test_an_object_is_all_that_json_object_says(client):
+def test_json_object_output_is_one_object(client):
     extra = {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}
     for fields in ({"response_format": {"type": "json_object"}}, {"extra_body": extra}):
         answer = ask(client, max_tokens=600, temperature=0.7, **fields).choices[0]
@@ -119,7 +119,7 @@ def test_what_no_worker_can_compile_is_the_clients_error(client, fields, param, 
     assert caught.value.message.count(param) >= 1
 
 
-def test_bad_grammars_disturb_nobody(client):
+def test_bad_grammars_do_not_affect_other_requests(client):
     expected = ask(client, temperature=0, max_tokens=64).choices[0].message.content
     failures = []
 

@@ -117,7 +117,7 @@ def test_what_is_public_needs_no_key(client):
     ],
     ids=["none", *WRONG_KEYS, "expired", "revoked"],
 )
-def test_without_a_good_key_the_client_is_told_in_openais_form(client, access, key, says):
+def test_an_invalid_key_is_an_error_in_openais_format(client, access, key, says):
     headers = {"authorization": f"Bearer {access.keys.get(key, key)}"} if key else {}
     answer = client.post("/v1/chat/completions", json=chat(), headers={**headers, "x-request-id": "denied-1"})
     assert answer.status_code == 401
@@ -129,7 +129,7 @@ def test_without_a_good_key_the_client_is_told_in_openais_form(client, access, k
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
 
 
-def test_without_a_good_key_the_client_is_told_in_anthropics_form(client):
+def test_an_invalid_key_is_an_error_in_anthropics_format(client):
     answer = client.post("/v1/messages", json={}, headers={"x-api-key": "sk-ant-whatever", "x-request-id": "denied-2"})
     assert answer.status_code == 401
     assert answer.headers["request-id"] == "denied-2"
@@ -152,14 +152,14 @@ def test_a_key_that_is_revoked_ends_being_good(client, access):
     wait_until(lambda: client.get("/v1/models", headers=headers).status_code == 401, "the key is refused", 20)
 
 
-def test_routes_for_operators_want_their_scope(client, access):
+def test_operator_routes_require_their_scope(client, access):
     refused = client.get("/metrics", headers=access.headers("good"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
     assert "baton_gateway" in client.get("/metrics", headers=access.headers("metrics")).text
     assert client.post("/v1/chat/completions", json=chat(), headers=access.headers("metrics")).status_code == 403
 
 
-def test_a_limit_is_told_before_the_body_and_nothing_counts_twice(client, front, access):
+def test_a_limit_is_reported_before_the_body_and_counts_once(client, front, access):
     headers = access.headers("limited")
     for _ in range(2):
         assert client.post("/v1/chat/completions", json=chat(), headers=headers).status_code == 200
@@ -187,7 +187,7 @@ def test_a_page_of_a_named_origin_may_read_what_envoy_refuses_it(client):
         assert answer.headers.get("access-control-allow-origin") == told
 
 
-async def test_a_grpc_client_over_its_limit_is_told_when_to_retry(stub, access):
+async def test_a_grpc_client_over_its_limit_gets_a_retry_delay(stub, access):
     for _ in range(2):
         assert [one async for one in stub.Generate(generate(), metadata=metadata(access, "limited_grpc"))]
     call = stub.Generate(generate(), metadata=metadata(access, "limited_grpc"))
@@ -241,7 +241,7 @@ def test_grpc_web_passes(client, access):
     assert b"grpc-status:0" in answer.content.replace(b" ", b"")
 
 
-def test_the_access_log_tells_whose_request_it_was_and_no_key(client, front, access):
+def test_the_access_log_has_the_tenant_and_no_key(client, front, access):
     headers = {**access.headers("good"), "x-request-id": "logged-1", "x-baton-tenant": "somebody-else"}
     assert client.get("/v1/models?api-version=secret-in-a-query", headers=headers).status_code == 200
     line = front.logged("logged-1")
@@ -307,7 +307,7 @@ def keep_asking(front, access, stop, statuses):
             stop.wait(0.05)
 
 
-def test_while_its_gateway_restarts_clients_are_told_quickly_and_then_served(fleet, front, access):
+def test_during_a_gateways_restart_clients_fail_fast_and_are_then_served(fleet, front, access):
     gateway = fleet.stack["gateway"]
     assert gateway.stop() == 0
     with http_client(front, access) as client:

@@ -73,7 +73,7 @@ def test_both_hold_a_tenant_to_one_limit(front):
     assert min(front.asked.values()) > 0, front.asked
 
 
-def test_a_gateway_that_nobody_found_dead_yet_costs_no_answer(front, tmp_path):
+def test_an_undetected_dead_gateway_loses_no_answer(front, tmp_path):
     def with_a_dead_one(given: int | tuple[int, ...]) -> tuple[int, ...]:
         return (given[0] if isinstance(given, tuple) else given, *ports.free_ports(1))
 

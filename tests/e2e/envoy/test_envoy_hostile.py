@@ -95,7 +95,7 @@ def request(path, *headers, key="", method="GET"):
     return (f"{method} {path} HTTP/1.1", "host: localhost", *authorization, *headers)
 
 
-def test_nobody_says_who_he_is(sent, access, recorder):
+def test_clients_cannot_set_identity_headers(sent, access, recorder):
     fakes = ("x-baton-tenant: other", "X-Baton-Tenant: other", "x-baton-key-id: zzzzzzzzzz", "x-baton-whatever: 1")
     assert sent(*request("/v1/models", *fakes, "x-tenant: other", key=access.keys["good"])) == 200
     assert recorder.values("x-baton-tenant") == ["acme"]
@@ -103,7 +103,7 @@ def test_nobody_says_who_he_is(sent, access, recorder):
     assert "x-baton-whatever" not in recorder.names()
 
 
-def test_what_is_public_passes_as_nobody(sent, recorder):
+def test_public_routes_pass_without_an_identity(sent, recorder):
     assert sent(*request("/health", "x-baton-tenant: other", "connection: x-baton-key-id", "x-baton-key-id: 1")) == 200
     assert seen(recorder) == ["/health"]
     assert not [name for name in recorder.names() if name.startswith("x-baton")]
@@ -224,7 +224,7 @@ def test_what_is_no_request_is_refused(sent, access, recorder, line):
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent", "plain"])
-async def test_nothing_passes_where_nobody_decides(tmp_path, gateway, access, recorder, kind):
+async def test_nothing_passes_without_an_authorization_server(tmp_path, gateway, access, recorder, kind):
     """The port of ext_authz is closed; or takes connections and says nothing; or speaks no TLS."""
     (edge, admin, closed) = ports.free_ports(3)
     with socket.create_server(("127.0.0.1", 0)) as silent, recording() as plain:

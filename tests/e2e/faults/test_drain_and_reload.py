@@ -117,7 +117,7 @@ def test_how_workers_stand_can_be_asked_for(fleet):
     assert fleet.get("/is_paused")[1]["is_paused"] is False
 
 
-def test_a_reload_under_load_loses_no_request_and_everybody_learns_the_digest(fleet, tmp_path):
+def test_a_reload_under_load_loses_no_request_and_publishes_the_digest(fleet, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(MODEL, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -149,7 +149,7 @@ def test_a_reload_under_load_loses_no_request_and_everybody_learns_the_digest(fl
         ("/start_profile", 501, None),
     ],
 )
-def test_what_cannot_be_done_is_said_and_disturbs_nobody(fleet, path, status, field):
+def test_an_impossible_operation_is_an_error_and_affects_no_request(fleet, path, status, field):
     answered, answer = fleet.post(path, b"")
     assert answered == status, answer
     assert answer["error"]["param"] == field or field is None

@@ -143,7 +143,7 @@ def test_a_stream_goes_on_on_another_worker_when_its_own_is_killed(start_stack):
 
 
 @pytest.mark.timeout(180)
-def test_a_gateway_without_a_router_says_so_in_time(simulated):
+def test_a_gateway_without_a_router_reports_it_in_time(simulated):
     simulated["router"].kill()
     began = time.monotonic()
     status, body = simulated.post(
@@ -157,7 +157,7 @@ def test_a_gateway_without_a_router_says_so_in_time(simulated):
 
 
 @pytest.mark.timeout(180)
-def test_a_tandem_without_a_worker_says_so_in_time(simulated):
+def test_a_tandem_without_a_worker_reports_it_in_time(simulated):
     wait_until(lambda: simulated.get("/ready")[0] == 200, "ready with the router started again", 20)
     for worker in simulated.workers:
         worker.kill()

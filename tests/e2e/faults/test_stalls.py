@@ -98,7 +98,7 @@ def gateway_metric(fleet: Stack, name: str) -> float:
     return metric(fleet.get("/metrics")[1], f"baton_gateway_{name}_total")
 
 
-def test_streams_leave_a_stuck_device_and_come_to_the_same_words(fleet, stall_files):
+def test_streams_leave_a_stalled_device_with_the_same_output(fleet, stall_files):
     expected = complete_all(fleet)
     for _ in range(10):  # a device that is stuck in a step of a new shape is given its time
         with ThreadPoolExecutor(NUM_STREAMS) as pool:
@@ -122,7 +122,7 @@ def test_streams_leave_a_stuck_device_and_come_to_the_same_words(fleet, stall_fi
     assert worker.process.poll() is None
 
 
-def test_where_every_device_is_stuck_streams_stay_and_go_on_when_one_is_back(fleet, stall_files):
+def test_with_all_devices_stalled_streams_wait_and_continue(fleet, stall_files):
     expected = complete_all(fleet)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         answers = [pool.submit(complete, fleet, index) for index in range(NUM_STREAMS)]

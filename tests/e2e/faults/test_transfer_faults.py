@@ -50,7 +50,7 @@ def test_both_sides_restarted_work_again(sim: TransferRig) -> None:
     asyncio.run(scenarios.both_restarted(sim))
 
 
-def test_a_failure_can_tell_what_each_thread_was_at(sim: TransferRig) -> None:
+def test_a_failure_reports_the_stack_of_each_thread(sim: TransferRig) -> None:
     found = dict(sim.autopsies())
     assert found.keys() == {"p", "d"}
     for text in found.values():

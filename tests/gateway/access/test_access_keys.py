@@ -123,7 +123,7 @@ def test_a_good_key_is_its_tenants(gate):
         (lambda keys: (keys["revoked"],), "revoked"),
     ],
 )
-def test_a_bad_key_is_refused_counted_and_never_told(gate, make, reason):
+def test_a_bad_key_is_refused_counted_and_never_logged(gate, make, reason):
     with pytest.raises(Unauthenticated) as refused:
         gate.identify(make(gate.keys))
     assert gate.counters.refused == {reason: 1}
@@ -193,7 +193,7 @@ async def test_a_missing_or_broken_file_stops_the_start(tmp_path):
                 raise AssertionError("it started")
 
 
-async def test_without_keys_everybody_may_everything():
+async def test_without_keys_all_clients_may_use_everything():
     async with open_gate(AccessSettings(), AccessCounters()) as gate:
         assert isinstance(gate, OpenGate)
         assert gate.identify((), Scope.ADMIN).tenant.name == ""
@@ -294,7 +294,7 @@ async def test_a_wrong_record_in_redis_holds_up_no_other(redis_server, store, ca
     assert counters.source_errors == 6
 
 
-async def test_while_no_keys_could_be_read_nobody_is_let_in(free_port, redis_server):
+async def test_until_keys_are_read_all_clients_are_refused(free_port, redis_server):
     for url in (f"redis://127.0.0.1:{free_port}/0", redis_server.url):
         async with open_gate(AccessSettings("redis", url), AccessCounters()) as gate:
             assert not gate.ready

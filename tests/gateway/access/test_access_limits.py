@@ -30,7 +30,7 @@ def limiter(clock, wall_clock):
     return LocalLimiter(Ledger(clock, wall_clock), AccessCounters(), 1)
 
 
-async def test_no_minute_has_more_than_the_limit_and_who_wants_more_gets_nearly_all(limiter, clock):
+async def test_no_minute_exceeds_the_limit_and_a_saturating_tenant_nearly_reaches_it(limiter, clock):
     """A million milliseconds of a tenant that always asks, in amounts of every size."""
     rng, limit, who = random.Random(7), 10_000, tenant(output_tokens_per_minute=10_000)
     taken = []

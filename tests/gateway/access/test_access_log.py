@@ -52,7 +52,7 @@ async def call_both(gateway, key):
     return port, answer
 
 
-async def test_a_line_of_either_protocol_says_whose_request_it_was_and_no_text(key, caplog):
+async def test_log_lines_of_both_protocols_have_the_tenant_and_no_text(key, caplog):
     async with running(lambda submit: [10, 4], api_keys=str(key[0])) as gateway:
         caplog.clear()
         port, answer = await call_both(gateway, key[1])

@@ -88,7 +88,7 @@ async def test_a_refused_request_reserves_nothing(redis_server):
         assert error.kind is LimitKind.CONCURRENCY
 
 
-async def test_what_can_never_fit_says_so(redis_server):
+async def test_a_request_above_the_limit_is_refused_for_good(redis_server):
     async with replica(redis_server.url) as gateway:
         error = await refused(gateway.limiter, tenant(output_tokens_per_minute=10), RequestCost(1, 11))
         assert error.retry_after_ms is None
@@ -96,7 +96,7 @@ async def test_what_can_never_fit_says_so(redis_server):
         assert error.headers == {"x-should-retry": "false"}
 
 
-async def test_a_minute_passes_and_retry_after_tells_when(redis_server):
+async def test_retry_after_is_the_end_of_the_minute(redis_server):
     """A minute of 240 cells of 5 ms."""
     who = tenant(requests_per_minute=3)
     async with replica(redis_server.url, cell_ms=5) as gateway:
@@ -157,7 +157,7 @@ async def test_a_crashed_gateways_requests_end_with_its_lease(redis_server):
         survivor.limiter.settle(held, TokensUsed())
 
 
-async def test_a_wiped_redis_hears_again_what_was_used(redis_server, store):
+async def test_usage_is_sent_again_to_a_wiped_redis(redis_server, store):
     who = tenant(output_tokens_per_minute=100, tokens_per_month=10_000)
     async with replica(redis_server.url) as gateway:
         await use(gateway.limiter, who, RequestCost(0, 90))
@@ -201,7 +201,7 @@ async def test_without_redis_each_gateway_enforces_its_share_and_what_it_used_co
         assert await num_admitted(who, other, one) <= 1
 
 
-async def test_gateways_that_redis_had_heard_of_share_a_limit_whatever_the_settings_say(redis_server):
+async def test_gateways_known_to_redis_share_a_limit_despite_the_settings(redis_server):
     who = tenant(requests_per_minute=10)
     async with replica(redis_server.url, lease_ms=600) as one, replica(redis_server.url, lease_ms=600) as other:
         await until(lambda: one.limiter.num_gateways == other.limiter.num_gateways == 2)

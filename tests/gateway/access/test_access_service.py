@@ -213,7 +213,7 @@ async def test_official_clients_know_these_errors(gateway):
             await client.messages.create(model=NAME, max_tokens=5, messages=MESSAGES)
 
 
-async def test_limits_are_told_and_named_as_openai_does(gateway):
+async def test_limit_headers_are_openais(gateway):
     async with openai_of(gateway, gateway.keys["small"]) as client:
         raw = await client.chat.completions.with_raw_response.create(model=NAME, messages=MESSAGES, max_tokens=90)
         assert raw.headers["x-ratelimit-limit-requests"] == "2"

@@ -30,7 +30,7 @@ def test_a_message_has_text_and_counts(message):
     assert message._request_id
 
 
-def test_a_stream_says_what_the_whole_message_says(client, message):
+def test_a_stream_has_the_content_of_the_whole_message(client, message):
     with client.messages.stream(model=MODEL_NAME, max_tokens=40, messages=STORY, **GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
@@ -39,7 +39,7 @@ def test_a_stream_says_what_the_whole_message_says(client, message):
     assert final.content[0].text == text
 
 
-def test_a_stop_sequence_is_told(client, message):
+def test_a_stop_sequence_is_reported(client, message):
     word = message.content[0].text.split()[3]
     stopped = client.messages.create(
         model=MODEL_NAME, max_tokens=40, messages=STORY, stop_sequences=[word], system=[], **GREEDY
@@ -48,7 +48,7 @@ def test_a_stop_sequence_is_told(client, message):
     assert word not in stopped.content[0].text
 
 
-def test_an_answer_goes_on_with_what_the_assistant_said(client):
+def test_an_answer_continues_the_assistants_message(client):
     going_on = [*STORY, {"role": "assistant", "content": "Once upon a time"}]
     message = client.messages.create(model=MODEL_NAME, max_tokens=8, messages=going_on, **GREEDY)
     assert message.content[0].text.strip()

@@ -95,7 +95,7 @@ async def test_a_stream_has_anthropics_events_in_anthropics_order():
     assert data[6]["usage"]["output_tokens"] == 2
 
 
-async def test_cached_tokens_are_told_apart_from_input_tokens():
+async def test_cached_tokens_are_separate_from_input_tokens():
     def script(generation):
         generation.emit("x")
         generation.finish()
@@ -118,7 +118,7 @@ async def test_cached_tokens_are_told_apart_from_input_tokens():
         ("length", None, ("max_tokens", None)),
     ],
 )
-async def test_the_stop_reason_tells_what_ended_the_answer(stream, reason, stop_reason, expected):
+async def test_the_stop_reason_is_the_cause_of_the_end(stream, reason, stop_reason, expected):
     def script(generation):
         generation.emit("x")
         generation.finish(reason=reason, stop_reason=stop_reason)
@@ -131,7 +131,7 @@ async def test_the_stop_reason_tells_what_ended_the_answer(stream, reason, stop_
     assert (end["stop_reason"], end["stop_sequence"]) == expected
 
 
-async def test_an_answer_that_filled_the_context_says_so():
+async def test_a_full_context_is_a_stop_reason():
     async with rest_side(tell(ContentText("x"), reason="length")) as rest:
         assert (await ask(rest)).json["stop_reason"] == "model_context_window_exceeded"
 
@@ -380,7 +380,7 @@ async def test_the_answers_form_goes_to_the_worker():
     assert json.loads(constraint.json_schema) == SCHEMA
 
 
-async def test_a_schema_that_a_worker_refuses_is_named_as_the_client_knows_it():
+async def test_an_error_of_a_worker_names_the_clients_field():
     generator = FakeGenerator(say("x"))
     generator.refusal = InvalidRequest(
         "response_format.json_schema.schema is bad", field="response_format.json_schema.schema"

@@ -120,7 +120,7 @@ def test_the_process_ends_with_the_gateways_end_of_the_socket():
     reader.close()
 
 
-async def test_a_large_chat_is_answered_whoever_reads_it():
+async def test_a_large_chat_is_answered_by_any_reader():
     async with rest_side(say("Hi")) as rest:
         info = rest.catalog.models()[0].info
         info.max_model_len = 1 << 20

@@ -103,7 +103,7 @@ def answer_of(address: str, path: str, key: str = "") -> tuple[int, dict[str, ob
         connection.close()
 
 
-def test_a_quiet_fleet_says_so_and_a_request_shows_up_with_its_times_and_its_evidence(tab: Tab, running: Stack):
+def test_the_console_shows_an_idle_fleet_and_then_a_request_with_times_and_evidence(tab: Tab, running: Stack):
     expect(tab["#workers-count"]).to_have_text("2 workers")
     expect(tab["#placements-none"]).to_contain_text("No request has been placed yet")
     expect(tab["#flows-none"]).to_have_text("No KV has moved in the last seconds.")
@@ -170,7 +170,7 @@ def open_one_with_a_transfer(tab: Tab) -> None:
     raise AssertionError("no request had its KV from the prefill worker")
 
 
-def test_a_request_is_found_by_its_id_and_an_unknown_one_is_said_to_be(tab: Tab, running: Stack):
+def test_a_request_is_found_by_its_id_and_an_unknown_id_is_reported(tab: Tab, running: Stack):
     ask(running, request_id="the-one-i-look-for")
     tab["#find-id"].fill("the-one-i-look-for")
     tab["#find-id"].press("Enter")
@@ -273,7 +273,7 @@ def test_it_fits_and_can_be_read(chromium: Browser, running: Stack, options: dic
         assert width <= room
 
 
-def test_a_dead_worker_and_a_router_that_is_away_are_said_and_come_back(tab: Tab, running: Stack):
+def test_a_dead_worker_and_an_unreachable_router_are_shown_until_they_return(tab: Tab, running: Stack):
     expect(tab["#worker-rows tr[data-state=serving]"]).to_have_count(2)
     worker = running["worker-prefill-0"]
     worker.kill()
@@ -291,7 +291,7 @@ def test_a_dead_worker_and_a_router_that_is_away_are_said_and_come_back(tab: Tab
     expect(tab["#worker-rows tr[data-state=serving]"]).to_have_count(2)
 
 
-def test_a_gateway_that_goes_away_is_said_and_followed_again(tab: Tab, running: Stack):
+def test_a_lost_gateway_is_shown_and_reconnected(tab: Tab, running: Stack):
     running["gateway"].kill()
     expect(tab["#live-text"]).to_have_text("Reconnecting")
     expect(tab["#worker-rows tr"]).to_have_count(2)

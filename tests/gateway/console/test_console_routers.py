@@ -56,7 +56,7 @@ async def test_every_router_is_asked_for_its_fleet_and_a_silent_one_is_named():
         assert "UNAVAILABLE" in told[two.address].problem
 
 
-async def test_an_explanation_comes_from_whichever_router_knows():
+async def test_an_explanation_comes_from_the_router_that_has_it():
     async with two_routers() as (client, _, two):
         assert (await client.explain(explain(11))).router_id == 1
         assert (await client.explain(explain(22))).router_id == 2

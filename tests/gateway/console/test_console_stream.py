@@ -65,7 +65,7 @@ class Rig:
             raise PermissionDenied("the key was revoked")
 
 
-async def test_all_who_watch_get_the_same_event_and_nobody_who_does_not_costs_anything():
+async def test_all_watchers_get_the_same_event_and_without_watchers_none_is_made():
     rig = Rig()
     await asyncio.sleep(0.01)
     assert rig.num_made == 0
@@ -104,7 +104,7 @@ async def test_one_whose_key_is_good_no_more_sees_nothing_more():
     assert not two.has_ended
 
 
-async def test_one_that_lags_misses_events_and_holds_up_nobody():
+async def test_a_slow_watcher_misses_events_and_delays_no_other():
     rig = Rig()
     (_, one), (_, two) = rig.watcher(), rig.watcher()
     one.writable = False

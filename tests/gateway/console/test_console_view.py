@@ -58,7 +58,7 @@ def shown(*rounds):
     return snapshot
 
 
-def test_the_first_snapshot_has_no_rates_and_says_so():
+def test_the_first_snapshot_is_marked_as_without_rates():
     snapshot = shown(words(fleet(worker(num_output_tokens=10**9))))
     assert snapshot.window == 0
     assert snapshot.workers[0].output_tokens_per_second is None
@@ -90,7 +90,7 @@ def test_no_more_is_kept_than_is_compared():
     assert samples.router_change(60.0) is None
 
 
-def test_a_worker_that_began_anew_is_no_flood_and_no_debt():
+def test_a_restarted_worker_causes_no_rate_spike():
     before, after = (words(fleet(worker(num_output_tokens=tokens))) for tokens in (10**6, 30))
     assert shown(before, after).workers[0].output_tokens_per_second == pytest.approx(30)
 
@@ -136,7 +136,7 @@ def test_the_hit_rate_is_that_of_requests_that_ended_lately():
     assert snapshot.fleet.hit_rate == pytest.approx(0.75)
 
 
-def test_a_worker_that_one_router_lost_and_another_hears_is_alive():
+def test_a_worker_is_alive_if_any_router_is_connected_to_it():
     snapshot = shown(words(fleet(worker(alive=False)), fleet(worker(), router_id=2)))
     assert [(one.state, one.problem) for one in snapshot.workers] == [("serving", "")]
     dead = shown(words(fleet(worker(alive=False))))
@@ -182,7 +182,7 @@ def test_running_and_ended_placements_share_the_list():
     assert (one.ttft, one.itl, one.seconds) == (pytest.approx(0.012), pytest.approx(0.01), pytest.approx(0.052))
 
 
-def test_an_explanation_tells_times_ways_and_evidence_without_the_prompts_hashes():
+def test_an_explanation_has_times_candidates_and_evidence_but_no_prompt_hashes():
     told = router_pb2.ExplainResponse(
         request=router_pb2.PlaceRequest(request_id="r", model="m", num_prompt_tokens=7, block_hashes=b"x" * 16),
         response=router_pb2.PlaceResponse(

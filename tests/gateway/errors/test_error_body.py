@@ -39,7 +39,7 @@ def test_retry_after_is_whole_seconds_rounded_up(milliseconds, seconds):
     assert http_error_of(errors.InvalidRequest("m", retry_after_ms=milliseconds)).headers == {}
 
 
-def test_a_defect_tells_nothing_of_itself():
+def test_the_error_of_a_defect_has_no_details():
     answer = http_error_of(ValueError("/secret/path"))
     assert answer.status == 500
     assert b"secret" not in answer.body

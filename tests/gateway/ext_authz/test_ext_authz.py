@@ -119,7 +119,7 @@ def headers_of(options):
         ("POST", "/x/grpc.health.v1.Health/Check", Requirement(scope=Scope.INFERENCE)),
     ],
 )
-def test_what_a_request_needs_is_what_its_route_says(rules, method, path, requirement):
+def test_the_required_scope_is_the_routes(rules, method, path, requirement):
     assert rules.requirement_of(RequestHead(method, path, {})) == requirement
     assert rules.requirement_of(RequestHead(method, path, GRPC)) == requirement  # whatever it says of its body
 
@@ -131,7 +131,7 @@ async def test_a_good_key_passes_as_its_tenant(asked):
     assert headers_of(response.ok_response.headers) == {"x-baton-tenant": "acme", "x-baton-key-id": key_id}
 
 
-async def test_what_is_public_passes_as_nobody(asked):
+async def test_public_routes_pass_without_an_identity(asked):
     response = await asked.check("GET", "/health")
     assert list(response.ok_response.headers_to_remove) == ["x-baton-tenant", "x-baton-key-id"]
     assert asked.servicer.answers == {"public": 1}
@@ -168,7 +168,7 @@ async def test_two_keys_are_none(asked):
     assert status(joined) == 401
 
 
-async def test_anthropics_clients_are_told_in_their_form(asked):
+async def test_anthropics_clients_get_errors_in_their_format(asked):
     response = await asked.check("POST", "/v1/messages", x_request_id="r-2")
     body = json.loads(response.denied_response.body)
     assert (body["type"], body["error"]["type"], body["request_id"]) == ("error", "authentication_error", "r-2")
@@ -240,7 +240,7 @@ async def test_over_tls_only_an_envoy_may_ask(tmp_path, rules, service):
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_a_port_in_use_is_told(rules, asked):
+async def test_a_port_in_use_is_reported(rules, asked):
     with pytest.raises(Unavailable, match="ext_authz_listen"):
         async with ext_authz_server("127.0.0.1:0x", asked.servicer, asked.gate, None):
             pass
@@ -255,7 +255,7 @@ async def test_a_port_in_use_is_told(rules, asked):
         ({"ext_authz_listen": "127.0.0.1:8001", "api_keys": "keys.toml"}, "another port"),
     ],
 )
-def test_a_wrong_address_is_told_at_the_start(settings, told):
+def test_a_wrong_address_is_reported_at_the_start(settings, told):
     with pytest.raises(InvalidRequest, match=told) as caught:
         GatewayConfig(**settings).validate()
     assert caught.value.field == "ext_authz_listen"

@@ -20,7 +20,7 @@ def order_of(queue):
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50)), max_size=60),
     st.integers(0, 60),
 )
-def test_nobody_waits_for_more_than_one_turn_of_each_other_beyond_its_own_share(pieces, cut):
+def test_an_owner_waits_at_most_one_turn_of_each_other_beyond_its_share(pieces, cut):
     queue, ran = FairQueue(), []
     for number, (owner, cost) in enumerate(pieces):
         queue.push(owner, cost, lambda number=number, owner=owner, cost=cost: ran.append((number, owner, cost)))

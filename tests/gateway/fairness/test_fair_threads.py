@@ -62,7 +62,7 @@ async def test_a_tenants_text_waits_for_two_texts_of_another_on_each_thread(size
     tokenizer.close()
 
 
-async def test_work_that_is_no_longer_wanted_does_not_run():
+async def test_cancelled_work_does_not_run():
     threads, gate, ran = FairThreads(1, "test"), threading.Event(), []
     first = asyncio.create_task(threads.run(lambda: gate.wait(SECONDS), "a", 1))
     waiting = asyncio.create_task(threads.run(lambda: ran.append("waiting"), "a", 1))

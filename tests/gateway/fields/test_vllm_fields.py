@@ -78,7 +78,7 @@ async def test_tokens_are_called_by_their_ids():
     assert [one["content"][0]["token"] for one in told if one] == ["token_id:5", "token_id:6"]
 
 
-async def test_all_named_alternatives_are_told():
+async def test_all_named_alternatives_are_returned():
     _, answer = await asked(CHAT, {"logprobs": True, "logprob_token_ids": [5, 9]}, DOGS)
     assert len(answer.json["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
     _, answer = await asked(COMPLETION, {"logprobs": 0, "logprob_token_ids": [5, 9]}, DOGS)
@@ -86,7 +86,7 @@ async def test_all_named_alternatives_are_told():
 
 
 @pytest.mark.parametrize("more", [{}, {"stream_options": {"continuous_usage_stats": True}}, {"logprobs": True}])
-async def test_a_chats_stream_tells_token_ids(more):
+async def test_a_chats_stream_has_token_ids(more):
     fields = {"stream": True, "return_token_ids": True, "return_prompt_text": True, "n": 2, **more}
     script = pieces([("a", 5, -1.0), ("", 6, -0.5)], [("b", 7, -1.0)])
     request, answer = await asked(CHAT, fields, script)
@@ -99,7 +99,7 @@ async def test_a_chats_stream_tells_token_ids(more):
     assert all("usage" in event for event in answer.events) == ("stream_options" in more)
 
 
-async def test_a_document_tells_the_prompt():
+async def test_a_document_has_the_prompts_token_ids():
     request, answer = await asked(CHAT, {"return_token_ids": True, "return_prompt_text": True}, DOGS)
     assert answer.json["prompt_token_ids"] == request.prompt_token_ids
     assert answer.json["choices"][0]["token_ids"] == [5, 6]
@@ -122,7 +122,7 @@ async def test_an_assistants_last_message_is_echoed(stream):
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [7, 8]), (None, [7, 8]), ("right", [5, 6])])
-async def test_a_prompt_is_cut_at_the_side_that_is_said(side, kept):
+async def test_a_prompt_is_truncated_at_the_given_side(side, kept):
     fields = {"prompt": [5, 6, 7, 8], "truncate_prompt_tokens": 2, "truncation_side": side}
     request, _ = await asked(COMPLETION, fields)
     assert request.prompt_token_ids == kept

@@ -104,7 +104,7 @@ async def fleet():
         yield Fleet(workers, router, WorkerGenerator(catalog, client, streams, counters))
 
 
-async def test_usage_tells_what_the_workers_cache_held(fleet):
+async def test_usage_has_the_workers_cached_tokens(fleet):
     first = await fleet.run()
     second = await fleet.run()
     assert first.token_ids == second.token_ids

@@ -81,7 +81,7 @@ async def test_every_kind_of_prompt_streams_an_answer(fleet, prompt):
     assert not any(response.HasField("usage") for response in responses[:-1])
 
 
-async def test_prompts_are_tokenized_as_the_model_wants(fleet, model):
+async def test_prompts_are_tokenized_as_the_model_requires(fleet, model):
     worker, _, stub = fleet
     await collect(stub, chat=CHAT)
     await collect(stub, text="Tell me")

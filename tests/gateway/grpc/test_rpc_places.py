@@ -71,7 +71,7 @@ async def test_messages_and_headers_over_the_limits_are_refused():
         assert (await stub.Tokenize(pb.TokenizeRequest(text="x" * 3000))).token_ids
 
 
-async def test_a_connection_that_says_nothing_is_closed():
+async def test_a_silent_connection_is_closed():
     async with edge(header_timeout=1.0) as (gateway, stub):
         host, port = gateway.config.grpc_listen.split(":")
 

@@ -80,7 +80,7 @@ def calls_of(responses, index=0):
     return [(name, json.loads(arguments)) for name, arguments in calls.values()]
 
 
-async def test_reasoning_text_and_calls_are_told_apart(qwen):
+async def test_reasoning_text_and_calls_are_separated(qwen):
     *pieces, last = await qwen.generate(THOUGHT + "I look.\n" + CALL, tools=TOOLS)
     assert "".join(piece.reasoning for piece in pieces) == "Hm."
     assert "".join(piece.text for piece in pieces) == "I look."
@@ -188,7 +188,7 @@ async def test_wrong_fields_are_named(qwen, chat, field):
     assert not qwen.gateway.worker.submits
 
 
-def test_one_response_tells_only_the_order_that_it_can():
+def test_one_response_keeps_the_order_of_its_parts():
     events = [
         ReasoningText("r"),
         ContentText("t"),

@@ -54,7 +54,7 @@ def cors_of(answer):
     return {name: value for name, value in answer.headers.items() if name.startswith("access-control")}
 
 
-async def test_without_origins_no_page_is_told_anything(tmp_path):
+async def test_without_origins_no_cors_header_is_sent(tmp_path):
     async with gateway(tmp_path) as ask:
         for answer in (await ask("POST", CHAT, BODY), await ask("OPTIONS", CHAT, key="", **preflight())):
             assert answer.status in (200, 204)
@@ -82,7 +82,7 @@ async def test_a_named_origin_reads_answers_streams_errors_and_their_headers(tmp
     assert {"x-request-id", "x-ratelimit-remaining-requests"} <= told <= exposed == set(EXPOSED)
 
 
-async def test_who_is_over_a_limit_is_told_when_to_come_back(tmp_path):
+async def test_clients_over_a_limit_get_a_retry_delay(tmp_path):
     async with gateway(tmp_path, {"requests_per_minute": 1}, cors_origins=(APP,)) as ask:
         await ask("POST", CHAT, BODY)
         answer = await ask("POST", CHAT, BODY)
@@ -116,7 +116,7 @@ async def test_odd_header_names_are_not_given_back(tmp_path, names):
     assert "access-control-allow-headers" not in cors_of(answer)
 
 
-async def test_hostile_origins_are_told_nothing(tmp_path):
+async def test_hostile_origins_get_no_cors_headers(tmp_path):
     async with gateway(tmp_path, cors_origins=(APP,)) as ask:
         for origin in HOSTILE:
             for answer in (
@@ -158,7 +158,7 @@ async def test_pages_of_strangers_may_not_use_a_gateway_without_keys():
 @pytest.mark.parametrize(
     "settings", [{"cors_origins": ("https://evil.example",)}, {"cors_origins": ("*",)}, {"allow_anonymous": True}]
 )
-async def test_a_gateway_without_keys_lets_in_whom_its_operator_names(settings):
+async def test_a_gateway_without_keys_accepts_the_configured_origins(settings):
     async with rest_side(say("Hi"), **settings) as rest:
         assert (await rest.post(CHAT, BODY, {"origin": "https://evil.example"})).status == 200
 

@@ -111,7 +111,7 @@ async def test_a_wrong_header_is_named(headers, field):
 
 
 @pytest.mark.parametrize("data", [post(CHUNKED, b"7fffffffffffffff\r\nx"), post(CHUNKED, b"5;" + b"a" * 10_000)])
-async def test_a_body_that_never_comes_is_waited_for_no_longer_than_said(data):
+async def test_a_missing_body_times_out(data):
     async with rest_side(limits=LIMITS) as rest, RawClient.connect(rest.port) as client:
         await client.send(data)
         assert (await client.answer()).status == 408
@@ -185,7 +185,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_it_is_long():
         assert (await client.answer()).status == 400
 
 
-async def test_answers_that_nobody_reads_are_not_made():
+async def test_unread_answers_are_not_produced():
     requests = get(b"/openapi.json") * 500
     async with rest_side(limits=HttpLimits(stall_timeout=60)) as rest:
         size = len((await rest.request("GET", "/openapi.json")).body)
@@ -201,7 +201,7 @@ async def test_answers_that_nobody_reads_are_not_made():
                 assert len((await client.answer()).body) == size
 
 
-async def test_who_reads_nothing_of_many_answers_is_cut_off():
+async def test_a_client_that_reads_none_of_many_answers_is_disconnected():
     async with rest_side(limits=LIMITS) as rest, RawClient.connect(rest.port, limit=1024) as client:
         client.writer.write(get(b"/openapi.json") * 2000)
         await until(lambda: open_connections(rest) == 1)

@@ -65,7 +65,7 @@ async def test_allowed_names_are_served_and_their_own_pages_may_ask():
         assert (await rest.request("GET", "/version", headers={"host": "whatever.example"})).status == 200
 
 
-async def test_a_gateway_with_keys_looks_at_hosts_where_it_is_told_to(tmp_path):
+async def test_a_gateway_with_keys_checks_hosts_if_configured(tmp_path):
     path, (key,) = key_file(tmp_path, [{"tenant": "acme"}], {"acme": {}})
     for allowed, status in (((), 200), (("gw.example",), 403)):
         async with (

@@ -246,7 +246,7 @@ async def test_trailers_do_not_change_the_request(app, server):
 
 
 @pytest.mark.parametrize("start", [b"GET /a", b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\nx"])
-async def test_a_client_that_trickles_is_told_and_cut_off(server, start):
+async def test_a_trickling_client_gets_an_error_and_is_disconnected(server, start):
     async with RawClient.connect(server.port) as client:
         await client.send(start)
         trickle = asyncio.create_task(_trickle(client))
@@ -326,7 +326,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_in_the_end(app, server):
         await until(lambda: app.disconnects == 1, 3)
 
 
-async def test_a_drain_lets_running_answers_finish_and_says_close(app, server):
+async def test_a_drain_completes_running_answers_with_connection_close(app, server):
     async with (
         RawClient.connect(server.port) as busy,
         RawClient.connect(server.port) as idle,
@@ -388,7 +388,7 @@ async def test_a_drain_ends_when_time_is_up(app, server, caplog):
     assert "still busy" in caplog.text
 
 
-async def test_more_connections_than_allowed_are_told_so():
+async def test_excess_connections_get_an_error():
     limits = HttpLimits(max_connections=1)
     async with HttpServer("127.0.0.1:0", EchoApp(), limits) as server, RawClient.connect(server.port) as first:
         assert (await first.request("GET", "/a")).status == 200

@@ -154,5 +154,5 @@ async def test_a_client_that_closes_while_its_request_waits_costs_no_turn():
         ("", ""),
     ],
 )
-def test_clients_without_a_tenant_are_told_apart_by_network(host, network):
+def test_clients_without_a_tenant_are_distinguished_by_network(host, network):
     assert network_of(host) == network

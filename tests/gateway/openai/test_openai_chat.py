@@ -275,7 +275,7 @@ async def test_one_request_id_twice_at_once_is_two_requests_inside():
     assert {answer.json["id"] for answer in answers} == {"chatcmpl-same"}
 
 
-async def test_more_generations_than_allowed_are_told_to_come_back():
+async def test_excess_generations_get_a_retry_delay():
     async with rest_side(max_streams=2) as rest:
         running = asyncio.create_task(rest.chat(n=2))
         generation = await rest.generator.next()

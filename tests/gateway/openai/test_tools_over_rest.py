@@ -76,7 +76,7 @@ async def test_the_clients_stream_helper_sums_calls_up(qwen):
 
 @pytest.mark.parametrize("tokens_a_step", [1, 7, 1000])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_is_told_and_counted(qwen, stream, tokens_a_step):
+async def test_reasoning_is_returned_and_counted(qwen, stream, tokens_a_step):
     qwen.gateway.worker.tokens_a_step = tokens_a_step
     says = THOUGHT + "It is sunny."
     if stream:
@@ -104,7 +104,7 @@ async def test_reasoning_can_be_left_out(qwen):
     assert answer.usage.completion_tokens_details.reasoning_tokens > 0
 
 
-async def test_a_chat_told_not_to_think_is_all_answer(qwen):
+async def test_a_chat_without_thinking_has_only_an_answer(qwen):
     answer = await qwen.chat("Sunny.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert answer.choices[0].message.content == "Sunny."
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
@@ -145,7 +145,7 @@ async def test_one_call_at_most(qwen):
     assert indices == {0}
 
 
-async def test_a_call_cut_short_says_length(qwen):
+async def test_a_truncated_call_finishes_with_length(qwen):
     qwen.says = CALL
     num_tokens = len(qwen.token_ids) - 6
     answer = await qwen.chat(CALL, tools=TOOLS, max_tokens=num_tokens)

@@ -53,7 +53,7 @@ Within <tool_call></tool_call> XML tags: <tool_call>\n{"name": <function-name>, 
 
 
 @pytest.mark.parametrize("model", TEMPLATES)
-def test_a_template_tells(model):
+def test_the_template_selects_the_format(model):
     template, tools, reasoning = TEMPLATES[model]
     chosen = choose_format(FormatFlags(), [template])
     assert chosen.tools is (None if tools is None else TOOL_FORMATS[tools])

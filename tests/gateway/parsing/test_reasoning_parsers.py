@@ -153,7 +153,7 @@ def test_harmony_counts_too():
     assert parser.num_reasoning_tokens == 5
 
 
-def test_what_is_not_wanted_is_left_out():
+def test_unrequested_parts_are_omitted():
     format = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
     call = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
     use = ToolUse(TOOLS, ToolMode.AUTO, parallel=False)

@@ -235,7 +235,7 @@ def test_an_answer_of_its_own_may_begin_like_calls(vocabulary, name):
         assert parse(tool_parser(name, TOOLS), [text]).content == text
 
 
-def test_what_tags_cannot_say_is_refused_by_name():
+def test_what_tags_cannot_express_is_refused_by_name():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "minProperties": 1}
     for name in ("qwen3_coder", "glm45", "pythonic"):
         use = ToolUse((TOOLS[1], Tool("f", parameters=schema, strict=True)), ToolMode.AUTO)

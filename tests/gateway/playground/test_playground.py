@@ -199,7 +199,7 @@ def test_a_refusal_is_shown_in_the_chat_and_at_its_field_and_can_be_tried_again(
     expect(tab[".turn"]).to_have_count(2)
 
 
-def test_a_prompt_that_is_too_long_is_said_and_left_out_of_what_follows(tab: Tab):
+def test_a_too_long_prompt_is_reported_and_dropped_from_the_conversation(tab: Tab):
     say(tab, "word " * 70_000)
     expect(tab[".failure"]).to_contain_text("maximum context length is 65536 tokens")
     expect(tab[".failure code"]).to_have_text("messages")
@@ -222,7 +222,7 @@ def test_a_prompt_that_is_too_long_is_said_and_left_out_of_what_follows(tab: Tab
         ("tools", "[", "Line 1, column 2: a value is expected, not the end."),
     ],
 )
-def test_a_wrong_setting_is_said_where_it_is(tab: Tab, id_: str, text: str, problem: str):
+def test_a_wrong_setting_is_reported_at_its_field(tab: Tab, id_: str, text: str, problem: str):
     tab["#tools-section > summary"].click()
     tab[f"#{id_}"].fill(text)
     say(tab, "Hi")
@@ -381,7 +381,7 @@ def test_reasoning_is_folded_and_counted(chromium: Browser, running: Stack):
         gateway.stop_by_force()
 
 
-def test_a_gateway_that_is_gone_is_said_and_asked_again_when_it_is_back(tab: Tab, running: Stack):
+def test_a_lost_gateway_is_reported_and_retried(tab: Tab, running: Stack):
     tab["#max_tokens"].fill("5")
     running["gateway"].kill()
     try:
@@ -396,7 +396,7 @@ def test_a_gateway_that_is_gone_is_said_and_asked_again_when_it_is_back(tab: Tab
     expect(tab[".failure"]).to_have_count(0)
 
 
-def test_a_gateway_that_dies_in_an_answer_leaves_what_it_said(tab: Tab, running: Stack):
+def test_a_gateway_that_dies_during_an_answer_leaves_the_received_text(tab: Tab, running: Stack):
     ask_for_json(tab, LONG_LIST)
     say(tab, "List.")
     expect(tab[".answer[aria-busy=true] pre"]).to_contain_text("true,")

@@ -111,7 +111,7 @@ def test_the_policy_stops_code_and_markup_that_would_slip_in(tab: Tab):
     tab.forgive("TrustedHTML")
 
 
-def test_cached_tokens_are_told(chromium: Browser):
+def test_cached_tokens_are_reported(chromium: Browser):
     with answered(chromium, say("One", " two")) as tab:
         expect(tab[".figures dd"].first).to_contain_text(", 1 cached")
 

@@ -26,7 +26,7 @@ def test_a_response_has_text_and_counts(response):
     assert response.usage.total_tokens == response.usage.input_tokens + 40
 
 
-def test_a_stream_says_what_the_whole_response_says(client, response):
+def test_a_stream_has_the_content_of_the_whole_response(client, response):
     with client.responses.stream(model=MODEL_NAME, input=STORY, temperature=0, max_output_tokens=40) as stream:
         events = list(stream)
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]

@@ -118,7 +118,7 @@ async def test_reasoning_text_and_calls_are_items_of_their_own():
     assert (call["arguments"], call["status"]) == ('{"city": "Rome"}', "completed")
 
 
-async def test_a_stream_tells_of_reasoning_and_calls():
+async def test_a_stream_has_events_of_reasoning_and_calls():
     async with rest_side(tell(*PARSED, reason="tool_calls")) as rest:
         events = events_of(await ask(rest, stream=True))
     assert [(event["output_index"], event["type"].removeprefix("response.")) for event in events[2:-1]] == [

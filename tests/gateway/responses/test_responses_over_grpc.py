@@ -283,7 +283,7 @@ async def test_a_long_conversation_loses_its_start_where_it_may():
     assert "<|im_start|>user\n0 0" not in prompt
 
 
-async def test_items_that_rest_clients_kept_may_say_anything():
+async def test_items_kept_by_rest_clients_may_have_any_content():
     odd = {"role": "user", "status": "odd", "content": [{"type": "input_text", "text": "x", "logprobs": 5}]}
     async with both_sides(say("x")) as (rest, stub):
         made = (await rest.post("/v1/responses", {"input": [odd]})).json
@@ -306,6 +306,6 @@ async def test_two_gateways_share_what_redis_keeps_until_it_expires(redis_server
                 await get(one, made.id)
 
 
-def test_events_are_told_once_in_either_form():
+def test_events_are_sent_once_in_either_format():
     part = {"type": "response.content_part.added", "sequence_number": 3, "part": {}}
     assert event_of(f"event: {part['type']}\ndata: {json.dumps(part)}\n\n") is None

@@ -127,7 +127,7 @@ def long_chat(number=60):
     return [message("Be kind.", "developer"), *(message(f"{index}: {words}") for index in range(number))]
 
 
-async def test_a_truncated_prompt_leaves_room_for_its_answer():
+async def test_a_truncated_prompt_leaves_tokens_for_its_answer():
     async with rest_side(say("ok")) as rest:
         answer = await ask(rest, long_chat(), truncation="auto")
         assert answer.status == 200, answer.body

@@ -17,7 +17,7 @@ async def test_an_unknown_path_is_a_404_in_openais_form(path):
     assert answer.error["type"] == "invalid_request_error"
 
 
-async def test_a_wrong_method_is_a_405_that_tells_the_right_ones():
+async def test_a_wrong_method_is_a_405_with_the_allowed_ones():
     async with rest_side() as rest:
         for method, path, allowed in (("GET", "/v1/completions", "OPTIONS, POST"), ("DELETE", "/health", "GET, HEAD")):
             answer = await rest.request(method, path)
@@ -26,7 +26,7 @@ async def test_a_wrong_method_is_a_405_that_tells_the_right_ones():
             assert answer.error["message"]
 
 
-async def test_options_tells_the_methods():
+async def test_options_returns_the_methods():
     async with rest_side() as rest:
         answer = await rest.request("OPTIONS", "/v1/completions")
         assert answer.status == 204
@@ -94,7 +94,7 @@ async def test_wrong_token_requests_name_the_field(path, body, field):
     assert answer.error["param"] == field
 
 
-async def test_health_is_alive_while_ready_tells_what_is_missing():
+async def test_health_is_ok_while_ready_reports_what_is_missing():
     async with rest_side() as rest:
         assert (await rest.request("GET", "/ready")).json == {"ready": True, "missing": []}
         rest.missing.append("no worker for the model m")

@@ -48,7 +48,7 @@ async def test_an_unknown_path_is_a_404_with_the_likely_one(path, likely):
 @pytest.mark.parametrize(
     "path", ["/", "/v1/embeddings", "/wp-login.php", "/v1/" + "x" * 5000, "/%00", "/v1/nothing/at/all"]
 )
-async def test_a_path_that_is_near_to_none_is_a_404_that_says_where_the_list_is(path):
+async def test_an_unknown_path_is_a_404_that_links_the_list(path):
     async with rest_side(no_playground=True) as rest:
         answer = await rest.request("GET", path)
     assert answer.status == 404

@@ -233,7 +233,7 @@ async def test_a_position_that_no_stream_of_the_request_can_have_is_refused(gate
     assert (answer.status, answer.error["param"]) == (400, "last-event-id")
 
 
-async def test_who_did_not_ask_for_it_has_no_ids_and_no_state(gateways):
+async def test_streams_without_resume_have_no_ids_and_no_state(gateways):
     on, off = await gateways.start(), await gateways.start(resumable_streams=False)
     for port, headers in ((on, {}), (off, {"x-request-id": "r"})):
         events = await listen(port, "/v1/completions", TEXT, headers)
@@ -301,7 +301,7 @@ def test_a_position_as_text_and_back():
     assert parse_position("12.15f", "x") == position
 
 
-def test_a_cursor_tells_what_is_new():
+def test_a_cursor_returns_only_new_events():
     cursor = Cursor(parse_position("2.1f", "x"))
     assert cursor.resumed
     assert [cursor.advance(0, 1, False) for _ in range(3)] == [False, False, True]

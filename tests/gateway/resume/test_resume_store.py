@@ -52,7 +52,7 @@ async def until_known(store, *tokens, request_id="r1"):
     await eventually(agrees, f"{tokens} written down")
 
 
-async def test_another_gateway_finds_what_was_told_so_far(stores):
+async def test_another_gateway_finds_the_events_so_far(stores):
     one, other = await stores(), await stores()
     journal = one.begin(head())
     journal.append(0, [1, 2])
@@ -104,7 +104,7 @@ async def test_a_redis_that_died_and_forgot_has_everything_soon_after_it_is_back
     await until_known(other, (), (5,), request_id="late")
 
 
-async def test_what_a_full_redis_refuses_is_written_once_when_it_has_room(stores, client):
+async def test_writes_refused_by_a_full_redis_are_repeated_once(stores, client):
     one, other = await stores(), await stores()
     journals = [one.begin(head(f"r{number}")) for number in range(50)]
     for journal in journals:

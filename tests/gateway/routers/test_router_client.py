@@ -85,7 +85,7 @@ async def test_no_router_at_all_is_unavailable_in_bounded_time():
         assert time.monotonic() - begin < TIMES.total
 
 
-async def test_a_full_fleet_is_told_at_once(routers):
+async def test_a_full_fleet_is_reported_at_once(routers):
     for router in routers:
         router.refusal = NoCapacity("all full", retry_after_ms=250)
     async with client([router.address for router in routers]) as router:
@@ -95,7 +95,7 @@ async def test_a_full_fleet_is_told_at_once(routers):
     assert sum(len(router.places) for router in routers) == 1
 
 
-async def test_a_fresh_router_that_knows_no_worker_is_asked_again(routers):
+async def test_a_new_router_without_workers_is_retried(routers):
     for router in routers:
         router.refusal = Unavailable("no live worker")
     async with client([router.address for router in routers]) as router:

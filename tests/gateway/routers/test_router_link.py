@@ -62,7 +62,7 @@ async def test_much_goes_in_several_messages(router, link):
     assert [len(message.entries) for message in router.stream_messages] == [2, 2, 1]
 
 
-async def test_who_waits_no_more_is_cancelled_there(router, link):
+async def test_an_abandoned_placement_is_cancelled_at_the_router(router, link):
     router.hangs = True
     waiting = asyncio.create_task(link.place(REQUEST, 5))
     await until(lambda: router.places)
@@ -78,7 +78,7 @@ async def test_who_waits_no_more_is_cancelled_there(router, link):
 
 
 @pytest.mark.parametrize("answered_first", [False, True])
-async def test_a_placement_that_nobody_waits_for_is_given_back(router, answered_first):
+async def test_an_abandoned_placement_is_released(router, answered_first):
     given_back = []
     link = RouterLink(router.address, on_unwanted=given_back.append)
     router.hangs = True

@@ -61,7 +61,7 @@ async def test_a_lost_router_is_shown_the_files_of_now(tmp_path):
         await link.close()
 
 
-async def test_a_gateway_with_a_workers_certificate_is_told_so(tmp_path):
+async def test_a_gateway_with_a_workers_certificate_gets_that_error(tmp_path):
     folder, router = make_certs(tmp_path), Router()
     async with serving(router, folder) as server:
         link = RouterLink(f"127.0.0.1:{server.port}", Dial(tls_of(folder, "worker"), ROUTER))

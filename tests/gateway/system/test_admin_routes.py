@@ -57,7 +57,7 @@ def _never(*_: object) -> None:
     raise AssertionError("it was answered")
 
 
-def test_every_route_wants_a_key_with_the_scope_admin():
+def test_every_route_requires_a_key_with_the_scope_admin():
     routes = routes_of(Routers())
     assert {route.scope for route in routes.values()} == {Scope.ADMIN}
     assert not any(route.public for route in routes.values())
@@ -66,7 +66,7 @@ def test_every_route_wants_a_key_with_the_scope_admin():
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8000", "[::]:8000", "10.1.2.3:80", "gateway.example:80"])
-async def test_without_keys_nobody_operates_a_gateway_that_listens_beyond_loopback(listen):
+async def test_without_keys_a_gateway_beyond_loopback_rejects_operations(listen):
     routers = Routers(entry("w"))
     for route in routes_of(routers, listen).values():
         error = await refusal_of(route, "worker_id=w")
@@ -124,7 +124,7 @@ async def test_a_query_that_makes_no_sense_is_refused_before_anybody_is_asked(pa
     assert routers.num_asked == 0
 
 
-async def test_no_worker_at_all_is_said():
+async def test_no_worker_at_all_is_reported():
     assert "no worker is alive" in (await refusal_of(routes_of(Routers())["/sleep"])).message
 
 

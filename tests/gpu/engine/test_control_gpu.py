@@ -111,7 +111,7 @@ def test_another_architecture_is_refused_and_changes_nothing(executor: CudaExecu
     assert tokens(executor) == before
 
 
-def test_who_finds_no_room_sleeps_on_and_can_wake_later(executor: CudaExecutor) -> None:
+def test_without_memory_it_stays_asleep_and_can_wake_later(executor: CudaExecutor) -> None:
     before = tokens(executor)
     executor.sleep(1)
     _, total = torch.cuda.mem_get_info()

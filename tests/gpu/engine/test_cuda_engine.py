@@ -198,7 +198,7 @@ def test_blocks_come_back_as_they_were_written(executor: Executor) -> None:
     assert bytes(executor.read_blocks(1, block_ids[1:2])) == data[size : 2 * size]
 
 
-def test_a_step_trace_knows_the_devices_time_and_gaps(llama: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+def test_a_step_trace_has_the_devices_time_and_gaps(llama: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     path = tmp_path / "steps"
     executor = executor_for(llama[0], trace_steps=str(path))
     trace = StepTrace(str(path))

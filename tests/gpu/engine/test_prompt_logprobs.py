@@ -89,7 +89,7 @@ def test_they_are_transformers_own_in_chunks_of_any_size(subject: Subject, budge
         check(found[str(index)], prompt, subject.expected(prompt), num_top)
 
 
-def test_who_does_not_ask_gets_none_and_a_row_forgets_who_asked_before(subject: Subject) -> None:
+def test_only_requests_that_ask_get_logprobs_and_reused_rows_start_without(subject: Subject) -> None:
     prompts = make_prompts((30, 40, 50))
     asked = score(subject.executor, prompts, [2, 2, 2], 400)
     assert all(asked.values())

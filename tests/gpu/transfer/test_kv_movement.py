@@ -37,7 +37,7 @@ def request_of(prompt: list[int], name: str) -> Request:
     return Request(name, list(prompt), len(prompt), SamplingParams(temperature=0.0), StopConditions(4), bytes(16))
 
 
-def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> None:
+def test_the_layer_hook_is_called_when_a_layers_kv_is_written(executor: Executor) -> None:
     engine = engine_over(executor)
     prompt = make_prompts([300], seed=5)[0]
     seen: list[tuple[int, list[BlockId], bytes]] = []
@@ -64,7 +64,7 @@ def test_each_layer_is_told_of_once_its_kv_is_written(executor: Executor) -> Non
         assert bytes(executor.read_blocks(layer, block_ids[:whole])) == data[: whole * size]
 
 
-def test_nobody_needs_to_wait_for_a_step(executor: Executor) -> None:
+def test_callers_need_not_wait_for_a_step(executor: Executor) -> None:
     engine = engine_over(executor)
     ended = threading.Event()
     executor.watch(ended.set)
@@ -176,7 +176,7 @@ def test_slots_wait_until_their_sender_is_surely_gone() -> None:
     regions.close()
 
 
-def test_what_cannot_be_served_is_said() -> None:
+def test_unsupported_models_are_reported() -> None:
     pool = random_pool(1)
     kv = KvCopies(lambda: pool)
     with pytest.raises(Mismatch, match="one host"):

@@ -19,7 +19,7 @@ def test_an_abort_waits_for_a_move_whose_launch_waits(tmp_path: Path) -> None:
     assert abort_while_a_launch_waits(tmp_path) == [0, 0]
 
 
-def test_a_pair_that_nobody_joins_ends() -> None:
+def test_a_pair_without_a_peer_ends() -> None:
     from baton.worker.transfer.kinds.nccl.pair import Pair
 
     memory = torch.zeros(1, dtype=torch.uint8, device="cuda")

@@ -328,7 +328,7 @@ def test_every_column_has_a_place_of_its_own() -> None:
     assert columns.words.numel() == NUM_COLUMNS * columns.stride
 
 
-def test_rows_that_nobody_wrote_keep_every_token() -> None:
+def test_unwritten_rows_allow_every_token() -> None:
     columns = SamplingColumns(3, torch.device("cpu"))
     assert torch.equal(columns.fractions(TOP_P), torch.ones(3))
     assert torch.equal(columns.numbers(FLAGS), torch.zeros(3, dtype=torch.int32))

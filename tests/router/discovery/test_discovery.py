@@ -45,7 +45,7 @@ async def following(discovery):
         await task
 
 
-async def test_a_name_is_resolved_again_and_only_changes_are_told():
+async def test_a_name_is_resolved_again_and_only_changes_are_reported():
     name = Name("10.0.0.1", "10.0.0.2")
     async with following(DnsDiscovery("workers", 8300, 0.01, name)) as told:
         await eventually(lambda: name.count > 3, "several resolutions")
@@ -73,7 +73,7 @@ async def test_real_names_are_resolved():
         await eventually(lambda: told == [{"127.0.0.1:8300"}], "an address")
 
 
-async def test_a_union_tells_all_and_follows_each():
+async def test_a_union_reports_all_sources_and_follows_each():
     name = Name("10.0.0.1")
     union = UnionDiscovery([StaticDiscovery(["a:1"]), DnsDiscovery("workers", 2, 0.01, name)])
     async with following(union) as told:
@@ -99,7 +99,7 @@ async def test_a_source_that_breaks_is_not_swallowed():
         (("a:1", "dns://workers:1"), UnionDiscovery),
     ],
 )
-def test_sources_are_told_apart(values, kind):
+def test_sources_are_distinguished(values, kind):
     assert type(discovery_of(values, KubernetesApi(), "workers")) is kind
 
 

@@ -139,7 +139,7 @@ async def test_a_server_that_answered_nothing_is_followed_within_ten_seconds(clu
     judge("API server back after answering nothing: right again", await cluster.until("a", "b"), AGAIN_SECONDS)
 
 
-async def test_a_compacted_history_is_listed_anew_within_ten_seconds(cluster):
+async def test_a_compacted_history_is_listed_again_within_ten_seconds(cluster):
     await cluster.start("a", "b")
     cluster.api._objects.pop("a")  # the event is lost with the history
     cluster.api.compact()

@@ -141,7 +141,7 @@ async def test_lists_in_pages_and_follows_every_change(api, follow):
         ({"serving": False}, NOT_READY),
     ],
 )
-async def test_conditions_say_whether_an_endpoint_serves(api, follow, conditions, state):
+async def test_conditions_decide_whether_an_endpoint_serves(api, follow, conditions, state):
     api.put(slice_of("s", endpoint("10.0.0.1", **conditions), endpoint("10.0.0.2")))
     await follow().until_states({"10.0.0.1:8300": state, "10.0.0.2:8300": SERVING})
 
@@ -322,7 +322,7 @@ async def test_a_token_is_read_again_for_each_connection(api, follow, caplog):
         b'{"items": [{"addressType": "IPv4", "endpoints": 7}]}',
     ],
 )
-async def test_an_answer_that_is_none_is_an_error_that_says_so(body):
+async def test_a_malformed_answer_is_an_error(body):
     async def garbage(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -396,7 +396,7 @@ async def test_a_page_that_is_too_old_means_a_new_list(api, follow):
 
 
 @pytest.mark.parametrize("event", [{"type": "ADDED"}, {"type": "ADDED", "object": {"metadata": {}}}, []])
-async def test_an_event_that_makes_no_sense_begins_anew_and_breaks_nothing(api, follow, event):
+async def test_a_malformed_event_restarts_the_watch(api, follow, event):
     api.put(slice_of("a", endpoint("10.0.0.1")))
     follower = follow()
     await follower.until("10.0.0.1:8300")

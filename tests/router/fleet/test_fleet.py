@@ -63,7 +63,7 @@ def test_a_new_epoch_is_new_a_second_state_is_not(fleet):
     assert [kind for kind, *_ in fleet.listener.heard] == ["models", "new", "state", "new"]
 
 
-def test_a_loss_is_told_once(fleet):
+def test_a_loss_is_reported_once(fleet):
     fleet.update("one:1", state("a"))
     fleet.lose("one:1", "x")
     fleet.lose("one:1", "x")
@@ -91,7 +91,7 @@ def test_two_workers_with_one_id_do_not_both_count(fleet, caplog):
     assert [view.address for view in fleet.alive()] == ["two:2"]
 
 
-def test_a_model_is_served_when_somebody_decodes_for_it(fleet):
+def test_a_model_is_served_with_a_decode_worker(fleet):
     fleet.update("one:1", state("p", PREFILL))
     assert fleet.models == {}
     fleet.update("two:2", state("d", DECODE))
@@ -108,7 +108,7 @@ def test_the_context_is_what_every_decode_worker_can_hold(fleet):
     assert fleet.models["m"].max_model_len == 1000
 
 
-def test_a_changed_context_is_told(fleet):
+def test_a_changed_context_length_is_reported(fleet):
     fleet.update("one:1", state("a"))
     short = state("a", epoch=2)
     short.model.max_model_len = 1000
@@ -116,7 +116,7 @@ def test_a_changed_context_is_told(fleet):
     assert fleet.models["m"].max_model_len == 1000
 
 
-def test_most_decode_workers_say_which_model_it_is_and_the_other_is_a_problem(fleet):
+def test_the_majority_of_decode_workers_defines_the_model_and_others_are_problems(fleet):
     fleet.update("one:1", state("odd", digest=b"x" * 16))
     fleet.update("two:2", state("a"))
     assert fleet.models["m"].digest == b"x" * 16, "at a tie what was served stays"
@@ -128,7 +128,7 @@ def test_most_decode_workers_say_which_model_it_is_and_the_other_is_a_problem(fl
     assert entry(fleet, "two:2").problem == ""
 
 
-def test_a_prefill_worker_that_fits_nobody_is_named_once_with_both_digests(fleet, caplog):
+def test_an_incompatible_prefill_worker_is_reported_once_with_both_digests(fleet, caplog):
     fleet.update("one:1", state("d", DECODE))
     for _ in range(3):
         fleet.update("two:2", state("p", PREFILL, digest=b"x" * 16))
@@ -149,7 +149,7 @@ def test_a_prefill_worker_with_another_layout_is_named(fleet):
     assert entry(fleet, "two:2").problem == ""
 
 
-def test_only_who_decodes_must_have_the_block_size_that_prompts_are_hashed_in(fleet):
+def test_only_decode_workers_need_the_block_size_of_prompt_hashes(fleet):
     fleet.update("one:1", state("a", DECODE))
     told = state("p", PREFILL)
     told.model.block_size = told.layout.block_size = 4 * told.layout.block_size
@@ -171,7 +171,7 @@ def test_a_cordon_outlives_the_worker(fleet):
     assert not fleet.alive()[0].cordoned
 
 
-def test_cordoning_who_is_unknown_names_who_is_known(fleet):
+def test_cordoning_an_unknown_worker_names_the_known_ones(fleet):
     fleet.update("one:1", state("a"))
     with pytest.raises(NotFound, match="known are: a"):
         fleet.cordon("b", True)
@@ -187,7 +187,7 @@ def test_what_discovery_drops_counts_no_more(fleet, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_worker_that_terminates_drains_before_it_says_so(fleet):
+def test_a_terminating_worker_counts_as_draining_before_it_reports_so(fleet):
     fleet.update("one:1", state("a"))
     fleet.set_terminating("one:1", True)
     assert fleet.alive()[0].draining

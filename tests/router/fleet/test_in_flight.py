@@ -106,7 +106,7 @@ def test_a_dead_worker_has_nothing_coming():
     assert load(flight, "p") == (0, 0, 0, 0)
 
 
-def test_what_nobody_reports_on_is_forgotten():
+def test_unreported_placements_are_dropped():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 160, 10), prompt=[1])
     begin(flight, 2, 200.0, Share("d", 1, 160, 10), prompt=[1])
@@ -136,7 +136,7 @@ def test_the_prompts_remembered_for_one_worker_are_bounded():
     assert flight._prefixes == {}
 
 
-def test_who_watches_hears_of_each_worker_whose_load_changes():
+def test_watchers_are_notified_of_each_worker_whose_load_changes():
     flight = InFlight()
     watched, other = flight.watch(), flight.watch()
     begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10))

@@ -33,7 +33,7 @@ def test_bounds_grow_evenly_over_their_decades():
     assert all(1.1 < after / before < 1.2 for before, after in itertools.pairwise(bounds))
 
 
-async def test_a_router_without_traffic_says_who_is_there(world):
+async def test_a_router_without_traffic_reports_its_workers(world):
     router = await world.router(await world.worker(state("d", DECODE)), await world.worker(state("p", PREFILL)))
     fleet = await fleet_of(router)
     assert {entry.state.worker_id: entry.alive for entry in fleet.workers} == {"d": True, "p": True}
@@ -65,7 +65,7 @@ async def test_placements_are_counted_and_the_newest_come_first(world):
     assert len(counted(totals.itl_seconds)) == 9
 
 
-async def test_refusals_are_counted_and_no_placements_are_told_where_none_are_asked_for(world):
+async def test_refusals_are_counted_and_placements_only_returned_on_request(world):
     router = await world.router(await world.worker(state("w1")))
     await router.place()
     with pytest.raises(Exception, match="served are: m"):

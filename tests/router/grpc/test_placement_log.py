@@ -16,7 +16,7 @@ async def test_a_placement_alone_has_a_record_with_its_request_id(caplog):
     assert caplog.messages == ["placed on w1, prefill there"]
 
 
-async def test_many_are_told_together_and_all_of_them(caplog):
+async def test_many_placements_are_logged_together_and_completely(caplog):
     caplog.set_level(logging.INFO)
     log = PlacementLog()
     for number in range(600):
@@ -30,7 +30,7 @@ async def test_many_are_told_together_and_all_of_them(caplog):
     assert len(caplog.messages) == 3
 
 
-async def test_nothing_is_gathered_that_nobody_logs(caplog):
+async def test_nothing_is_collected_without_logging(caplog):
     caplog.set_level(logging.WARNING)
     log = PlacementLog()
     log.add("r1", "w1", "")

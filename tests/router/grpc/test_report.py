@@ -45,7 +45,7 @@ async def test_others_have_their_turns_while_much_is_reported(world, servicer, r
     assert len(set(left)) >= 10, "it ends a few at a time"
 
 
-async def test_a_report_that_nobody_waits_for_any_more_counts_whole(world, servicer, report):
+async def test_a_report_whose_caller_has_gone_counts_completely(world, servicer, report):
     reporting = asyncio.create_task(servicer.Report(report, None))
     await asyncio.sleep(0)
     assert 0 < len(world.placer.in_flight) < COUNT

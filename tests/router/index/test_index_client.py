@@ -109,7 +109,7 @@ async def client(kvstore, run_client, monkeypatch):
     return client
 
 
-async def test_a_gap_drops_the_worker_and_watches_anew(kvstore, client):
+async def test_a_gap_drops_the_worker_and_restarts_the_watch(kvstore, client):
     kvstore.snapshot("a", 1)
     kvstore.snapshot("b", 1)
     kvstore.batch("a", 2, 5)
@@ -176,7 +176,7 @@ async def test_a_new_stream_begins_with_what_is_known_and_goes_on_from_there(kvs
     assert client.num_resyncs == 0
 
 
-async def test_a_silent_workers_entries_count_again_when_it_is_heard(kvstore, client):
+async def test_a_silent_workers_entries_count_again_after_a_message(kvstore, client):
     kvstore.silent("a")
     kvstore.snapshot("a", 1)
     await eventually(lambda: client.index.epoch("a") == 1, "its entries come")
@@ -214,12 +214,12 @@ async def test_batches_for_a_worker_dropped_by_its_own_word_are_no_gap(kvstore, 
     assert kvstore.num_watches == 1
 
 
-async def test_batches_for_a_worker_never_told_of_are_a_gap(kvstore, client):
+async def test_batches_of_an_unreported_worker_are_a_gap(kvstore, client):
     kvstore.batch("stranger", 1, 2)
     await kvstore.until_watched(2)
 
 
-async def test_a_silent_kvstore_is_watched_anew(kvstore, client):
+async def test_a_silent_kvstore_is_watched_again(kvstore, client):
     kvstore.snapshot("a", 1)
     began = asyncio.get_running_loop().time()
     await kvstore.until_watched(2)

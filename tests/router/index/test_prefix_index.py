@@ -66,7 +66,7 @@ def test_the_first_part_of_a_new_epoch_ends_the_old_entries():
     assert index.epoch("a") is None
 
 
-def test_a_gap_drops_the_worker_and_nobody_else():
+def test_a_gap_drops_only_its_worker():
     index = index_of(a=[1], b=[1])
     assert not index.apply(batch("a", 2, stored(2)))
     assert index.lookup(blocks(1)) == {"b": 1}
@@ -126,7 +126,7 @@ def test_more_workers_than_a_machine_word_has_bits():
     assert found == {f"w{number}": number for number in range(1, 200)}
 
 
-def test_the_tiers_of_a_prefix_are_told_apart():
+def test_the_tiers_of_a_prefix_are_distinguished():
     index = index_of(a=[1, 2, 3, 4], b=[1])
     index.apply(batch("a", 1, stored(2, 3, 5, tier=HOST), removed(3)))
     index.apply(batch("b", 1, stored(2, tier=HOST)))

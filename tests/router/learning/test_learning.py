@@ -56,7 +56,7 @@ def test_a_rate_beyond_all_reason_is_bounded_by_the_fleet_s():
     assert rates_of(view(prefill_tokens_per_second=1e-3), fleet).prefill_tokens_per_second == 10
 
 
-def test_batch_and_context_are_told_apart():
+def test_batch_and_context_costs_are_learned_separately():
     draw = random.Random(1)
     model = StepModel()
     for _ in range(4000):
@@ -94,7 +94,7 @@ def test_a_bias_does_not_overshoot_when_outcomes_come_late():
     assert 1.9 < largest < 2.1
 
 
-def test_a_long_wait_tells_little_of_the_prompt():
+def test_a_long_wait_has_little_weight_for_the_prompts_speed():
     bias = Bias()
     for number in range(100):
         bias.observe(0.01, 10.0, 12.0, number / 10)

@@ -65,7 +65,7 @@ def test_models_do_not_teach_each_other():
     assert lengths.expected("other", 0) == 128
 
 
-def test_what_ended_otherwise_or_was_never_reported_tells_nothing():
+def test_other_ends_and_unreported_placements_are_not_learned_from():
     lengths = OutputLengths()
     for number in range(1000):
         lengths.begin("m", number, float(number))

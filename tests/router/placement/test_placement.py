@@ -67,7 +67,7 @@ def test_a_tenant_that_fills_the_queues_has_no_newcomer_refused():
         choose([full], tenants, tenant="new")
 
 
-def test_without_tenants_the_queues_bound_is_everyones():
+def test_without_tenants_the_bound_of_the_queue_is_shared():
     full = snapshot(num_running=64, queue_depth=64)
     with pytest.raises(NoCapacity):
         choose([full], {"": TenantLoad(1.0, 64 * 4000, 64)})
@@ -169,7 +169,7 @@ def test_in_full_queues_a_tenant_has_its_share_and_no_more(why, held, weight, ho
     assert exceeds_share(tenants(**held), "t", weight, 100, how_full) == refused, why
 
 
-def test_a_greedy_tenant_is_told_when_to_come_back_and_the_other_is_served():
+def test_a_greedy_tenant_gets_a_retry_delay_and_the_other_is_served():
     crowded = [snapshot(f"w{number}", num_running=64, queue_depth=56) for number in range(2)]
     with pytest.raises(NoCapacity, match="tenant 'greedy' has 90000 tokens") as error:
         choose(crowded, tenants(greedy=90_000, modest=9000), tenant="greedy")

@@ -120,7 +120,7 @@ def test_reports_end_placements_and_teach_the_output_length():
     assert world.placer.report(router_pb2.PlacementOutcome(placement_id=1)) is None
 
 
-def test_a_report_on_what_is_not_known_here_is_told_to_other_routers():
+def test_a_report_on_an_unknown_placement_is_forwarded_to_other_routers():
     """A router that started again is reported to before it has heard its peers, who count the placement still."""
 
     class Peers:
@@ -176,7 +176,7 @@ def test_draining_cordoned_and_excluded_workers_are_left_out():
     assert error.value.retry_after_ms
 
 
-def test_an_excluded_worker_that_started_anew_is_taken_again():
+def test_an_excluded_worker_is_used_again_after_a_restart():
     world = World(state("a"))
     world.place(request_id="q")
     with pytest.raises(Unavailable):
@@ -220,7 +220,7 @@ def test_a_prompt_that_no_pool_can_hold_is_refused():
         World(state("a", num_blocks=10)).place(num_prompt_tokens=160)
 
 
-def test_when_every_queue_is_full_the_answer_is_quick_and_says_when_to_come_back():
+def test_full_queues_are_refused_quickly_with_a_retry_delay():
     world = World(state("a", num_running=64, queue_depth=60), state("b", num_running=64, queue_depth=63))
     for _ in range(5):
         world.place()
@@ -251,7 +251,7 @@ def test_workers_that_know_no_rates_are_taken_to_be_like_the_others():
     assert prefill.seconds == pytest.approx(16.0)
 
 
-def test_a_state_of_before_a_partition_does_not_drop_what_the_index_knows_of_the_new_epoch():
+def test_a_state_from_before_a_partition_keeps_the_new_epochs_index():
     world = World(state("a", epoch=1), state("b"))
     world.fleet.lose("a", "it is not heard")
     world.cache("a", 1, 2, epoch=2)
@@ -260,7 +260,7 @@ def test_a_state_of_before_a_partition_does_not_drop_what_the_index_knows_of_the
     assert world.place(4000, [1, 2]).decode_cached_tokens > 0
 
 
-def test_a_worker_that_failed_a_gateway_is_left_until_it_tells_its_state():
+def test_a_worker_that_failed_a_gateway_is_avoided_until_its_next_state():
     world = World(state("a"), state("b"))
     placed = world.place()
     failed, other = placed.decode.worker_id, ({"a", "b"} - {placed.decode.worker_id}).pop()
@@ -277,7 +277,7 @@ def test_where_every_worker_failed_a_gateway_they_are_taken_all_the_same():
     assert world.place(request_id="s").decode.worker_id == "a"
 
 
-def test_the_failure_of_a_former_life_says_nothing_of_this_one():
+def test_a_failure_of_an_earlier_epoch_is_ignored():
     world = World(state("a"), state("b"))
     placed = world.place()
     world.update(state(placed.decode.worker_id, epoch=2))
@@ -286,7 +286,7 @@ def test_the_failure_of_a_former_life_says_nothing_of_this_one():
     assert placed.decode.worker_id in chosen
 
 
-def test_what_nobody_reports_on_is_forgotten_where_nothing_is_placed_any_more():
+def test_unreported_placements_are_dropped_without_new_ones():
     world = World(state("a"))
     world.place()
     assert len(world.placer.in_flight) == 1

@@ -108,7 +108,7 @@ def test_workers_whose_layouts_can_be_converted_are_paired(other):
     assert {option.prefill for option in options} == {None, prefill}
 
 
-def test_between_equals_everyone_has_a_turn():
+def test_equal_workers_are_used_in_turn():
     fleet = [snapshot(f"w{number}") for number in range(5)]
     winners = [rank(fleet, (), demand(), rotation)[0].decode.view.worker_id for rotation in range(10)]
     assert sorted(winners) == sorted(one.view.worker_id for one in fleet * 2)

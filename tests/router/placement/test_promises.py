@@ -90,7 +90,7 @@ def test_a_quick_fleet_does_not_forget_sooner():
     assert kept_after(10.0) == pytest.approx(kept_after(500.0), abs=0.5), "a second of outcomes, however many"
 
 
-def test_a_short_stream_tells_less_than_a_long_one():
+def test_a_short_stream_has_less_weight_than_a_long_one():
     short, long = Kept(), Kept()
     for kept, part in ((short, 0.1), (long, 1.0)):
         for _ in range(20):
@@ -111,7 +111,7 @@ def test_a_worker_at_its_limit_takes_what_is_cheap_and_refuses_what_is_not(promi
     assert gain(promises, full._replace(num_cached_tokens=15_900), demand(16_000)) > 0
 
 
-def test_nobody_is_refused_on_a_guess():
+def test_no_request_is_refused_on_a_guess():
     asked = Asked(types_pb2.ModelInfo(name="m"), demand(30_000))
     guessed = snapshot(num_running=60, rates=replace(RATES, is_measured=False))._replace(stalled_part=0.8)
     full = option(guessed, asked.demand)
@@ -154,7 +154,7 @@ def test_a_wait_that_takes_more_than_half_of_the_objective_is_refused_with_a_tim
     assert refused.value.retry_after_ms >= 500
 
 
-def test_who_is_in_no_hurry_is_refused_first():
+def test_requests_with_less_priority_are_refused_first():
     with pytest.raises(NoCapacity):
         admit(waiting(0.4), asked_by(priority=1))
     assert admit(waiting(0.2), asked_by(priority=1))

@@ -56,7 +56,7 @@ def test_one_whose_load_changed_is_looked_at_again(cache, maker):
     assert not cache.changed
 
 
-def test_one_that_told_a_new_state_is_looked_at_again(cache, maker):
+def test_a_worker_with_a_new_state_gets_a_new_snapshot(cache, maker):
     views = [view(name) for name in "abc"]
     cache.update(views, RATES, 0.0)
     maker.taken()

@@ -46,7 +46,7 @@ def test_the_tables_hold_every_published_row():
         (["--workload", "4x8/2", "--repeat", "0"], "--repeat must be at least 1"),
     ],
 )
-def test_wrong_flags_are_one_line_that_says_what_is_right(flags, message, capsys):
+def test_wrong_flags_are_one_line_with_the_allowed_values(flags, message, capsys):
     assert bench_engine.main(["--executor", "sim", *flags]) == 2
     shown = capsys.readouterr().err
     assert message in shown

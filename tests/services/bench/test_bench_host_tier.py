@@ -19,7 +19,7 @@ def test_prompts_are_computed_found_and_brought_back(beside, tmp_path, capsys):
         assert bool(row["gaps"]["host"]) == bool(beside)
 
 
-def test_a_host_memory_that_is_too_small_is_said(capsys):
+def test_too_small_host_memory_is_reported(capsys):
     flags = ["--executor", "sim", "--tokens", "512", "--repeat", "1", "--host-cache-gb", "0.01"]
     assert bench_host_tier.main(flags) == 1
     assert "did not reach host memory" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from bench.engine.mixes import MIXES, arrivals
 MODEL = str(Path(__file__).parents[3] / "models" / "storyteller-7m")
 
 
-def test_a_mix_that_nobody_knows_is_one_line(capsys):
+def test_an_unknown_mix_is_one_line(capsys):
     assert bench_mixes.main(["--executor", "cpu", "--model", MODEL, "--only", "nonsense"]) == 2
     shown = capsys.readouterr().err
     assert "no mix is named so; there are: long-tailed" in shown

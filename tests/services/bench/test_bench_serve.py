@@ -88,12 +88,12 @@ def test_lengths_are_fixed_or_a_range():
         (["--input-len", "9:3"], "LEAST is not over MOST"),
     ],
 )
-def test_wrong_flags_are_one_line_that_says_what_is_right(flags, message, capsys):
+def test_wrong_flags_are_one_line_with_the_allowed_values(flags, message, capsys):
     assert bench_serve.main(flags) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_matplotlib_is_said_before_any_load(monkeypatch, capsys):
+def test_a_missing_matplotlib_is_reported_before_any_load(monkeypatch, capsys):
     monkeypatch.setattr(bench_serve.serve_plot, "is_missing", lambda: True)
     assert bench_serve.main(["--sweep", "1,2", "--png", "x.png"]) == 2
     assert "pip install 'baton-inference[bench]'" in capsys.readouterr().err
@@ -143,7 +143,7 @@ async def test_prompts_and_answers_over_http_have_the_exact_lengths(endpoint, tm
     assert level["ttft"]["p50"] > 0
 
 
-async def test_refusals_are_counted_by_what_they_say(capsys):
+async def test_refusals_are_counted_by_their_message(capsys):
     async with rest_side(all_tokens) as rest:
         rest.generator.refusal = None
         url = f"http://127.0.0.1:{rest.port}"

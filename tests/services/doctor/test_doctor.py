@@ -32,7 +32,7 @@ def worst(findings):
     return max(findings, key=lambda one: order.index(one.level))
 
 
-def test_every_finding_that_is_not_well_says_what_mends_it():
+def test_every_bad_finding_has_a_fix():
     bad = [
         *limits.check_limits(replace(LIMITS, open_files=256, shared_memory=64 << 20, locked_memory=1 << 16), WORKER),
         *limits.check_limits(replace(LIMITS, container_memory=GIB), replace(WORKER, host_cache_bytes=2 * GIB)),
@@ -76,7 +76,7 @@ def test_rdma_needs_locked_memory():
     assert worst(limits.check_limits(facts, replace(WORKER, transports=("tcp",)))).level is Level.OK
 
 
-def test_gpus_as_nvidia_smi_tells_them():
+def test_nvidia_smis_output_is_parsed():
     (gpu,) = gpus.parse_gpus(GPU_LINE + "\nno such line\n")
     assert (gpu.name, gpu.driver, gpu.free_mib, gpu.capability) == ("NVIDIA H100 80GB HBM3", "570.86.15", 81000, (9, 0))
     torch = gpus.Torch("2.13.0+cu130", "13.0", True, 1)
@@ -199,7 +199,7 @@ def test_rights_at_the_api_server(status, slices, level, word):
     assert "kubectl -n baton" in found.fix or status not in (403, 200) or level is Level.OK
 
 
-def test_a_model_that_does_not_fit_is_told_with_both_sizes():
+def test_a_model_that_does_not_fit_is_reported_with_both_sizes():
     facts = model.ModelFacts("m", True, architecture="LlamaForCausalLM", has_tokenizer=True, weight_bytes=140 * GIB)
     found = worst(model.check_model(facts, WORKER, model.Capacity(gpu=70 * GIB)))
     assert found.level is Level.FAILED

@@ -81,7 +81,7 @@ def test_a_message_about_a_file_of_keys_keeps_its_path():
     assert SECRET not in without_secrets(f"api_key={SECRET}", keep_paths=True)
 
 
-def test_collect_env_tells_no_secret_of_the_environment(capsys, monkeypatch):
+def test_collect_env_prints_no_secret_of_the_environment(capsys, monkeypatch):
     environ = {
         "BATON_GATEWAY_REDIS_URL": f"redis://user:{SECRET}@redis:6379/0",
         "BATON_GATEWAY_API_KEYS": f"/run/{SECRET}.toml",
@@ -107,7 +107,7 @@ def test_collect_env_tells_no_secret_of_the_environment(capsys, monkeypatch):
     assert any(one.startswith("grpcio==") for one in document["packages"])
 
 
-def test_doctor_tells_no_secret(capsys):
+def test_doctor_prints_no_secret(capsys):
     url = f"redis://:{SECRET}@127.0.0.1:1/0"
     environ = {"BATON_GATEWAY_REDIS_URL": url, "BATON_GATEWAY_MODEL": f"/nowhere/{SECRET}"}
     assert cli.main(["doctor", "gateway", "--look-timeout", "5"], environ) == 1

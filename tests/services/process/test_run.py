@@ -78,7 +78,7 @@ def test_garbage_collections_do_not_pass_over_what_was_imported(racer):
     assert int(ended(racer, "--fate", "counts").stdout) < 3_000
 
 
-def test_a_service_that_cannot_start_says_why_in_one_line(racer):
+def test_a_service_that_cannot_start_prints_the_reason_in_one_line(racer):
     result = ended(racer, "--fate", "taken")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1

@@ -73,13 +73,13 @@ def test_a_key_of_another_ca_is_an_error(tmp_path):
         (["--dais", "1"], "unknown argument '--dais'; did you mean --days?"),
     ],
 )
-def test_wrong_flags_are_told_and_nothing_is_written(tmp_path, capsys, flags, told):
+def test_wrong_flags_are_reported_and_nothing_is_written(tmp_path, capsys, flags, told):
     assert main(["certs", "--dir", str(tmp_path / "new"), *flags], {}) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path, capsys):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["certs", "--dir", str(tmp_path / "file" / "sub")], {}) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err

@@ -56,7 +56,7 @@ def get(connection, path):
     return response.status, response.read().decode()
 
 
-def test_rest_is_served_to_who_shows_no_certificate(gateway, certificates):
+def test_rest_is_served_without_a_client_certificate(gateway, certificates):
     with closing(connected(gateway, trusting(certificates))) as connection:
         status, body = get(connection, "/metrics")
         assert connection.sock.version() in ("TLSv1.2", "TLSv1.3")
@@ -66,7 +66,7 @@ def test_rest_is_served_to_who_shows_no_certificate(gateway, certificates):
     } == {True}
 
 
-def test_clients_can_tell_who_it_is(gateway, tmp_path):
+def test_clients_can_verify_the_gateway(gateway, tmp_path):
     with pytest.raises(ssl.SSLCertVerificationError):
         get(connected(gateway, trusting(make_certs(tmp_path))), "/metrics")
 
@@ -86,14 +86,14 @@ def test_old_versions_of_tls_are_not_spoken(gateway, certificates):
         get(connected(gateway, context), "/metrics")
 
 
-def test_a_client_that_says_nothing_disturbs_nobody(gateway, certificates):
+def test_a_silent_client_affects_no_other(gateway, certificates):
     host, _, port = gateway.plan.probe_address.rpartition(":")
     other = connected(gateway, trusting(certificates))
     with socket.create_connection((host, int(port))), closing(other):
         assert get(other, "/metrics")[0] == 200
 
 
-def test_grpc_is_served_to_who_shows_no_certificate(gateway, certificates):
+def test_grpc_is_served_without_a_client_certificate(gateway, certificates):
     credentials = grpc.ssl_channel_credentials((certificates / "ca.crt").read_bytes())
     with grpc.secure_channel(gateway.plan.address, credentials) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -128,7 +128,7 @@ def test_new_files_are_shown_to_new_connections_on_both_ports(gateway, certifica
     assert metric(body, "baton_tls_reloads_total", set="rest_tls", result="refused") >= 1
 
 
-def test_up_says_what_a_folder_lacks(tmp_path):
+def test_up_reports_what_a_folder_lacks(tmp_path):
     with pytest.raises(SettingsError, match="--tls-edge needs --tls-dir"):
         tandem.plan_tls(tandem.UpConfig(tls_edge=True))
     with pytest.raises(SettingsError, match=r"operator\.crt cannot be read: No such file"):

@@ -43,7 +43,7 @@ def value_of(service, folder, name):
     return metric(metrics_over_tls(service.plan.metrics, folder, service.plan.command), name)
 
 
-def test_routers_hear_each_other(tmp_path):
+def test_routers_connect_to_each_other(tmp_path):
     folder = make_certs(tmp_path / "certs")
     nobody = f"127.0.0.1:{ports.free_ports(1)[0]}"
 
@@ -59,7 +59,7 @@ def test_routers_hear_each_other(tmp_path):
             )
 
 
-def test_kvstores_hear_each_other(tmp_path, redis_server):
+def test_kvstores_connect_to_each_other(tmp_path, redis_server):
     folder = make_certs(tmp_path / "certs")
 
     def flags(addresses):

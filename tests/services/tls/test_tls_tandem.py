@@ -135,7 +135,7 @@ async def test_it_answers_and_hands_kv_over(tandem, certificates):
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_every_method_accepts_whom_the_table_names_and_nobody_else(tandem, certificates, service):
+async def test_every_method_accepts_only_the_tables_clients(tandem, certificates, service):
     channels = {
         target: dial_as(certificates, service, target)(process(tandem, target).plan.address)
         for target in set(PROCESS_OF.values())
@@ -217,7 +217,7 @@ async def test_a_client_with_a_wrong_certificate_is_turned_away(tandem, certific
     await asyncio.to_thread(wait_until, lambda: logged in kvstore.log()[seen:], f"the kvstore logs {logged}")
 
 
-async def test_a_client_that_trusts_another_ca_says_so(tandem, tmp_path):
+async def test_a_client_that_trusts_another_ca_reports_it(tandem, tmp_path):
     async with dial_as(make_certs(tmp_path), ROUTER, KVSTORE)(tandem[KVSTORE].plan.address) as channel:
         problem = await why_not(channel)
     assert "CERTIFICATE_VERIFY_FAILED" in problem

@@ -81,14 +81,14 @@ def test_a_tandem_over_tls_is_ready_answers_and_stops(tmp_path, up):
         (("--tls-dir", "/nowhere"), "tls_certificate=/nowhere/operator.crt cannot be read: No such file"),
     ],
 )
-def test_what_is_missing_is_told_before_anything_starts(flags, told):
+def test_missing_files_are_reported_before_anything_starts(flags, told):
     ended = baton("up", *flags)
     assert ended.returncode == 2
     assert told in ended.stderr
 
 
 @pytest.mark.parametrize("service", ["gateway", "router", "worker", "kvstore"])
-def test_half_a_set_is_told_by_every_service(service):
+def test_an_incomplete_set_is_reported_by_every_service(service):
     ended = baton(service, "--tls-certificate", "c.pem", "--tls-ca", "ca.pem")
     assert ended.returncode == 2
     assert f"baton {service}: --tls-certificate, --tls-ca given without --tls-key" in ended.stderr

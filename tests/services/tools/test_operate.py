@@ -33,7 +33,7 @@ async def test_a_worker_is_drained_paused_put_to_sleep_woken_and_reloaded_by_nam
     assert "digest: " in printed
 
 
-async def test_a_refusal_is_told_with_the_workers_own_words(free_port, capsys):
+async def test_a_refusal_has_the_workers_message(free_port, capsys):
     async with running_worker(free_port) as worker:
         assert await baton("sleep", worker.address) == operate.EXIT_OK
         assert await baton("resume", worker.address) == operate.EXIT_FAILED

@@ -39,7 +39,7 @@ async def test_it_shows_the_services_own_certificate(tmp_path):
         assert await _exit_code("--address", address) == probe.EXIT_NOT_SERVING
 
 
-async def test_what_is_wrong_is_said(capsys, tmp_path):
+async def test_errors_are_reported(capsys, tmp_path):
     assert await _exit_code("--address", "127.0.0.1:1") == probe.EXIT_NOT_SERVING
     assert "127.0.0.1:1: UNAVAILABLE" in capsys.readouterr().err
     async with RpcServer("127.0.0.1:0", [], 0) as server:

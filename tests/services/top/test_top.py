@@ -84,7 +84,7 @@ def test_json_is_the_snapshot_that_the_console_gets(rig: Rig, capsys: pytest.Cap
     assert all(one["placement_id"].isdigit() for one in snapshot["placements"])
 
 
-def test_one_requests_time_and_evidence_are_told(rig: Rig, capsys: pytest.CaptureFixture[str]):
+def test_one_requests_times_and_evidence_are_shown(rig: Rig, capsys: pytest.CaptureFixture[str]):
     request_id = "req-00000003"
     assert run_top(rig.open, "--request", request_id) == top.EXIT_OK
     printed = capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_one_requests_time_and_evidence_are_told(rig: Rig, capsys: pytest.Captur
     assert "'nobody' is unknown, or too old" in capsys.readouterr().err
 
 
-def test_without_a_key_of_the_scope_admin_it_says_what_is_missing(rig: Rig, capsys: pytest.CaptureFixture[str]):
+def test_without_a_key_of_the_scope_admin_the_missing_scope_is_reported(rig: Rig, capsys: pytest.CaptureFixture[str]):
     for words in ([], ["--api-key", rig.keys["inference"]], ["--api-key", "bt-wrong"]):
         assert run_top(rig.guarded, *words) == top.EXIT_FAILED
         printed = capsys.readouterr()
@@ -108,13 +108,13 @@ def test_without_a_key_of_the_scope_admin_it_says_what_is_missing(rig: Rig, caps
     assert "decode-0" in capsys.readouterr().out
 
 
-def test_a_gateway_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture[str]):
+def test_a_missing_gateway_is_reported(capsys: pytest.CaptureFixture[str]):
     (port,) = ports.free_ports(1)
     assert run_top(f"http://127.0.0.1:{port}", "--json") == top.EXIT_FAILED
     assert "cannot be reached" in capsys.readouterr().err
 
 
-def test_over_tls_it_wants_to_know_whom_to_trust_and_a_gateway_without_its_router_says_so(
+def test_over_tls_it_needs_a_ca_and_a_gateway_without_its_router_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     certificates = make_certs(tmp_path / "certs")

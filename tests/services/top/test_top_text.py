@@ -89,7 +89,7 @@ def test_what_clients_named_steers_no_terminal():
     assert not any(char in line for line in lines for char in "\x1b\x07\n")
 
 
-def test_bad_states_are_said():
+def test_bad_states_are_reported():
     assert top_text.problems(snapshot_of()) == []
     assert "No worker is alive" in top_text.problems(snapshot_of(alive=False))[0]
     assert "have no workers yet" in top_text.problems(snapshot_of(0))[0]
@@ -126,7 +126,7 @@ def test_keys_sort_reverse_change_the_view_and_hold_the_picture():
     assert picture.held is None
 
 
-def test_before_the_first_snapshot_it_says_what_it_waits_for():
+def test_before_the_first_snapshot_it_shows_what_it_waits_for():
     lines, marked = Picture().lines(None, "http://x: cannot be reached", 80, 24)
     assert (lines[0], marked) == ("baton top: http://x: cannot be reached", -1)
 

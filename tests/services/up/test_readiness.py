@@ -40,5 +40,5 @@ async def test_http_ready_decides(status, ready):
 
 
 @pytest.mark.parametrize("probe", list(Probe))
-async def test_nobody_there_is_not_ready(probe, free_port):
+async def test_a_refused_connection_is_not_ready(probe, free_port):
     assert not await is_ready(probe, f"127.0.0.1:{free_port}")

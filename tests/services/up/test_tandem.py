@@ -26,7 +26,7 @@ def test_a_tandem_is_five_services():
     assert [one.name for one in plan()] == ["gateway", "router", "worker prefill-0", "worker decode-0", "kvstore"]
 
 
-def test_services_are_told_each_others_addresses():
+def test_services_get_each_others_addresses():
     services = by_name(plan(decode_workers=2))
     workers = [services[name] for name in ("worker prefill-0", "worker decode-0", "worker decode-1")]
     assert flag(services["gateway"], "--router") == services["router"].address
@@ -45,7 +45,7 @@ def test_without_prefill_workers_the_others_do_both():
     assert flag(services["worker both-0"], "--role") == "both"
 
 
-def test_the_model_is_called_by_its_folder_unless_told_otherwise():
+def test_the_models_default_name_is_its_folders():
     assert {flag(one, "--served-model-name") for one in plan() if "--model" in one.flags} == {"story"}
     assert flag(plan(served_model_name=("tales",))[0], "--served-model-name") == "tales"
 
@@ -60,7 +60,7 @@ def test_workers_have_a_models_first_name_and_the_gateway_all():
     ("config", "threads"),
     [({}, "4"), ({"decode_workers": 2}, "2"), ({"decode_workers": 20}, "1"), ({"threads": 6}, "6")],
 )
-def test_workers_share_the_cores_unless_told_otherwise(config, threads):
+def test_workers_share_the_cores_by_default(config, threads):
     assert {flag(one, "--threads") for one in plan(**config) if one.command == "worker"} == {threads}
 
 
@@ -68,7 +68,7 @@ def test_every_service_logs_in_the_chosen_form():
     assert {flag(one, "--log-format") for one in plan(log_format="json")} == {"json"}
 
 
-def test_only_the_gateway_is_told_of_prompts_and_outputs_and_only_what_was_said():
+def test_only_the_gateway_gets_the_logging_flags_and_only_those_set():
     said = {
         "tool_call_parser": "hermes",
         "reasoning_parser": "none",

@@ -224,7 +224,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers():
         assert number in caught.value.message
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back():
+def test_a_full_queue_refuses_with_a_retry_delay():
     rig = make_rig(make_executor(max_num_requests=2), max_num_requests=2, max_queue_depth=3)
     requests = [make_request(prompt_of(5, salt=i)) for i in range(5)]
     rig.submit(*requests)
@@ -299,7 +299,7 @@ def test_counters_add_up():
     assert counters.num_steps > 0
 
 
-def test_times_are_told_at_the_finish():
+def test_times_are_reported_at_the_finish():
     clock = Clock()
     rig = make_rig(make_executor(clock, speed=SimSpeed(base=1.0), max_num_requests=1), clock, max_num_requests=1)
     first, second = make_request(prompt_of(5), 3), make_request(prompt_of(5, salt=1), 3)
@@ -317,7 +317,7 @@ def test_the_audit_sees_a_leak():
         rig.engine.audit()
 
 
-def test_who_has_given_tokens_elsewhere_starts_before_those_that_have_not():
+def test_resumed_requests_start_before_new_ones():
     rig = make_rig(max_num_requests=1)
     fresh = [make_request(prompt_of(9, salt=i), 4) for i in range(3)]
     for request in fresh:

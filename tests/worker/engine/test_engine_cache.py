@@ -21,7 +21,7 @@ def test_a_burst_with_one_prefix_computes_it_once(depth: int):
 
 
 @DEPTHS
-def test_aborting_the_one_that_computes_a_prefix_wakes_those_who_wait(depth: int):
+def test_aborting_the_request_that_computes_a_prefix_wakes_the_waiting_ones(depth: int):
     rig = make_rig(make_executor(depth=depth))
     prompt = prompt_of(200)
     requests = [make_request([*prompt, 50 + i], 4) for i in range(4)]
@@ -34,7 +34,7 @@ def test_aborting_the_one_that_computes_a_prefix_wakes_those_who_wait(depth: int
     check_all(rig, [requests[1], requests[3]])
 
 
-def test_preempting_the_one_that_computes_a_prefix_wakes_those_who_wait():
+def test_preempting_the_request_that_computes_a_prefix_wakes_the_waiting_ones():
     rig = make_rig(make_executor(num_blocks=32), max_num_batched_tokens=32)
     prompt = prompt_of(100)
     low = [make_request([*prompt, 50 + i], 4, priority=5) for i in range(3)]
@@ -65,7 +65,7 @@ def test_events_replayed_give_the_cached_hashes():
 
 
 @DEPTHS
-def test_a_reset_forgets_the_cache_and_disturbs_nobody(depth: int):
+def test_a_reset_drops_the_cache_and_affects_no_request(depth: int):
     rig = make_rig(make_executor(depth=depth))
     prompt = prompt_of(40)
     running = [make_request([*prompt, 9], 20), make_request([*prompt, 8], 20)]
@@ -83,7 +83,7 @@ def test_a_reset_forgets_the_cache_and_disturbs_nobody(depth: int):
     check_all(rig, [*running, again])
 
 
-def test_evictions_are_told_of_before_the_step_that_overwrites_the_blocks_has_ended():
+def test_evictions_are_published_before_the_overwriting_step_ends():
     rig = make_rig(make_executor(num_blocks=16))
     told: list[tuple[int, int]] = []
 

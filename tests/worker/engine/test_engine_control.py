@@ -39,7 +39,7 @@ class ControlTarget:
 
 
 @pytest.mark.parametrize("audit", [True, False])
-def test_stats_walk_the_pool_only_when_asked_and_say_the_same(audit):
+def test_stats_audit_the_pool_only_on_request_and_agree_with_it(audit):
     target = ControlTarget()
     target.rig.run(make_request(prompt_of(30), 4))
     target.rig.submit(make_request(prompt_of(50, 1), 40))

@@ -59,7 +59,7 @@ def test_a_long_prompt_whose_request_ends_is_findable_whole():
     assert len(rig.engine.cached_hashes()) == 1200 * 16
 
 
-def test_one_who_waits_for_a_long_prompt_goes_on_when_it_is_findable():
+def test_a_request_that_waits_for_a_long_prompt_continues_when_its_blocks_are_cached():
     rig = make_long_rig()
     prompt = prompt_of(1200 * BLOCK_SIZE + 1)
     request, other = submit_remote(rig, prompt, 4), make_request(prompt, 4, remote_prefill=True)
@@ -91,7 +91,7 @@ def test_preempting_a_long_prompt_while_it_is_stored_loses_nothing():
     assert rig.seen.finishes[request.request_id].num_preemptions == 1
 
 
-def test_room_for_a_lease_is_made_while_its_prompt_is_computed():
+def test_blocks_for_a_lease_are_evicted_while_its_prompt_is_computed():
     rig = make_long_rig(num_blocks=1024)
     rig.run(*(make_request(prompt_of(1000, salt), 1) for salt in range(5)))
     assert rig.engine.load().num_free_blocks == 1024

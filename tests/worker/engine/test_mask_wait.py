@@ -16,7 +16,7 @@ def test_others_lose_a_small_share_of_a_step_and_nothing_while_the_device_comput
     assert max_wait_seconds(replace(busy, step_seconds=60.0)) < 0.01
 
 
-def test_compilations_are_waited_for_only_by_who_has_nothing_else_to_do() -> None:
+def test_the_engine_waits_for_compilations_only_when_idle() -> None:
     compiling = replace(ALONE, advancing=False)
     assert max_wait_seconds(replace(compiling, others_can_run=True)) == 0
     assert max_wait_seconds(replace(compiling, in_flight=True)) == 0

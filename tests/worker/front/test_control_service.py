@@ -136,7 +136,7 @@ async def test_a_pause_may_wait_for_what_runs_and_gives_up_at_its_deadline(worke
     assert len(slot.tokens) == NUM_TOKENS
 
 
-async def test_while_stopped_it_tells_so_and_refuses_new_requests_which_are_worth_a_retry(worker: Worker) -> None:
+async def test_while_stopped_it_reports_so_and_refuses_requests_with_a_retryable_error(worker: Worker) -> None:
     stream = worker.stream()
     control = worker.control
     for stop, request, go_on, ended in (
@@ -156,7 +156,7 @@ async def test_while_stopped_it_tells_so_and_refuses_new_requests_which_are_wort
         assert slot.finish is not None
 
 
-async def test_what_cannot_be_done_while_it_sleeps_says_what_to_call_first(worker: Worker) -> None:
+async def test_operations_refused_while_asleep_name_the_call_needed_first(worker: Worker) -> None:
     await worker.control.Sleep(pb.SleepRequest(), timeout=20)
     for method, request in (
         (worker.control.Pause, pb.PauseRequest()),
@@ -193,7 +193,7 @@ async def test_a_drain_fails_what_is_left_at_its_deadline(worker: Worker) -> Non
 
 
 @pytest.mark.parametrize("stop", ["pause", "sleep"])
-async def test_a_stopped_worker_that_is_told_to_end_gives_what_it_kept_back_at_once(worker: Worker, stop: str) -> None:
+async def test_a_stopped_worker_returns_its_requests_at_once_on_shutdown(worker: Worker, stop: str) -> None:
     stream = await begun(worker)
     keep = pb.RUNNING_REQUESTS_KEEP
     if stop == "pause":

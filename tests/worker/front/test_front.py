@@ -92,7 +92,7 @@ async def test_messages_reach_the_engine_behind_their_prompts(stub, engine: Fake
     call.cancel()
 
 
-async def test_bytes_pass_in_both_directions_and_the_close_is_told(stub, engine: FakeEngine) -> None:
+async def test_bytes_pass_in_both_directions_and_the_close_is_reported(stub, engine: FakeEngine) -> None:
     call = stub.GenerateStream()
     request = worker_pb2.GenerateStreamRequest(aborts=[4])
     await call.write(request)
@@ -201,7 +201,9 @@ async def test_a_ping_is_answered_by_the_front_and_the_engine_looked_at(stub, en
     call.cancel()
 
 
-async def test_a_stuck_device_is_told_on_every_stream_in_every_pong_and_in_the_state(stub, engine: FakeEngine) -> None:
+async def test_a_stalled_device_is_reported_on_every_stream_in_every_pong_and_in_the_state(
+    stub, engine: FakeEngine
+) -> None:
     engine.handlers[Kind.STATE](0, worker_pb2.WatchStateResponse().SerializeToString())
     generate, prefill = stub.GenerateStream(), stub.PrefillStream()
     for _ in range(2):

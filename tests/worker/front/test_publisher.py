@@ -95,7 +95,7 @@ def test_changes_close_together_share_a_batch_in_order(harness: Harness) -> None
     assert harness.log.deadline is None
 
 
-def test_what_is_gone_is_told_at_once_with_all_that_waits(harness: Harness) -> None:
+def test_removed_blocks_are_published_at_once_with_waiting_events(harness: Harness) -> None:
     harness.log.open(1)
     harness.cache.events.append(StoredEvent(block(1)))
     harness.log.collect()
@@ -138,7 +138,7 @@ def test_an_empty_cache_has_a_snapshot_too(harness: Harness) -> None:
     assert (snapshot.snapshot.first, snapshot.snapshot.last, snapshot.snapshot.block_hashes) == (True, True, b"")
 
 
-def test_what_nobody_heard_shows_in_the_next_hello(harness: Harness) -> None:
+def test_undelivered_events_are_visible_in_the_next_hello(harness: Harness) -> None:
     harness.log.open(1)
     harness.happen(StoredEvent(block(1)))
     harness.log.close(1)
@@ -149,7 +149,7 @@ def test_what_nobody_heard_shows_in_the_next_hello(harness: Harness) -> None:
     assert hello.hello.sequence > 1
 
 
-def test_a_new_epoch_is_told_unasked_and_numbers_from_one(harness: Harness) -> None:
+def test_a_new_epoch_is_published_unasked_and_numbered_from_one(harness: Harness) -> None:
     harness.log.open(1)
     harness.happen(StoredEvent(block(1)))
     harness.take()
@@ -259,7 +259,7 @@ async def test_a_reset_empties_the_index_and_a_new_epoch_fills_it(free_port: int
         assert index.gaps == []
 
 
-async def test_a_worker_serves_without_an_index_and_tells_one_that_comes_back(free_port: int) -> None:
+async def test_a_worker_serves_without_an_index_and_publishes_when_it_returns(free_port: int) -> None:
     address = f"127.0.0.1:{ports.free_ports(1)[0]}"
     async with running_worker(free_port, kvstore=address) as worker:
         (slot,) = await worker.stream().generate(submit(0, list(range(5, 53))))
@@ -353,7 +353,7 @@ def test_events_and_snapshots_name_the_groups_that_hold_a_block(harness: Harness
     assert (list(partly.snapshot.groups), partly.snapshot.block_hashes) == ([0, 2], block(3))
 
 
-def test_a_block_that_a_group_loses_is_told_at_once(harness: Harness) -> None:
+def test_a_block_evicted_from_a_group_is_published_at_once(harness: Harness) -> None:
     harness.log.open(1)
     harness.take()
     harness.cache.events.append(StoredEvent(block(1), groups=(0,)))

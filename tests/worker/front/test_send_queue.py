@@ -99,7 +99,7 @@ async def test_a_clean_close_ends_with_none() -> None:
     assert await reading is None
 
 
-async def test_taking_makes_room() -> None:
+async def test_taking_frees_capacity() -> None:
     queue = SendQueue(max_bytes=10)
     for _ in range(100):
         queue.push(b"12345")

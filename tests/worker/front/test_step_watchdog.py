@@ -137,7 +137,7 @@ class Told:
             self.watch.look(on_time)
 
 
-async def test_a_step_beyond_its_limit_is_told_once_and_so_is_its_end():
+async def test_a_step_beyond_its_limit_and_its_end_are_reported_once():
     told = Told()
     told.step_status.begin(LEAST)
     told.look(TICKS - 1)
@@ -160,7 +160,7 @@ async def test_steps_that_end_are_no_stall_however_many():
     assert told.changes == []
 
 
-async def test_ticks_that_come_late_blame_nobody():
+async def test_late_ticks_report_no_stall():
     told = Told()
     told.step_status.begin(LEAST)
     told.look(10 * TICKS, on_time=False)
@@ -169,7 +169,7 @@ async def test_ticks_that_come_late_blame_nobody():
     assert told.changes == [True]
 
 
-async def test_a_device_that_uses_cpu_time_is_slow_and_not_stuck():
+async def test_a_device_that_uses_cpu_time_is_slow_and_not_stalled():
     told = Told()
     told.step_status.begin(LEAST)
     for _ in range(10 * TICKS):
@@ -189,7 +189,7 @@ async def test_the_cpu_time_of_idle_threads_does_not_count():
     assert told.changes == [True]
 
 
-async def test_nobody_looks_while_nothing_is_asked():
+async def test_a_closed_watchdog_does_not_poll():
     told = Told()
     told.step_status.begin(LEAST)
     told.watch.wake()
@@ -198,7 +198,7 @@ async def test_nobody_looks_while_nothing_is_asked():
     assert told.watch._timer is None
 
 
-def test_two_processes_share_a_board():
+def test_two_processes_share_a_step_status():
     descriptor = StepStatus.new_file()
     child = os.fork()
     if not child:
@@ -217,7 +217,7 @@ def test_a_process_that_computes_uses_cpu_time():
     assert cpu_seconds_of(2**30)() == 0
 
 
-def test_an_engine_says_of_every_step_how_long_it_may_take_and_of_none_when_it_rests():
+def test_an_engine_publishes_the_limit_of_every_step_and_none_when_idle():
     clock = Clock()
     step_status = StepStatus()
     seen: list[float] = []

@@ -344,7 +344,7 @@ async def test_a_hung_engine_is_ended_by_the_watch(free_port: int) -> None:
                 await worker.serving
 
 
-async def test_a_stopped_engine_is_ended_soon_when_a_gateway_hears_nothing(free_port: int) -> None:
+async def test_a_stopped_engine_is_ended_soon_while_its_gateway_gets_no_frames(free_port: int) -> None:
     async with running_worker(free_port, engine_process=True) as worker:
         stream = worker.stream()
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=1))

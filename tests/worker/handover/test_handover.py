@@ -112,7 +112,7 @@ def test_the_first_token_goes_out_before_the_kv_is_in(pair, network):
     assert decode.handover.counters().exposed_seconds.sum > 0
 
 
-def test_kv_that_is_there_before_the_first_token_is_told_of_after_it(pair, network):
+def test_kv_that_arrives_before_the_first_token_is_reported_after_it(pair, network):
     prefill, decode = pair
     told: list[str] = []
 

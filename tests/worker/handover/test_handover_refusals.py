@@ -67,7 +67,7 @@ def test_a_draining_prefill_worker_refuses(pair):
     assert decode.handover.counters().num_refused_prefills == 1
 
 
-def test_a_full_pool_here_waits_for_room_and_loses_nothing(network):
+def test_a_full_pool_here_waits_for_blocks_and_loses_nothing(network):
     prefill = make_node(network, "prefill")
     decode = make_node(network, "decode", make_executor(num_blocks=40))
     requests = [make_request(prompt_of(100, i), 20) for i in range(6)]
@@ -81,7 +81,7 @@ def test_a_full_pool_here_waits_for_room_and_loses_nothing(network):
         node.assert_nothing_held()
 
 
-def test_no_room_for_long_is_a_local_prefill(network):
+def test_a_long_wait_for_blocks_becomes_a_local_prefill(network):
     prefill = make_node(network, "prefill")
     decode = make_node(
         network, "decode", make_executor(num_blocks=40), HandoverSettings(lease_seconds=0.4, reserve_seconds=0.1)

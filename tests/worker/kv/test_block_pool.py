@@ -52,7 +52,7 @@ def test_the_least_recently_freed_prefix_goes_first():
     assert pool.allocate(1) == new
 
 
-def test_a_large_pool_evicts_some_blocks_together_and_tells_of_them_once():
+def test_a_large_pool_evicts_several_blocks_and_publishes_them_once():
     pool = BlockPool(2048)
     pool.free(hold(pool, *range(2048)))
     pool.take_events()
@@ -109,7 +109,7 @@ def test_a_settled_lease_is_held_like_any_other_block():
     assert pool.audit().num_cached_blocks == 1
 
 
-def test_room_is_made_ahead_from_the_oldest_on_and_no_more_than_asked():
+def test_early_eviction_takes_the_oldest_blocks_up_to_the_requested_number():
     pool = BlockPool(6)
     for number in range(5):
         pool.free(hold(pool, number))
@@ -157,7 +157,7 @@ def test_lookup_stops_at_the_first_unknown_block():
     assert pool.lookup([hash_of(1), hash_of(2), hash_of(3)]) == block_ids[:1]
 
 
-def test_events_tell_what_changed_in_order_and_once():
+def test_events_have_each_change_once_and_in_order():
     pool = BlockPool(2)
     pool.free(hold(pool, 1, 2))
     hold(pool, 3)
@@ -188,7 +188,7 @@ def test_the_audit_names_a_block_with_the_wrong_number_of_holders():
         pool.check_references([], [])
 
 
-def test_the_audit_sees_a_lease_that_nobody_knows():
+def test_the_audit_finds_an_unknown_lease():
     pool = BlockPool(2)
     pool.lease(1)
     with pytest.raises(DataLoss, match="1 blocks are leased, the open leases name 0"):

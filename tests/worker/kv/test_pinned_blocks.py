@@ -38,7 +38,7 @@ def test_setting_pins_replaces_those_before():
     assert pins.num_pinned == 1
 
 
-def test_a_request_needs_room_beside_what_others_pin_but_not_beside_its_own():
+def test_a_request_must_fit_beside_the_blocks_pinned_by_others():
     pins = PinnedBlocks(10, BLOCK_SIZE, 40)
     holder, other = make_state(8), make_state(5)
     pins.set(holder, blocks(0, 1, 2, 3, 4, 5))

@@ -45,7 +45,7 @@ def test_of_several_the_one_with_more_in_common_is_waited_for():
     assert prefixes.last_common(other, 0, 6) == Common(near, 1)
 
 
-def test_a_computed_block_wakes_those_who_wait_for_it_and_no_others():
+def test_a_computed_block_wakes_only_requests_that_wait_for_it():
     prefixes = PrefixesInProgress()
     holder, early, late = make_state(), make_state(), make_state()
     prefixes.begin(holder, 0, 5)
@@ -69,7 +69,7 @@ def test_only_what_is_not_computed_yet_is_waited_for():
     assert prefixes.last_common(other, 3, 5) is None
 
 
-def test_the_end_of_a_holder_wakes_everyone_who_waits_for_it():
+def test_the_end_of_a_holder_wakes_all_requests_that_wait_for_it():
     prefixes = PrefixesInProgress()
     holder, first, second = make_state(), make_state(), make_state()
     prefixes.begin(holder, 0, 5)
@@ -91,7 +91,7 @@ def test_two_may_compute_the_same_and_one_may_end():
     assert prefixes.last_common(other, 0, 5) == Common(first, 1)
 
 
-def test_one_who_gives_up_waiting_is_not_woken():
+def test_an_aborted_waiting_request_is_not_woken():
     prefixes = PrefixesInProgress()
     holder, waiter = make_state(), make_state()
     prefixes.begin(holder, 0, 5)
@@ -101,7 +101,7 @@ def test_one_who_gives_up_waiting_is_not_woken():
     assert prefixes.computed(holder, 1) == []
 
 
-def test_only_those_who_want_a_remote_prefill_wait_for_one():
+def test_only_requests_with_a_remote_prefill_wait_for_one():
     prefixes = PrefixesInProgress()
     holder, local, remote = make_state(phase=Phase.REMOTE), make_state(), make_state()
     remote.wants_remote = True

@@ -54,7 +54,7 @@ async def test_profiles_of_a_cpu_worker_hold_its_steps(free_port: int, tmp_path:
     assert all(line["device_us"] > 0 for line in lines)
 
 
-async def test_a_worker_without_a_folder_or_a_device_says_so(free_port: int, tmp_path: Path) -> None:
+async def test_a_worker_without_a_folder_or_a_device_reports_it(free_port: int, tmp_path: Path) -> None:
     async with running_worker(free_port, profile_dir=str(tmp_path)) as worker:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await start(worker)

@@ -213,7 +213,7 @@ def test_a_failure_carries_its_code_and_the_worker(bench: Bench) -> None:
     assert bench.sessions.num_requests == 0
 
 
-def test_a_refused_submit_is_told_with_the_next_frame(bench: Bench) -> None:
+def test_a_refused_submit_is_reported_with_the_next_frame(bench: Bench) -> None:
     bench.engine.full = True
     bench.submit(1, 3)
     (record,) = bench.emit()[1].failures
@@ -235,7 +235,7 @@ def test_an_abort_reaches_the_engine_and_the_slot_waits_for_its_finish(bench: Be
     assert frame.finishes[0].reason == types_pb2.FINISH_REASON_ABORT
 
 
-def test_a_closed_stream_aborts_all_and_hears_nothing_more(bench: Bench) -> None:
+def test_a_closed_stream_aborts_all_and_gets_no_more_frames(bench: Bench) -> None:
     a, b = bench.submit(1, 3, 4)
     bench.sessions.close(1)
     bench.sessions.close(1)
@@ -246,7 +246,7 @@ def test_a_closed_stream_aborts_all_and_hears_nothing_more(bench: Bench) -> None
     assert bench.sessions.num_requests == 0
 
 
-def test_a_draining_worker_refuses_and_says_try_elsewhere(bench: Bench) -> None:
+def test_a_draining_worker_refuses_with_a_retry_elsewhere(bench: Bench) -> None:
     bench.sessions.draining = True
     bench.submit(1, 3)
     (record,) = bench.emit()[1].failures

@@ -107,7 +107,7 @@ async def test_a_prompt_computed_where_it_is_decoded_has_its_prefill_there(colle
     assert attributes_of(prefill)["baton.remote"] is False
 
 
-async def test_a_request_that_fails_has_a_span_that_says_why(collector: Collector, free_port: int) -> None:
+async def test_a_failed_request_has_a_span_with_the_error(collector: Collector, free_port: int) -> None:
     constraint = types_pb2.Constraint(regex="secret")  # of a model whose folder has no tokenizer
     async with running_worker(free_port, otlp_endpoint=collector.address) as worker:
         asked = submit(1, [5, 6, 7] * 30, 4, traceparent=TRACED, constraint=constraint)

@@ -78,7 +78,7 @@ def executor_of(request: pytest.FixtureRequest) -> Callable[[int], Executor]:
 
 @pytest.mark.parametrize("num_blocks", [128, 16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_was_said_is_not_said_again(
+def test_forbidden_sequences_are_not_repeated(
     executor_of: Callable[[int], Executor], num_blocks: int, temperature: float
 ) -> None:
     rig = make_rig(executor_of(num_blocks), max_num_batched_tokens=32)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_they_are_the_models_own_in_chunks_of_any_size(budget: int, expected: to
     assert found["b"] == {}
 
 
-def test_a_cached_prompt_is_computed_anew(expected: torch.Tensor) -> None:
+def test_a_cached_prompt_is_computed_again_for_logprobs(expected: torch.Tensor) -> None:
     engine = make_engine()
     run(engine, make_request("first", PROMPT, None))
     found = run(engine, make_request("again", PROMPT, 0), make_request("beside", PROMPT, 1))
@@ -83,7 +83,7 @@ def test_a_cached_prompt_is_computed_anew(expected: torch.Tensor) -> None:
     check(found["beside"], expected, 1)
 
 
-def test_a_preempted_request_tells_the_same_again(expected: torch.Tensor) -> None:
+def test_a_preempted_request_has_the_same_prompt_logprobs(expected: torch.Tensor) -> None:
     engine = make_engine(num_blocks=14)
     requests = [make_request(str(index), PROMPT, 1, max_tokens=30) for index in range(3)]
     found = run(engine, *requests)
@@ -101,7 +101,7 @@ def submit(**fields: object) -> worker_pb2.SubmitRequest:
     return worker_pb2.SubmitRequest(prompt_token_ids=[1, 2], sampling=sampling, stop=stop, prefill=prefill)
 
 
-def test_who_asks_computes_the_prompt_itself() -> None:
+def test_requests_with_prompt_logprobs_compute_their_prompt() -> None:
     asking = generation_of(submit(prompt_logprobs=4), MODEL, "a", 0.0)
     other = generation_of(submit(), MODEL, "b", 0.0)
     assert (asking.sampling.prompt_logprobs, asking.remote_prefill) == (4, False)

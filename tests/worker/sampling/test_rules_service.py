@@ -67,7 +67,7 @@ async def test_a_pair_keeps_to_them_from_the_first_token_on(executor: dict[str, 
     assert alone[4] == free
 
 
-def test_a_prefill_worker_is_told_everything() -> None:
+def test_a_prefill_worker_gets_the_whole_request() -> None:
     asked = submit(
         0,
         PROMPT,

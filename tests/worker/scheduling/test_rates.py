@@ -49,7 +49,7 @@ def test_long_chunks_count_more_than_short_ones():
     assert rates.prefill_tokens_per_second == pytest.approx(40_000, rel=0.05)
 
 
-def test_a_worker_that_never_only_decodes_knows_its_decode_time_from_mixed_steps():
+def test_a_worker_without_pure_decode_steps_learns_its_decode_time_from_mixed_ones():
     rates = Rates()
     rates.observe(8000, 0, 0.2)
     for _ in range(20):

@@ -168,7 +168,7 @@ def test_blocks_are_findable_only_when_they_are_computed():
     assert len(scheduler.pool.cached_hashes()) == 4 * 16
 
 
-def test_one_who_waits_for_a_prefix_holds_nothing():
+def test_a_request_that_waits_for_a_prefix_holds_no_blocks():
     scheduler = make_scheduler()
     first = place(scheduler, 40)
     run_step(scheduler)
@@ -271,7 +271,7 @@ def test_a_restore_into_blocks_that_a_step_in_flight_may_write_is_behind_it():
     scheduler.check_integrity([low, high])
 
 
-def test_a_prefix_that_finds_no_room_stays_in_host_memory():
+def test_a_prefix_that_does_not_fit_stays_in_host_memory():
     scheduler = make_host_scheduler(12)
     place(scheduler, 40, max_tokens=4)
     run_step(scheduler)

@@ -78,7 +78,7 @@ def test_many_tenants_take_turns_of_whole_chunks():
     assert set(seen) == set(states)
 
 
-def test_another_tenant_passes_a_prompt_that_finds_no_room_until_it_had_as_much():
+def test_another_tenant_passes_a_prompt_without_capacity_until_it_used_as_much():
     scheduler = make_scheduler(16, max_num_batched_tokens=64)
     holder = place(scheduler, 30, tenant="a", max_tokens=2)  # more than half of the pool
     run_step(scheduler)
@@ -117,7 +117,7 @@ def test_a_decode_without_a_block_takes_it_from_the_tenant_that_holds_most():
     assert neighbour.num_preemptions == attackers[0].num_preemptions == 0
 
 
-def test_a_prompt_goes_on_though_a_more_urgent_one_finds_no_room():
+def test_a_prompt_continues_although_a_more_urgent_one_does_not_fit():
     scheduler = make_scheduler(16)
     running = place(scheduler, 40, tenant="a", priority=1, prefill_only=True)
     assert chunks(run_step(scheduler)) == {running: 16}

@@ -167,13 +167,13 @@ def test_a_cache_of_groups_survives_the_wire():
     assert spec_of(layout_message(HYBRID)) == HYBRID
 
 
-def test_one_full_group_is_told_as_before_there_were_groups():
+def test_one_full_group_is_published_in_the_older_format():
     message = layout_message(SPEC)
     assert not message.groups
     assert (message.num_layers, message.num_kv_heads, message.head_dim) == (32, 8, 128)
 
 
-def test_a_worker_that_knows_no_groups_refuses_them():
+def test_a_worker_without_support_for_groups_refuses_them():
     message = layout_message(HYBRID)
     message.ClearField("groups")  # as such a worker reads it
     with pytest.raises(Mismatch, match="number 0"):

@@ -112,7 +112,7 @@ def test_pieces_that_were_sent_and_never_land_are_given_up_soon():
     assert Action.FENCE in lease.tick(1.0 + SETTLE_SECONDS)
 
 
-def test_our_own_deafness_is_nobodys_silence_but_earns_no_more_than_a_lease():
+def test_a_peers_silence_is_ignored_while_nothing_is_read_but_at_most_for_a_lease():
     lease = receiver()
     lease.ignore_gap(0.8, 0.5)
     assert lease.tick(1.4) == ()

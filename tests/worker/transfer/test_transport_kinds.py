@@ -64,7 +64,7 @@ def name_of(kind):
 
 
 @pytest.mark.parametrize("checksum", [True, False])
-def test_blocks_arrive_where_the_descriptor_says(ends, kind, checksum):
+def test_blocks_arrive_at_the_descriptors_positions(ends, kind, checksum):
     sender, receiver = ends
     hand_over(sender, receiver, checksum=checksum)
     num_bytes = NUM_LAYERS * len(SOURCE) * sender.piece_bytes
@@ -288,7 +288,7 @@ def test_a_receiver_that_goes_away_fails_what_is_pushed_to_it(many, kind):
         time.sleep(0.01)
 
 
-def test_a_receiver_that_was_restarted_at_its_address_is_dialled_anew(many, kind):
+def test_a_receiver_restarted_at_its_address_is_dialled_again(many, kind):
     sender, receiver = many.pair(kind)
     hand_over(sender, receiver)
     receiver.wait_for(Landed)

@@ -91,7 +91,7 @@ def test_a_sender_that_is_there_is_not_waited_for_for_ever(ends, monkeypatch):
     assert receiver.wait_for(Landed).transfer_id == 2
 
 
-def test_a_piece_that_nobody_takes_is_not_waited_for_for_ever(ends, monkeypatch):
+def test_the_wait_for_a_piece_that_is_never_taken_ends(ends, monkeypatch):
     monkeypatch.setattr(outgoing, "_STUCK_SECONDS", 0.1)
     executor = filled(HostKv())
     path = StuckPath(executor)
@@ -106,7 +106,7 @@ def test_a_piece_that_nobody_takes_is_not_waited_for_for_ever(ends, monkeypatch)
     assert receiver.wait_for(Landed).transfer_id == 2
 
 
-def test_a_connection_without_pieces_is_never_stuck(ends, monkeypatch):
+def test_a_connection_without_pieces_is_never_stalled(ends, monkeypatch):
     for module in (incoming_slots, outgoing):
         monkeypatch.setattr(module, "_STUCK_SECONDS", 0.5)
     executor, other = HostKv(), filled(HostKv())

@@ -117,7 +117,7 @@ def test_narrow_checkpoints_are_widened(copy: Path) -> None:
     assert torch.equal(loaded.weights.norm, expected.float())
 
 
-def test_unused_tensors_are_told(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_tensors_are_logged(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     change(copy, vision__weight=torch.zeros(3))
     with caplog.at_level(logging.WARNING):
         load_model(str(copy), "auto", torch.float32)
@@ -143,7 +143,7 @@ def test_a_tensor_of_another_dtype_is_named(copy: Path) -> None:
         load_model(str(copy), "auto", torch.float32)
 
 
-def test_a_folder_without_weights_is_told_what_to_do(copy: Path) -> None:
+def test_a_folder_without_weights_is_an_error_with_a_fix(copy: Path) -> None:
     (copy / WEIGHTS).rename(copy / "adapter.safetensors")
     with pytest.raises(
         InvalidRequest, match=rf"neither {WEIGHTS} nor .*it holds adapter.safetensors.*--load-format dummy"
@@ -152,7 +152,7 @@ def test_a_folder_without_weights_is_told_what_to_do(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5])
-def test_a_truncated_file_is_told(copy: Path, kept: float) -> None:
+def test_a_truncated_file_is_reported(copy: Path, kept: float) -> None:
     data = (copy / WEIGHTS).read_bytes()
     (copy / WEIGHTS).write_bytes(data[: int(len(data) * kept)])
     with pytest.raises(InvalidRequest, match=rf"{WEIGHTS} is truncated: \d+ bytes, its header describes {len(data)}"):
@@ -169,13 +169,13 @@ def test_a_truncated_file_is_told(copy: Path, kept: float) -> None:
         (b"\x02\0\0\0\0\0\0\0[]", "broken safetensors header"),
     ],
 )
-def test_what_is_no_safetensors_file_is_told(copy: Path, data: bytes, message: str) -> None:
+def test_other_files_than_safetensors_are_reported(copy: Path, data: bytes, message: str) -> None:
     (copy / WEIGHTS).write_bytes(data)
     with pytest.raises(InvalidRequest, match=message):
         load_model(str(copy), "auto", torch.float32)
 
 
-def test_a_header_that_contradicts_itself_is_told(copy: Path) -> None:
+def test_an_inconsistent_header_is_reported(copy: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}).encode()
     (copy / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(InvalidRequest, match=r"w has 8 bytes; F32 \[3\] has 12"):
@@ -189,7 +189,7 @@ def test_a_missing_shard_is_named(sharded_copy: Path) -> None:
         load_model(str(sharded_copy), "auto", torch.float32)
 
 
-def test_an_index_that_names_the_wrong_shard_is_told(sharded_copy: Path) -> None:
+def test_an_index_with_the_wrong_shard_is_reported(sharded_copy: Path) -> None:
     index = json.loads((sharded_copy / INDEX).read_text())
     names = sorted(set(index["weight_map"].values()))
     tensor = next(name for name, file in index["weight_map"].items() if file == names[0])
@@ -200,13 +200,13 @@ def test_an_index_that_names_the_wrong_shard_is_told(sharded_copy: Path) -> None
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, {"model.norm.weight": "../../etc/passwd"}, {"model.norm.weight": 3}])
-def test_an_index_without_a_usable_map_is_told(sharded_copy: Path, weight_map: object) -> None:
+def test_an_index_without_a_usable_map_is_reported(sharded_copy: Path, weight_map: object) -> None:
     (sharded_copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(InvalidRequest, match=r"weight_map is missing|it must be a file name"):
         load_model(str(sharded_copy), "auto", torch.float32)
 
 
-def test_the_digest_tells_models_apart(whole: Path, copy: Path) -> None:
+def test_the_digest_distinguishes_models(whole: Path, copy: Path) -> None:
     original = digest_of(whole)
     assert len(original) == DIGEST_BYTES
     assert digest_of(copy) == original

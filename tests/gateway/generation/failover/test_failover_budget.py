@@ -49,7 +49,7 @@ def test_choices_that_are_lost_together_are_one_death():
         budget.spend(2, 6, died(), "second")
 
 
-def test_who_ran_on_for_long_is_let_off():
+def test_a_long_run_resets_the_retry_budget():
     budget = RetryBudget(1)
     tokens = 0
     for number in range(MAX_DEATHS - 1):
@@ -90,6 +90,6 @@ def test_refusals_are_passed_on_twice():
         budget.spend(0, 0, NoCapacity("full"), "last")
 
 
-def test_what_no_worker_could_help_is_told_at_once():
+def test_errors_that_no_worker_can_fix_are_reported_at_once():
     with pytest.raises(InvalidRequest):
         RetryBudget(1).spend(0, 0, InvalidRequest("bad", field="stop"), "first")

@@ -61,7 +61,7 @@ async def test_a_worker_that_falls_silent_is_left(worker):
         assert counters.silent_workers == 1
 
 
-async def test_a_worker_that_never_said_a_word_is_left(worker):
+async def test_a_worker_without_any_frame_is_left(worker):
     worker.silent = True
     async with WorkerStreams(GenerationCounters(), silence_seconds=0.06) as streams:
         receiver = Receiver()
@@ -105,7 +105,7 @@ async def test_an_idle_stream_is_not_asked():
     assert not stream.is_silent
 
 
-async def test_a_worker_that_was_never_reached_killed_nobody():
+async def test_an_unreachable_worker_does_not_count_as_killed_by_a_request():
     async with WorkerStreams(GenerationCounters()) as streams:
         receiver = Receiver()
         streams.get(types_pb2.Endpoint(worker_id="gone", address="127.0.0.1:1")).submit(submit(), receiver)

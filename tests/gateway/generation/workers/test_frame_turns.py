@@ -42,7 +42,7 @@ def test_a_slots_steps_are_one_piece_in_their_order(ragged):
     assert len({slot for slot, _, _ in pieces}) == len(pieces)
 
 
-def test_whoever_gets_least_is_first_and_equals_keep_their_order():
+def test_the_owner_with_the_least_share_is_first_and_equals_keep_their_order():
     pieces = merged_pieces([3, 1, 3, 2, 3, 1], [], [1, 2, 3, 4, 5, 6], [])
     assert [slot for slot, _, _ in pieces] == [2, 1, 3]
     assert [slot for slot, _, _ in merged_pieces([5, 4, 6], [1, 1, 1], [1, 2, 3], [])] == [5, 4, 6]

@@ -159,7 +159,7 @@ def test_calls_among_the_reasoning_may_end_the_output(folder):
     assert constraint.json_schema == SCHEMA.json_schema
 
 
-def test_a_plugin_that_does_not_say_how_calls_begin_is_refused(folder):
+def test_a_plugin_without_the_begin_of_calls_is_refused(folder):
     formats = OutputFormat(ToolFormat(TOOL_FORMATS["hermes"].new_parser))
     with pytest.raises(InvalidRequest) as caught:
         calls_or_text(SCHEMA, "response_format", USE, formats, Tokenizer(folder / "tokenizer.json"))

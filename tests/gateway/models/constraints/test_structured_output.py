@@ -225,7 +225,7 @@ def test_harmony_answers_begin_at_their_last_channel():
     assert list(constraint.reasoning_end_token_ids) == [4, 5, 6]
 
 
-def test_errors_of_workers_are_told_in_the_clients_words():
+def test_errors_of_workers_name_the_clients_fields():
     error = InvalidRequest("constraint.regex: unclosed group", field="constraint.regex")
     name_field(error, "structured_outputs.regex")
     assert (error.field, error.message) == ("structured_outputs.regex", "structured_outputs.regex: unclosed group")

@@ -170,7 +170,7 @@ def test_a_broken_template_is_named_with_its_line():
         template_of("ok\n{% for %}")
 
 
-def test_a_model_without_template_says_so():
+def test_a_model_without_template_is_an_error():
     with pytest.raises(InvalidRequest, match="no chat template"):
         ChatTemplate({}, {}, "test").render([{"role": "user", "content": "x"}])
 
@@ -242,7 +242,7 @@ def test_what_is_measured_works_as_in_jinja(text, expected):
         ),
     ],
 )
-def test_a_message_that_only_calls_has_the_content_that_the_template_knows(template, content):
+def test_a_message_with_only_calls_has_content_for_the_template(template, content):
     source = "{% for m in messages %}" + template + "{{ m.tool_calls[0].function.name }}{% endfor %}"
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -163,7 +163,7 @@ TOKENIZERS["swallowing"] = swallowing
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_text_never_has_fewer_tokens_than_the_bound_says(name):
+def test_a_text_never_has_fewer_tokens_than_the_lower_bound(name):
     rust = TOKENIZERS[name]()
     bound = TokenBound(rust, build_token_table(rust))
     texts = [pieces_of_every_kind(seed) for seed in range(12)]

@@ -25,7 +25,7 @@ def without_stream(events):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_kept_chat_is_told_whole(stream):
+async def test_a_stored_chat_is_returned_completely(stream):
     async with rest_side(say("Hel", "lo")) as rest:
         answer = await rest.chat("Hi", store=True, metadata={"a": "b"}, stream=stream, n=2)
         made = answer.events[0] if stream else answer.json

@@ -34,7 +34,7 @@ def test_copies_mean_one_pool_until_it_is_released():
     assert kv.copier().pool is pools[1]
 
 
-def test_a_released_pool_is_kept_by_nobody():
+def test_a_released_pool_has_no_references():
     pools = [torch.zeros(2, 3)]
     kv = KvCopies(lambda: pools[-1])
     kv.copier()

@@ -117,7 +117,7 @@ def test_a_device_that_no_longer_answers_is_lost(make):
         steps.collect()
 
 
-def test_whoever_watches_hears_of_steps_in_flight_and_of_later_ones(make):
+def test_watchers_are_notified_of_steps_in_flight_and_of_later_ones(make):
     steps, ends = make(), []
     add(steps, 1, [1], 0.0, 1.0)
     steps._launched[0].done.passed = False

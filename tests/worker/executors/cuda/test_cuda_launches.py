@@ -200,7 +200,7 @@ def read_record() -> dict[str, dict[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("model", "mode", "case"), CASES, ids=[case for _, _, case in CASES])
-def test_every_step_launches_what_the_record_says(
+def test_every_step_launches_the_recorded_kernels(
     model: str, mode: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = launches(model, mode, monkeypatch)

@@ -118,7 +118,7 @@ def test_another_defect_of_a_card_is_not_called_a_full_one(monkeypatch: pytest.M
         open_device()
 
 
-def test_a_model_that_does_not_fit_says_needed_free_and_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_reports_needed_and_free_memory_and_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     check_weights_fit(MODEL, torch.bfloat16, GPU)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10 * GIB, 80 * GIB))
     with pytest.raises(InvalidRequest, match=r"need 15\.0 GiB as bfloat16; 10\.0 of 80\.0 GiB are free.*smaller"):
@@ -187,7 +187,7 @@ def test_experts_are_refused_by_the_models_name() -> None:
     assert refused(model=model) == message
 
 
-def test_8_bit_kv_needs_a_card_that_knows_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_bit_kv_needs_a_gpu_that_supports_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, kv_cache_dtype="fp8_e4m3")
     check_supported(config, MODEL, torch.bfloat16, GPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
@@ -227,7 +227,7 @@ def test_only_a_device_that_answers_nothing_is_lost(caplog: pytest.LogCaptureFix
     assert "must be started again" in caplog.text
 
 
-def test_a_first_step_that_fails_says_what_to_change() -> None:
+def test_a_failed_first_step_reports_a_fix() -> None:
     class OutOfResources(Exception):
         """As Triton's."""
 
@@ -279,7 +279,7 @@ def check(plan: StepPlan, num_rows: int) -> None:
         assert init.num_prompt_tokens < len(init.token_ids)
 
 
-def test_a_start_tells_its_phases_and_how_far_long_ones_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_logs_its_phases_and_the_progress_of_long_ones(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     times = iter([0.0, 1.5, 4.0])
     phases = StartPhases(lambda: None, lambda: next(times))

@@ -97,7 +97,7 @@ def test_suppressed_tokens_count_only_where_a_least_length_is_asked_for():
         ({"logprobs": 5}, ()),
     ],
 )
-def test_a_rows_bits_say_which_kernels_it_needs(fields, bits):
+def test_a_rows_flags_select_its_kernels(fields, bits):
     sampling = SamplingParams(**fields)
     assert flags_of(sampling, row_lists(sampling, VOCABULARY)) == flags(*bits)
 

@@ -164,7 +164,7 @@ def test_steps_in_flight_queue_up_on_the_device():
     assert clock.now - before == pytest.approx(2.0)
 
 
-def test_the_layer_hook_is_told_of_each_layer_as_the_step_goes_on():
+def test_the_layer_hook_is_called_for_each_layer_during_the_step():
     clock = Clock()
     executor = make_executor(clock, num_layers=4, speed=SimSpeed(base=1.0, per_prefill_token=0.0))
     told: list[tuple[int, float]] = []

@@ -191,7 +191,7 @@ def test_a_burst_of_remote_prefills_with_one_prefix_transfers_it_once():
     check_all(rig, requests)
 
 
-def test_a_failed_remote_prefill_lets_one_who_waits_ask_instead():
+def test_after_a_failed_remote_prefill_a_waiting_request_begins_its_own():
     rig = make_rig()
     prompt = prompt_of(40)
     first, second = (make_request(prompt, 4, remote_prefill=True) for _ in range(2))
@@ -220,7 +220,7 @@ def test_a_local_request_does_not_wait_for_a_remote_prefill():
     check_all(rig, [remote])
 
 
-def test_leases_leave_room_for_everyone_that_runs():
+def test_leases_leave_blocks_for_all_running_requests():
     rig = make_rig(make_executor(num_blocks=20))
     running = [make_request(prompt_of(8, salt=i), 32) for i in range(3)]
     rig.submit(*running)
@@ -254,7 +254,7 @@ def test_a_request_that_waits_for_leases_to_end_is_not_overtaken_by_new_ones():
     check_all(rig, [first, big, second])
 
 
-def test_asking_in_vain_for_room_is_no_work_for_the_engine():
+def test_failed_attempts_to_admit_are_no_work_for_the_engine():
     rig = make_rig(make_executor(num_blocks=16))
     first = submit_remote(rig, prompt_of(30))
     receive(rig, first)
@@ -271,7 +271,7 @@ def test_asking_in_vain_for_room_is_no_work_for_the_engine():
     check_all(rig, [first, big, urgent])
 
 
-def test_a_transferred_prompt_runs_before_those_who_wait_for_its_blocks():
+def test_a_transferred_prompt_runs_before_requests_that_wait_for_its_blocks():
     rig = make_rig(make_executor(num_blocks=16, max_num_requests=1), max_num_requests=1)
     remote = submit_remote(rig, prompt_of(40), priority=2)
     receive(rig, remote)

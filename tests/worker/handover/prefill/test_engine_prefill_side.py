@@ -39,7 +39,7 @@ def test_a_prefill_for_another_worker_holds_its_blocks_until_freed(depth: int):
 
 
 @DEPTHS
-def test_a_prefill_of_one_token_of_output_tells_its_progress(depth: int):
+def test_a_prefill_of_one_output_token_reports_its_progress(depth: int):
     """All but the last token of a moved request may be cached: its KV is still to be pushed."""
     rig = make_rig(make_executor(depth=depth))
     token_ids = prompt_of(17)
@@ -68,7 +68,7 @@ def test_an_abort_of_a_prefill_frees_its_blocks(steps: int, depth: int):
     rig.assert_nothing_held()
 
 
-def test_the_listener_hears_of_a_prefill_before_it_is_launched():
+def test_the_listener_is_called_before_a_prefill_is_launched():
     rig = make_rig()
     told: list[tuple[str, int]] = []
 

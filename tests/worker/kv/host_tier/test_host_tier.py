@@ -44,7 +44,7 @@ def test_a_block_is_found_only_once_its_copy_has_landed():
     assert tier.lookup([hash_of(1)]) == [begun.slot]
 
 
-def test_the_least_recently_used_block_makes_room():
+def test_the_least_recently_used_block_is_evicted():
     tier = HostTier(2)
     keep(tier, 1, 2)
     tier.touch(hash_of(1))
@@ -160,7 +160,7 @@ def test_the_coldest_blocks_are_copied_before_they_are_evicted():
     pool.audit()
 
 
-def test_a_part_of_the_room_is_kept_for_what_must_be_copied_now():
+def test_part_of_the_capacity_is_reserved_for_urgent_copies():
     pool, offloads = make_pool(8, target=8, capacity=17)
     cache(pool, *range(8))
     assert len(offloads.take(pool.num_empty)) == 3
@@ -186,7 +186,7 @@ def test_a_block_is_copied_once():
     assert offloads.take(pool.num_empty) == []
 
 
-def test_without_room_what_is_evicted_is_lost_and_counted():
+def test_without_capacity_evicted_blocks_are_lost_and_counted():
     pool, offloads = make_pool(3, capacity=1)
     cache(pool, 1, 2, 3)
     assert pool.allocate(3) is not None

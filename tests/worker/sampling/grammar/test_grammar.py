@@ -218,7 +218,7 @@ def test_limits_refuse_what_is_too_expensive(folder: Path) -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("given", [None, True, False])
-def test_an_object_that_lists_properties_is_closed_unless_it_says_otherwise(
+def test_an_object_that_lists_properties_is_closed_by_default(
     compiler: Compiler, tokenizer: Tokenizer, asked: bool, given: bool | None
 ) -> None:
     inner: dict[str, object] = {"type": "object", "properties": {"b": {"type": "null"}}}
@@ -265,7 +265,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("form", "good", "bad"), FORMS.values(), ids=FORMS)
-def test_structural_tags_allow_what_they_say(
+def test_structural_tags_allow_their_contents(
     compiler: Compiler, tokenizer: Tokenizer, form: dict[str, object], good: list[str], bad: list[str]
 ) -> None:
     constraint = Constraint(ConstraintForm.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": form}))
@@ -344,7 +344,7 @@ def test_a_vocabulary_larger_than_the_models_is_cut(folder: Path) -> None:
     assert max(allowed(match)) < 200
 
 
-def test_a_broken_tokenizer_is_said_to_be(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unsupported):
         load_vocabulary(tmp_path, MODEL)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -353,7 +353,7 @@ def test_a_broken_tokenizer_is_said_to_be(tmp_path: Path) -> None:
     assert "tokenizer.json" in caught.value.message
 
 
-def test_who_sleeps_is_woken_when_a_compilation_ends(folder: Path) -> None:
+def test_a_sleeping_engine_is_woken_when_a_compilation_ends(folder: Path) -> None:
     woken = threading.Event()
     grammars = Grammars(lambda: folder, MODEL, 1, wake=woken.set)
     match = grammars.open(make_request(constraint=regex("a")), "me")

@@ -150,7 +150,7 @@ def check_json(value: object, schema: dict[str, object]) -> None:
 
 @_HYPOTHESIS
 @given(schema=_SCHEMAS, seed=st.integers(0, 2**32))
-def test_every_json_is_what_its_schema_says(run: Run, subject: Subject, schema: dict[str, object], seed: int) -> None:
+def test_every_json_matches_its_schema(run: Run, subject: Subject, schema: dict[str, object], seed: int) -> None:
     requests = [
         make_request(constraint=json_schema(schema, no_whitespace=True), seed=seed, eos=subject.eos, max_tokens=300),
         make_request(constraint=json_schema(schema, no_whitespace=True), eos=subject.eos, max_tokens=300),
@@ -308,7 +308,7 @@ def test_a_grammar_starts_where_the_reasoning_ends(tmp_path: Path) -> None:
     grammars.close()
 
 
-def test_one_that_reasons_needs_nobody_else_in_its_step(tmp_path: Path) -> None:
+def test_a_reasoning_request_may_be_alone_in_its_step(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     engine, grammars = make_engine(make_sim_executor(), tmp_path)
     run = Run(engine)

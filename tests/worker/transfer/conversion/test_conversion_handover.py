@@ -175,7 +175,7 @@ def tokens_of(kv: torch.Tensor, block_ids: list[BlockId], num_tokens: int) -> to
 
 
 @pytest.mark.parametrize(("prefill_size", "decode_size"), [(16, 64), (64, 16), (32, 16)])
-def test_a_real_model_says_the_same_through_blocks_of_another_size(network, folder, prefill_size, decode_size):
+def test_a_real_model_has_the_same_output_through_blocks_of_another_size(network, folder, prefill_size, decode_size):
     pair = _, decode = (
         cpu_node(network, folder, "prefill", prefill_size, "float32"),
         cpu_node(network, folder, "decode", decode_size, "float32"),

@@ -95,7 +95,7 @@ def in_thread(call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_whoever_aborts_waits_for_nothing_and_the_end_is_told(library: Nccl) -> None:
+def test_an_abort_does_not_wait_and_its_end_is_reported(library: Nccl) -> None:
     ended = threading.Event()
     pair = met(library, ended.set)
     library.ending.clear()
@@ -137,7 +137,7 @@ def test_a_move_that_hangs_is_overtaken_in_the_end(library: Nccl, monkeypatch: p
     moving.join(WAIT_SECONDS)
 
 
-def test_nobody_joins(library: Nccl) -> None:
+def test_a_pair_without_a_second_rank_times_out(library: Nccl) -> None:
     library.status["first"] = IN_PROGRESS
     ended = threading.Event()
     pair = Pair(None, 1, ended.set)

@@ -505,7 +505,7 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch):
         rdma_nixl.load()
 
 
-def test_no_usable_network_is_an_error_that_says_so():
+def test_no_usable_network_is_an_error():
     program = f"from {rdma_peer.__name__} import Pool, make_path; make_path(Pool())"
     environment = {**os.environ, "UCX_TLS": "cma", "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)

@@ -208,7 +208,7 @@ def test_a_piece_larger_than_a_slot_fails_the_push(many):
     assert f"the receiver's slots have {SLOT_BYTES}" in sender.wait_for(PushFailed).reason
 
 
-def test_one_sender_too_many_is_told(many):
+def test_one_sender_too_many_is_reported(many):
     path = HostIpcPath(HostKv(), SLOT_BYTES, max_senders=1)
     first = path.accept(path.offer())
     with pytest.raises(NoCapacity, match="1 senders have ipc slots"):
@@ -366,7 +366,7 @@ def test_closing_a_transport_gives_its_slots_up(many):
     assert kv_mappings() == []
 
 
-def test_a_sender_hears_of_a_connection_that_was_given_up_though_it_has_nothing_to_push(many):
+def test_an_idle_sender_is_notified_of_a_connection_that_was_given_up(many):
     sender, (receiver, path) = many.make(filled(HostKv()), "ipc"), receiving_end(many)
     hand_over(sender, receiver)
     receiver.wait_for(Landed)

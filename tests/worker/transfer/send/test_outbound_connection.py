@@ -142,7 +142,7 @@ def rig(way):
     made.link.join()
 
 
-def test_a_piece_that_nothing_is_before_is_started_by_whoever_pushes_it(rig, way):
+def test_a_piece_without_predecessors_is_started_by_the_pushing_thread(rig, way):
     push = rig.begin(1)
     rig.rested()
     rig.link.send(push, piece(0))
@@ -172,7 +172,7 @@ def test_pieces_keep_their_order_and_wait_for_capacity(rig, way):
     assert [copy.piece.layer for copy in way.copies] == [0, 1, 2, 3, 4]
 
 
-def test_the_receiver_hears_of_a_piece_before_the_next_is_copied(rig, way, monkeypatch):
+def test_a_piece_is_announced_before_the_next_is_copied(rig, way, monkeypatch):
     way.at_once, way.ends_announce = False, True
     start, num_finished = way.start, []
 
@@ -206,7 +206,7 @@ def test_a_slot_that_comes_back_is_used_while_another_copy_is_under_way(rig, way
     assert not way.copies[1].ended.is_set()
 
 
-def test_a_push_that_has_its_last_piece_holds_up_nobody(rig, way):
+def test_a_push_with_its_last_piece_delays_no_other(rig, way):
     first, second = rig.begin(1), rig.begin(2)
     rig.rested()
     rig.link.send(first, piece(0))
@@ -287,7 +287,7 @@ def test_what_goes_wrong_with_a_piece_started_elsewhere_fails_the_link(rig, way,
     assert rig.link.ended
 
 
-def test_a_fence_waits_for_pieces_whoever_started_them(rig, way):
+def test_a_fence_waits_for_pieces_of_any_thread(rig, way):
     push = rig.begin(1)
     rig.rested()
     rig.link.send(push, piece(0))
@@ -314,7 +314,7 @@ def test_another_connection_is_made_when_what_is_under_way_has_ended(rig, way):
     eventually(lambda: rig.num_dialled == 2)
 
 
-def test_pieces_that_follow_are_started_by_whoever_pushes_them_while_the_thread_waits_for_an_end(rig, way):
+def test_following_pieces_are_started_by_the_pushing_thread_while_the_other_waits(rig, way):
     push = rig.begin(1)
     rig.rested()
     rig.link.send(push, piece(0))

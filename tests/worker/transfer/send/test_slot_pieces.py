@@ -109,7 +109,7 @@ def test_nothing_is_read_between_a_piece_and_its_announcement(
 
 
 @pytest.mark.parametrize("announces_first", [True, False])
-def test_a_piece_is_due_where_nobody_hears_of_it_before_it_is_finished(
+def test_a_piece_is_due_if_it_is_announced_only_when_finished(
     ends: tuple[socket.socket, socket.socket], announces_first: bool
 ) -> None:
     ours, peer = ends
@@ -161,7 +161,7 @@ def later(act: Callable[[], object]) -> None:
     threading.Timer(0.05, act).start()
 
 
-def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
+def test_a_returned_slot_is_free_while_a_copy_is_in_progress(
     ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender, copies: list[Copy]
 ) -> None:
     _, peer = ends
@@ -175,7 +175,7 @@ def test_a_slot_that_comes_back_is_room_while_a_copy_is_under_way(
     assert outgoing.has_capacity()
 
 
-def test_a_slot_is_room_only_when_its_piece_is_finished(
+def test_a_slot_is_free_only_when_its_piece_is_finished(
     ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender, copies: list[Copy]
 ) -> None:
     """The copy's pending serves the slot's next piece, and would wait for that one, too."""
@@ -196,7 +196,7 @@ def test_a_copys_end_is_seen_whether_or_not_its_slot_comes_back(outgoing: SlotPi
     assert outgoing.await_end(first)
 
 
-def test_nobody_waits_for_a_receiver_that_has_gone(
+def test_no_thread_waits_for_a_receiver_that_has_gone(
     ends: tuple[socket.socket, socket.socket], outgoing: SlotPieceSender
 ) -> None:
     first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
@@ -206,7 +206,7 @@ def test_nobody_waits_for_a_receiver_that_has_gone(
 
 
 @pytest.mark.parametrize("num_done", [1, 3])
-def test_who_waits_for_a_slot_sleeps_until_one_comes_back(
+def test_a_thread_that_waits_for_a_slot_sleeps_until_one_returns(
     ends: tuple[socket.socket, socket.socket],
     outgoing: SlotPieceSender,
     copies: list[Copy],

@@ -69,14 +69,14 @@ def test_a_slot_comes_back_once(slots: FreeSlots, peer: socket.socket) -> None:
         slots.any()
 
 
-def test_the_end_of_the_connection_is_told(slots: FreeSlots, peer: socket.socket) -> None:
+def test_the_end_of_the_connection_is_reported(slots: FreeSlots, peer: socket.socket) -> None:
     peer.sendall(encode_credit(1))
     peer.close()
     with pytest.raises(ConnectionError, match="the peer ended the connection"):
         slots.any()
 
 
-def test_who_finds_another_reading_does_not_wait(
+def test_a_thread_does_not_wait_while_another_reads(
     slots: FreeSlots, peer: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()

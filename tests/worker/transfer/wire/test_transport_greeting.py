@@ -99,7 +99,7 @@ def test_ipc_is_for_one_host(ours):
         routes_to(theirs, ("ipc",), ours)
 
 
-def test_nothing_in_common_is_said_with_both_sides():
+def test_no_common_transport_is_an_error_with_both_sides():
     unknown = kv_pb2.TransportAddress(address="h:1")
     unknown.kind = 99
     with pytest.raises(Mismatch, match=r"this worker has nccl, ipc, the peer has tcp, 99") as caught:
@@ -113,7 +113,7 @@ def test_an_address_that_is_none_is_refused(address):
         routes_to(tcp_address(address), ("tcp",), HOST)
 
 
-def test_a_worker_has_what_can_be_had_and_no_less_than_it_was_told():
+def test_a_worker_offers_all_available_transports_and_at_least_the_required_ones():
     assert list(make_paths("auto", HostKv(), SLOT_BYTES, None)) == ["ipc", "tcp"]
     assert list(make_paths("tcp,ipc", HostKv(), SLOT_BYTES, None)) == ["tcp", "ipc"]
     with pytest.raises(Unsupported, match="transports=nccl,tcp: nccl cannot be used: nccl needs executor=cuda"):
@@ -267,7 +267,7 @@ class Exhausted(HostIpcPath):
         raise MemoryError("out of device memory")
 
 
-def test_a_defect_of_the_receivers_library_is_told_to_the_sender(many, caplog):
+def test_a_defect_of_the_receivers_library_is_reported_to_the_sender(many, caplog):
     theirs = HostKv()
     sender = many.make(filled(HostKv()), "ipc")
     receiver = many.make(theirs, paths={"ipc": Exhausted(theirs, SLOT_BYTES), "tcp": None})
@@ -379,7 +379,7 @@ def check_greeting(data):
 
 
 @pytest.mark.parametrize("decode", [decode_open, decode_welcome])
-def test_a_greeting_that_is_too_short_is_told(decode):
+def test_a_too_short_greeting_is_reported(decode):
     with pytest.raises(DataLoss, match="must have at least"):
         decode(b"abc")
 
@@ -389,7 +389,7 @@ def test_a_greeting_too_long_is_none():
         decode_greeting(encode_greeting(Greeting.OPEN, bytes((4 << 20) + 1)))
 
 
-def test_a_refusal_that_is_none_is_told():
+def test_a_malformed_refusal_is_reported():
     with pytest.raises(DataLoss, match="REFUSED"):
         decode_refused(b"\xff\xff\xff")
 

@@ -87,7 +87,7 @@ def by_ipc(end):
     return end.transport.totals_by_kind()["ipc"]
 
 
-def test_a_receiver_makes_room_by_the_connection_that_was_not_used_for_longest(many):
+def test_a_receiver_retires_its_least_recently_used_connection(many):
     receiver, path = receiver_for(many, 2)
     first, second, third = (sender_of(many) for _ in range(3))
     landed(first, receiver, 1)
@@ -107,7 +107,7 @@ def test_a_receiver_makes_room_by_the_connection_that_was_not_used_for_longest(m
     assert by_ipc(receiver).num_received_bytes == 5 * by_ipc(first).num_sent_bytes / 2
 
 
-def test_a_connection_that_was_just_used_makes_no_room(many, monkeypatch):
+def test_a_connection_that_was_just_used_is_not_retired(many, monkeypatch):
     monkeypatch.setattr(room, "_SETTLED_SECONDS", 60.0)
     receiver, path = receiver_for(many, 1)
     first, second = sender_of(many), sender_of(many)
@@ -119,7 +119,7 @@ def test_a_connection_that_was_just_used_makes_no_room(many, monkeypatch):
     assert by_ipc(first).num_fallbacks == 0
 
 
-def test_a_connection_whose_transfer_goes_on_makes_no_room(many):
+def test_a_connection_with_a_running_transfer_is_not_retired(many):
     receiver, _ = receiver_for(many, 1)
     first, second = sender_of(many), sender_of(many)
     receiver.transport.open(inbound(TARGET))
@@ -135,7 +135,7 @@ def test_a_connection_whose_transfer_goes_on_makes_no_room(many):
     assert receiver.wait_for(Landed).transfer_id == 1
 
 
-def test_a_sender_makes_room_among_its_own_connections(many):
+def test_a_sender_retires_one_of_its_own_connections(many):
     sender = sender_of(many, num_seats=2)
     receivers = [many.make(HostKv(), "ipc") for _ in range(3)]
     for number, receiver in enumerate(receivers, 1):

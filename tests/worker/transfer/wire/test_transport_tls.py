@@ -114,7 +114,7 @@ def test_nothing_that_moves_can_be_read_on_the_way(many, kind, proxied):
 
 
 @pytest.mark.parametrize("service", [GATEWAY, ROUTER, KVSTORE, OPERATOR])
-def test_other_services_are_refused_and_told_why_whatever_key_they_show(many, service):
+def test_other_services_are_refused_with_a_reason_for_any_key(many, service):
     receiver = many.make(kind="direct+tls")
     with dialled(receiver) as plain:
         sock = kv_tls(service).connect(plain, 10)
@@ -128,7 +128,7 @@ def test_other_services_are_refused_and_told_why_whatever_key_they_show(many, se
 
 
 @pytest.mark.parametrize("what", ["another CA", "another fleet", "expired", "plain"])
-def test_a_push_to_a_receiver_that_is_not_of_the_fleet_fails_and_says_so(many, what, stranger, tmp_path):
+def test_a_push_to_a_receiver_of_another_fleet_fails_with_that_error(many, what, stranger, tmp_path):
     sender = many.make(filled(HostKv()), "direct+tls")
     if what == "plain":
         receiver = many.make(kind="direct")
@@ -235,7 +235,7 @@ def test_large_pieces_arrive_whole_and_quickly(many, kind):
     assert seconds < 60, seconds
 
 
-def test_a_connection_whose_key_is_worn_is_replaced_when_nobody_uses_it(many, monkeypatch):
+def test_a_connection_with_a_worn_key_is_replaced_when_idle(many, monkeypatch):
     sender, receiver = many.make(filled(HostKv()), "direct+tls"), many.make(kind="direct+tls")
     hand_over(sender, receiver)
     receiver.wait_for(Landed)
