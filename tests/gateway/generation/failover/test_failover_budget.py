@@ -49,7 +49,7 @@ def test_choices_that_are_lost_together_are_one_death():
         budget.spend(2, 6, died(), "second")
 
 
-def test_a_long_run_resets_the_retry_budget():
+def test_tokens_between_deaths_reset_the_count_up_to_a_maximum():
     budget = RetryBudget(1)
     tokens = 0
     for number in range(MAX_DEATHS - 1):

@@ -26,7 +26,7 @@ async def edge(**settings):
         yield gateway, InferenceServiceStub(channel)
 
 
-async def test_generations_over_grpc_and_rest_share_the_places():
+async def test_generations_over_grpc_and_rest_share_the_limit():
     async with edge(max_streams=1, drain_timeout=0.1) as (gateway, stub):
         gateway.worker.steps_last = True
         first = stub.Generate(pb.GenerateRequest(text="Hi"))
