@@ -31,7 +31,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Adds the end of every service's log to a failure's report, and what the workers of a transfer were at."""
+    """Adds the end of each service's log, and the stacks of a transfer's workers, to the report of a failure."""
     report = yield
     if report.failed:
         for rig in item.funcargs.values() if report.when == "call" else ():

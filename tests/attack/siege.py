@@ -1,4 +1,4 @@
-"""What sixteen clients that attack at once do to a neighbour, and what programs do that only take CPU."""
+"""Measures how sixteen concurrent attackers slow down another client, compared with programs that only use CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Siege:
 
 
 def besiege(fleet: Attacked, numbers: Sequence[int], seconds: float, seed: int) -> Siege:
-    """Measures a neighbour alone, beside programs that compute, and while clients send the cases of these numbers."""
+    """Measures a client alone, beside programs that compute, and while attackers send the cases of these numbers."""
     without = _first_tokens(fleet, "alone", seconds, seed)
     with _attackers("--compute"):
         floor = _first_tokens(fleet, "beside programs that compute", min(seconds, _FLOOR_SECONDS), seed)

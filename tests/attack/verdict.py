@@ -1,4 +1,4 @@
-"""What is allowed, what was found, and the tables of it."""
+"""Limits, results and their tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
 
 
 def misses(cost: Cost, noise: float = 1.0) -> list[str]:
-    """Returns what is wrong with one case. `noise`: how much longer a busy machine computes."""
+    """Returns the exceeded limits of one case. `noise` is the slowdown of a busy machine."""
     found = []
     limit = noise * (ACCEPTED_CPU if cost.answer.accepted else REFUSED_CPU)
     if cost.cpu > limit and (cost.case.streamed or not cost.answer.accepted):

@@ -1,4 +1,4 @@
-"""How a benchmark shows what it found: aligned or Markdown tables, JSON, and what it ran on."""
+"""The output of benchmarks: aligned or Markdown tables, JSON, and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of a fleet after the last stream: nothing held, nothing counted, an index that tells the truth."""
+"""Audits a fleet after the last stream: nothing is held, nothing is counted, and the index is accurate."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Memory = dict[str, tuple[tuple[int, ...], int]]  # by service: its processes and
 
 
 def memory_of(fleet: Fleet, most: bool) -> Memory:
-    """What the services' processes have in memory, and what Redis holds; `most`: what it held at most.
+    """Returns the memory of the services' processes and of Redis. `most` is Redis' maximum so far.
 
     Redis's process has 7 MB before it holds anything, and keeps what it once had. What it holds goes up and down by a
     MB or two; keys that nobody deletes would take it beyond all that it ever held.

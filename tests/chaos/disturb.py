@@ -67,7 +67,7 @@ async def _ask(client: Client, number: int, max_tokens: int) -> Seen:
 async def disturb(
     fleet: Fleet, client: Client, plan: Sequence[Planned], load: float, max_tokens: int, told: bool = False
 ) -> Disturbed:
-    """Carries the plan out. `load`: the part of the decode workers' places that is taken; `told`: prints each fault."""
+    """Runs the plan. `load` is the used part of the decode workers' rows; `told` prints each fault."""
     undisturbed = await learn(client, max_tokens)
     concurrency = max(2, round(load * fleet.shape.places * fleet.shape.decode / asked.MEAN_CHOICES))
     crowd = Crowd(lambda number: _ask(client, number, max_tokens), concurrency, asked.NUM_REQUESTS)

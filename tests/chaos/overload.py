@@ -1,4 +1,4 @@
-"""The table's row on overload: runs the benchmark that measures it, and reads what it found."""
+"""The table's row on overload: runs the benchmark and reads its results."""
 
 from __future__ import annotations
 

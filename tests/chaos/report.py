@@ -1,4 +1,4 @@
-"""The table that a chaos run ends with, and what stands below it. Pure."""
+"""The final table of a chaos run, and the notes below it. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: what was looked at, what came out, what must come out."""
+    """One line: the measure, its result, and its limit."""
 
     what: str
     found: str
@@ -24,25 +24,25 @@ class Row:
 
 
 def completion_row(what: str, disturbed: Disturbed) -> Row:
-    """Streams complete and identical."""
+    """Returns the row of complete and identical streams."""
     found = f"{disturbed.num_good} of {disturbed.num_streams}"
     return Row(what, found, "all", disturbed.num_good == disturbed.num_streams > 0)
 
 
 def gap_row(what: str, disturbed: Disturbed, limit_seconds: float) -> Row:
-    """The gap's p99 of streams that were hit."""
+    """Returns the row of the p99 gap of affected streams."""
     found = f"{disturbed.hit_p99:.2f} s"
     return Row(what, found, f"<= {limit_seconds:g} s", disturbed.hit_p99 <= limit_seconds)
 
 
 def restart_row(what: str, disturbed: Disturbed) -> Row:
-    """Failed requests."""
+    """Returns the row of failed requests."""
     failed = disturbed.num_streams - disturbed.num_good
     return Row(what, f"{failed} of {disturbed.num_streams}", "0", failed == 0 and disturbed.num_streams > 0)
 
 
 def audit_row(what: str, found: Audit) -> Row:
-    """Leaks, and whatever else is not as it was."""
+    """Returns the row of leaks and other differences."""
     problems = len(found.problems)
     return Row(what, f"{found.num_leaked_blocks}, {problems} problems", "0, 0 problems", not problems)
 

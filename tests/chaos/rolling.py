@@ -18,7 +18,7 @@ _BETWEEN_SECONDS = 0.5
 
 
 async def roll(fleet: Fleet, client: Client, load: float, max_tokens: int) -> Disturbed:
-    """Restarts the kvstore, workers, routers and gateways, in this order; what their streams say is compared."""
+    """Restarts the kvstore, workers, routers and gateways, in this order, and compares the output of streams."""
     undisturbed = await learn(client, max_tokens)
     concurrency = max(2, round(load * fleet.shape.places * fleet.shape.decode / asked.MEAN_CHOICES))
     result = Disturbed()

@@ -1,4 +1,4 @@
-"""Breaks a fleet of real processes by a seed, and prints what its clients saw.
+"""Injects faults into a fleet of real processes by a seed, and prints the effect on clients.
 
 python tests/chaos/run.py [--seed N] [--kills N] [--faults N] [--cpu-kills N] [--soak-requests N] [--parts LIST]
     [--json PATH]
@@ -70,7 +70,7 @@ def _run(
 
 @contextlib.contextmanager
 def _kept_logs(options: argparse.Namespace, folder: Path) -> Iterator[None]:
-    """Copies the services' logs where they are wanted, however the run ends."""
+    """Copies the services' logs to a folder, also after a failed run."""
     try:
         yield
     finally:

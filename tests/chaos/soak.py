@@ -1,4 +1,4 @@
-"""A day's requests in an hour, faults on: what leaks, and what grows.
+"""Sends a day's requests in an hour, with faults. Measures leaks and growth.
 
 python tests/chaos/soak.py [--requests N] [--seconds N] [--seed N] [--clients N] [--json PATH]
 
@@ -117,7 +117,7 @@ async def soak(fleet: Fleet, options: SoakOptions) -> Soaked:
 
 
 async def _break(fleet: Fleet, seed: int, result: Soaked, stop: asyncio.Event) -> None:
-    """One fault after the other until it is told to stop. The first service of each kind is spared."""
+    """Injects one fault after the other until `stop` is set. Spares the first service of each kind."""
     sizes = {kind: count - 1 for kind, count in fleet.shape.sizes().items()}
     for number in itertools.count(seed):
         for planned in plan(number, len(_FAULTS), _FAULTS, sizes):

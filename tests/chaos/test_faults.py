@@ -1,4 +1,4 @@
-"""A plan of faults is the seed's, and spares what would make its own oracle wrong."""
+"""Plans of faults depend only on the seed, and spare the services that the oracle needs."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a soak says of memory."""
+"""The soak's verdict on memory."""
 
 import pytest
 from chaos.soak import Soaked, rows_of

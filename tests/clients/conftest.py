@@ -1,4 +1,4 @@
-"""What tests of clients share: the running services, a scripted model, and programs that report what a client saw."""
+"""Fixtures of client tests: running services, a scripted model, and programs that report a client's results."""
 
 from __future__ import annotations
 

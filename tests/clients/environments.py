@@ -165,7 +165,7 @@ def _install(words: Sequence[str | Path], folder: Path, environ: Mapping[str, st
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Waits for other processes that hold the folder's lock, which lies beside it."""
+    """Holds the lock of the folder, which is a file next to it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A gateway whose model says what a test scripts, for turns that a small model does not take, such as calling a tool.
+"""A gateway with a scripted model, for output that a small model does not generate, such as tool calls.
 
 The gateway, its template, parsers and wire are the shipped ones; only the router and the worker are scripted.
 """
@@ -39,7 +39,7 @@ def calls_tool(name: str, arguments: dict[str, object], text: str) -> Says:
 
 @dataclass
 class ScriptedModel:
-    """The address of the gateway, what its model says, and the prompts that it was given."""
+    """The address of the gateway, its model's script, and its prompts."""
 
     url: str
     tokenizer: Tokenizer

@@ -178,7 +178,7 @@ def _run_loop(url, folder) -> None:
 
 
 def _as_applied(stored, manifest):
-    """Returns a stored object without what the server and kubectl add."""
+    """Returns a stored object without the fields added by the server and kubectl."""
     document = copy.deepcopy(stored)
     for name in ("uid", "resourceVersion", "creationTimestamp", "managedFields"):
         document["metadata"].pop(name, None)

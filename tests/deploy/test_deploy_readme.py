@@ -1,4 +1,4 @@
-"""What deploy/README.md says is so: settings, components, flags, files."""
+"""deploy/README.md matches the code: settings, components, flags, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo overlay's own command lines, as processes of this machine: they find each other, serve, and stop as told.
+"""Runs the demo overlay's command lines as local processes: they find each other, serve, and stop.
 
 Every pod has an address of its own in 127.0.0.0/8, so that ports stay as they are written. Of routers and kvstores only
 the first runs, as after the loss of a node.

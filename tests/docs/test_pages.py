@@ -1,4 +1,4 @@
-"""What the pages say exists: commands, flags, variables, make targets, paths, links, metrics."""
+"""The pages refer only to existing commands, flags, variables, make targets, paths, links and metrics."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _tool_flags(*words: str) -> frozenset[str]:
 
 @functools.cache
 def _program_flags() -> frozenset[str]:
-    """Flags of the programs that lie in the repository beside `baton`."""
+    """Returns the flags of the repository's programs other than `baton`."""
     files = [path for folder in ("tests", "requirements", "models") for path in (ROOT / folder).rglob("*.py")]
     texts = [path.read_text(encoding="utf-8") for path in files]
     found = (re.findall(r'"(--[a-z][a-z0-9-]*)"', text) for text in texts if "add_argument(" in text)

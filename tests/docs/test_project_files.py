@@ -1,4 +1,4 @@
-"""Files of the project beside its code: README, hooks of commits, templates."""
+"""Project files other than code: README, commit hooks, templates."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_kv_really_came_from_the_prefill_worker(load_of_32, tandem_stack):
     (decode,) = [worker for worker in tandem_stack.workers if "decode" in worker.plan.name]
 
     def handed_over():
-        """The router hands over what it expects to be faster so; on a busy machine that may be none of the first."""
+        """Waits for a hand-over. The router only uses it when it expects a gain, which a busy machine may delay."""
         if tandem_stack.stats(decode).counters.num_transfers > before[decode.plan.name].num_transfers:
             return True
         story = " ".join(f"{time.monotonic_ns()} dogs" for _ in range(20))

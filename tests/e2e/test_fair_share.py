@@ -1,4 +1,4 @@
-"""Two tenants who want more than a fleet has, through the whole stack: each gets by its weight, and none starves."""
+"""Two saturating tenants through the whole stack: each gets its share by weight, and none starves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of a real stack: what a collector gets of each request, and that no part of its time is untold."""
+"""Traces of a real stack: the spans of each request, which cover all of its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics under vLLM's names, on running services: what they report is what clients saw."""
+"""Metrics with vLLM's names on running services agree with the clients' view."""
 
 import http.client
 import json

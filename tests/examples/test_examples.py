@@ -135,7 +135,7 @@ def test_a_response_is_watched_and_gone_on_with_in_cpp(tandem_stack, cpp):
 
 
 def check_conversation(stack, printed):
-    """REST finds what was printed."""
+    """Checks that REST returns the printed conversation."""
     second = kept(stack, printed.split()[-1])
     first = kept(stack, second["previous_response_id"])
     assert (first["background"], second["background"]) == (True, False)

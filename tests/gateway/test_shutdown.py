@@ -1,4 +1,4 @@
-"""A gateway whose time to drain is up: clients of what still runs are told, over REST and gRPC."""
+"""At the end of a gateway's drain, running requests get an error, over REST and gRPC."""
 
 from __future__ import annotations
 

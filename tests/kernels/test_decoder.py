@@ -86,7 +86,7 @@ CASES = [
 
 
 class Interpreted(Pieces):
-    """Pieces that launch what they would replay."""
+    """Pieces that launch segments instead of replaying them."""
 
     def replay(self, index: int) -> None:
         self.launch(self._size, index)

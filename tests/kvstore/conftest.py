@@ -1,4 +1,4 @@
-"""Kvstores served in this process over real gRPC, and who talks to them."""
+"""Kvstores in this process over real gRPC, and their clients."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def client(redis_server):
 
 
 async def what_redis_has(url, namespace="baton"):
-    """What a kvstore that starts now would know: worker -> (epoch, sequence, block numbers)."""
+    """Returns the state of a kvstore that would start now: worker -> (epoch, sequence, block numbers)."""
     store = RedisStore(url, namespace, 5.0)
     found = {}
     async for kept in store.load():

@@ -36,7 +36,7 @@ def phantoms(index, workers):
 
 
 def is_right(index, workers):
-    """Whether the router knows exactly what each worker holds."""
+    """Returns whether the router's index has exactly the blocks of each worker."""
     return all(index.num_blocks(one.worker_id) == len(one.blocks) for one in workers) and not phantoms(index, workers)
 
 

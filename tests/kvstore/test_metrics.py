@@ -1,4 +1,4 @@
-"""What a kvstore tells Prometheus."""
+"""A kvstore's metrics."""
 
 import asyncio
 

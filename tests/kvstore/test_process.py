@@ -1,4 +1,4 @@
-"""The kvstore as a process: what it costs, and what it leaves behind."""
+"""The kvstore as a process: its cost, and its cleanup."""
 
 import asyncio
 import fcntl

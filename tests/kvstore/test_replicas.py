@@ -1,4 +1,4 @@
-"""Several kvstores on one Redis: each tells its readers of all workers, whichever they publish to."""
+"""Several kvstores on one Redis: each serves the events of all workers, whichever kvstore they publish to."""
 
 import asyncio
 import os

@@ -65,7 +65,7 @@ def _value(field: FieldDescriptor, number: int, depth: int) -> Any:
 
 
 def breaks(folder: Path, image: Path) -> str:
-    """What Buf says of a copy of the sources. Empty: nothing breaks."""
+    """Returns Buf's breaking changes in a copy of the sources; empty without any."""
     words = [str(BUF), "breaking", "--against", str(image)]
     ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode in (0, 100), ended.stderr

@@ -1,4 +1,4 @@
-"""A worker of a release beside one of today: hand-overs both ways, and the events of each at the other's readers.
+"""A worker of a release and a current one: hand-overs in both directions, and each one's events at the other's readers.
 
 The old worker stands for one that knows the release's messages only: of what it sends and receives, every field that
 the release does not have is dropped.
@@ -28,7 +28,7 @@ from baton.worker.transfer.layout import layout_message, spec_of
 
 
 def as_released(image: Path, name: str, payload: bytes) -> bytes:
-    """The message without what the release does not know."""
+    """Returns the message without fields that the release does not have."""
     message = old(image, name).FromString(payload)
     message.DiscardUnknownFields()
     return message.SerializeToString()
@@ -36,7 +36,7 @@ def as_released(image: Path, name: str, payload: bytes) -> bytes:
 
 @pytest.fixture
 def network(image: Path) -> Iterator[Network]:
-    """Two workers, of whose messages either end knows the release's fields only."""
+    """Yields two workers that exchange only the release's fields."""
     network = Network()
 
     def tap(node: Node, kind: int, payload: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What a router tells Prometheus."""
+"""A router's metrics."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Routers that tell each other what they placed."""
+"""Routers that exchange their placements."""
 
 import asyncio
 import contextlib
@@ -242,7 +242,7 @@ def unsettled(monkeypatch):
 
 @pytest.fixture
 def two_routers(world, unsettled):
-    """Starts two routers that follow each other, and may not hear each other yet."""
+    """Starts two routers that follow each other, and may not be connected yet."""
 
     async def start(*workers):
         addresses = [f"127.0.0.1:{port}" for port in ports.free_ports(2)]

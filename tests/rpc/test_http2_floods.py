@@ -19,7 +19,7 @@ NUM_FRAMES = 100_000
 
 
 async def flood(port: int, frame: bytes, frames_per_write: int) -> tuple[int, bytes]:
-    """Returns how many frames were sent before the server closed, and what it wrote."""
+    """Returns the number of frames sent before the server closed, and the bytes it sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = asyncio.create_task(reader.read())
     num_sent = 0

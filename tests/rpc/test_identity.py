@@ -1,4 +1,4 @@
-"""Who may call what: the table is whole, and a peer is known by its certificate's URI alone."""
+"""Authorization by identity: the table is complete, and a peer's identity is its certificate's URI."""
 
 from __future__ import annotations
 

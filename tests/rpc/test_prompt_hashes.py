@@ -18,7 +18,7 @@ def tokens(count, seed=0):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Lengths of what is hashed block by block."""
+    """Returns the lengths of prompts that are hashed block by block."""
     lengths = []
 
     def hash_and_count(parent, packed, block_size):

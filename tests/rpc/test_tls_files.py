@@ -1,4 +1,4 @@
-"""Certificate, key and CA as files: what is wrong with them is told, by name, before anything is served."""
+"""Certificate, key and CA files: errors are reported by name before serving."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Oracle:
         return block_ids
 
     def launch(self, plan: StepPlan) -> None:
-        """Looks at what each row is about to read and to write."""
+        """Checks the blocks that each row will read and write."""
         self._launch(plan)
         admitted = set()
         for init in plan.admitted:
@@ -254,7 +254,7 @@ def _request(arrival: Arrival, number: int) -> Request:
 
 
 def _publish(engine: Engine, index: PrefixIndex, sequence: int) -> int:
-    """Tells the index what the cache did; the number of batches."""
+    """Publishes the cache's events to the index. Returns the number of batches."""
     events = engine.take_events()
     if not events:
         return 0

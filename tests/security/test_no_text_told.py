@@ -71,7 +71,7 @@ class Rig:
         return self.send("/v1/chat/completions", {"model": MODEL_NAME, "max_tokens": 4, **fields})
 
     def told(self) -> dict[str, str]:
-        """Everything that an operator's tools get to see, by where."""
+        """Returns all output for operators, by source."""
         found = {f"log of {name}": service.log() for name, service in self.stack.services.items()}
         found["traces"] = "\n".join(self.collector.texts)
         for name, service in self.stack.services.items():
@@ -141,7 +141,7 @@ def sent_well(rig: Rig) -> None:
 
 
 def sent_badly(rig: Rig) -> None:
-    """Requests that are refused, in every way that quotes what was sent, and such as fail while they run."""
+    """Sends requests that are refused with every error that quotes input, and requests that fail while they run."""
     mark = rig.mark
     user = {"role": "user", "content": mark("baduser")}
     bad: list[dict[str, Any]] = [
@@ -203,7 +203,7 @@ def test_no_log_metric_or_trace_has_a_prompt_a_key_or_an_output(rig: Rig):
     sent_over_grpc(rig)
     rig.stack.wait_all_blocks_back(20.0)
     wait_until(lambda: any("baton.worker.decode" in text for text in rig.collector.texts), "spans", 20.0)
-    # What comes after, of another tenant, tells nothing of what came before.
+    # A later request of another tenant must not reveal an earlier one.
     other = {"authorization": f"Bearer {rig.other_key}"}
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}], "temperature": "x"}
     told = {**rig.told(), "an error of another": rig.send("/v1/chat/completions", body, other)[1]}

@@ -1,4 +1,4 @@
-"""The lock files' own checks, and what an audit says of what it could not look up."""
+"""The checks of lock files, and the audit's report of packages that it could not look up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of texts beside the KV blocks: nothing of one tenant's makes another's faster."""
+"""Caches of texts other than KV blocks: one tenant's entries never speed up another's requests."""
 
 from __future__ import annotations
 

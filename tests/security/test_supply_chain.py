@@ -1,4 +1,4 @@
-"""What comes from elsewhere is data: no code of the product unpickles, evaluates or loads what it was given."""
+"""External input is data: product code never unpickles, evaluates or loads it as code."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ALLOWED = {
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
-    """Lines that could make code or objects of what they read, and the names they do it with."""
+    """Yields lines that could create code or objects from input, and the functions' names."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:

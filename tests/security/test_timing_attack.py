@@ -1,4 +1,4 @@
-"""The timing attack by what workers compute and tell, which no load changes. The program does it by the clock."""
+"""The timing attack by computed tokens, which load does not change. The program uses the clock."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In each trial a victim sends a text; then the attacker sends that text, and one that nobody ever sent, and the victim
 does the same as a control, all four in random order. AUC is the chance that a sent text is answered sooner than a fresh
-one: 0.5 tells nothing. `python tests/security/timing_attack.py` tries three ways and prints it with its 95 % interval.
+one: 0.5 is chance. `python tests/security/timing_attack.py` tries three ways and prints it with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Auc:
-    """How well a number tells sent texts from fresh ones."""
+    """How well a number separates sent texts from new ones."""
 
     value: float
     low: float  # of the 95 % interval
@@ -83,7 +83,7 @@ class Attack:
         self._draws = random.Random(seed)
 
     def run(self, trials: int, num_words: int) -> list[Sample]:
-        """Four samples a trial. A trial that the fleet was too busy for is made anew, with other texts."""
+        """Returns four samples per trial. Repeats a trial with other texts if the fleet was too busy."""
         samples: list[Sample] = []
         failures = 0
         while len(samples) < 4 * trials:

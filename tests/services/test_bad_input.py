@@ -43,7 +43,7 @@ def _ended(command, flags) -> tuple[int, str]:
 
 
 def _failures(command, flags, capsys) -> dict[str, tuple[str, str]]:
-    """What the doctor says does not work: by topic, what it is and what mends it."""
+    """Returns the doctor's failures and their fixes, by topic."""
     capsys.readouterr()
     code = cli.main(["doctor", command, "--json", *flags], {})
     found = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["level"] == "failed"]

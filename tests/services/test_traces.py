@@ -1,4 +1,4 @@
-"""`baton traces`: how a request is shown, when, and what comes over the wire."""
+"""`baton traces`: the display of requests, its timing, and the received spans."""
 
 from __future__ import annotations
 

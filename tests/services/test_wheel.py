@@ -1,4 +1,4 @@
-"""Baton as pip installs it: every command works, or names the one line that installs what it lacks."""
+"""Baton installed by pip: every command works, or prints the command that installs missing packages."""
 
 from __future__ import annotations
 

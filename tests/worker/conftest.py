@@ -1,4 +1,4 @@
-"""Workers without processes, for the tests of what passes between them."""
+"""Workers without processes, for tests of their messages."""
 
 from __future__ import annotations
 

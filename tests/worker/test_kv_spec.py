@@ -1,4 +1,4 @@
-"""What a cache of groups says of its layers, shapes and bytes."""
+"""Layers, shapes and bytes of a cache with groups."""
 
 import pytest
 

@@ -161,7 +161,7 @@ def timed(way: Callable[[], list[list[int]]]) -> float:
 
 
 def make_rows(seconds: dict[tuple[str, int], list[float]], num_tokens: int) -> list[Row]:
-    """The table; the first way is what the others are compared with, round by round."""
+    """Returns the table. The other ways are compared with the first one, round by round."""
     first = next(iter(seconds.values()))
     rows = []
     for (what, concurrency), taken in seconds.items():

@@ -1,4 +1,4 @@
-"""How fast the engine is without the wire: offline workloads `requests x in/out`, beside vLLM's figures.
+"""Measures the engine without gRPC: offline workloads `requests x in/out`, next to vLLM's figures.
 
 baton bench engine --preset-table 8b|0.6b|all [--json PATH]
 baton bench engine --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'

@@ -62,7 +62,7 @@ class Row:
         return statistics.median(self.seconds[way])
 
     def worst_gap(self, way: str) -> float:
-        """The 99th percentile between two tokens of a request that decodes beside. 0: there was none."""
+        """Returns the 99th percentile between tokens of a concurrently decoding request; 0 without one."""
         return float(np.percentile(self.gaps[way], 99)) if self.gaps[way] else 0.0
 
 
@@ -120,7 +120,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
 
 
 class _Bench:
-    """One engine, and the requests that decode beside."""
+    """An engine, and concurrently decoding requests."""
 
     def __init__(self, executor: Executor, config: WorkerConfig, num_beside: int) -> None:
         settings = EngineSettings(
@@ -168,7 +168,7 @@ class _Bench:
         raise RunFailed("the prompt's blocks do not leave the device")
 
     def finish(self) -> None:
-        """Ends what decodes beside."""
+        """Ends the decoding requests."""
         for request_id in self._beside:
             self.engine.abort(request_id)
         while self.engine.has_work():

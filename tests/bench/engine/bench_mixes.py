@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mixes(options: argparse.Namespace) -> list[Mix]:
-    """The asked ones, smaller by the scale; one whose load is a share comes behind the one that finds out of what."""
+    """Returns the requested mixes, scaled. A mix with a relative load follows the mix that measures its base."""
     asked = [mix for mix in MIXES if not options.only or any(word in mix.name for word in options.only)]
     if any(mix.load is not None for mix in asked) and MIXES[0] not in asked:
         asked.insert(0, MIXES[0])

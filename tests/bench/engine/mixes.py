@@ -74,7 +74,7 @@ class Arrivals:
 
 
 def arrivals(mix: Mix, vocab_size: int, requests_per_second: float, seed: int) -> Arrivals:
-    """`requests_per_second` is what the engine can do. Equal seeds give equal requests."""
+    """Returns arrivals. `requests_per_second` is the engine's capacity. Equal seeds give equal requests."""
     random = np.random.default_rng(seed)
     made = Arrivals()
     at = 0.0
@@ -111,7 +111,7 @@ def _request(mix: Mix, number: int, prompt: list[int], output: int) -> Request:
 
 @dataclass(slots=True)
 class Timings:
-    """When each request's tokens came, beside when it arrived."""
+    """The arrival of each request, and the times of its tokens."""
 
     arrived: dict[str, float] = field(default_factory=dict)
     _last: dict[str, float] = field(default_factory=dict)

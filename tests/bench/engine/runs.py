@@ -88,7 +88,7 @@ class Outcome:
 
 
 def run_plan(plan: Plan, say: Say) -> Outcome:
-    """Makes the engine and runs every workload. Raises ServiceError or RunFailed."""
+    """Creates the engine and runs every workload. Raises ServiceError or RunFailed."""
     config = plan.config
     began = time.perf_counter()
     executor = make_executor(config)
@@ -210,7 +210,7 @@ def _num_finished(outputs: StepOutputs) -> int:
 
 @contextlib.contextmanager
 def _quiet_garbage_collector() -> Iterator[None]:
-    """As in the engine's own process: what was there before is not walked again."""
+    """Freezes existing objects for the garbage collector, as the engine's process does."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""Ways to sample that the engine is measured with, beside greedy."""
+"""Sampling parameters of the benchmarks, in addition to greedy."""
 
 from __future__ import annotations
 

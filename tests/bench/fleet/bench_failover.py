@@ -120,13 +120,13 @@ class Load:
             self.streams.append(await stream(self._address, next(self._numbers)))
 
     async def stop(self) -> None:
-        """Returns when what runs is complete."""
+        """Waits until running requests are complete."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
 
 
 def hurt(worker: Service, fault: str) -> None:
-    """Does it; the worker is as good as gone afterwards."""
+    """Applies the fault to a worker."""
     assert worker.process is not None
     front = worker.process.pid
     target = engines_of(front)[0] if "engine" in fault else psutil.Process(front)
@@ -134,7 +134,7 @@ def hurt(worker: Service, fault: str) -> None:
 
 
 def mend(worker: Service) -> None:
-    """Ends what is left of it, and starts it anew."""
+    """Ends a worker's remaining processes and restarts it."""
     assert worker.process is not None
     worker.process.kill()
     worker.process.wait(20)
@@ -152,7 +152,7 @@ def gap_at(seen: Streamed, fault_at: float) -> float | None:
 
 
 async def measure(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is told."""
+    """Returns all results."""
     rng = random.Random(options.seed)
     undisturbed = {}
     for first in range(0, _NUM_REQUESTS, 8):

@@ -1,4 +1,4 @@
-"""Three times as many requests as a fleet can serve: what is still served well, and how fast the rest is refused.
+"""Sends three times as many requests as a fleet can serve. Measures goodput, and how fast the rest is refused.
 
 baton bench overload [--workers N] [--seconds S] [--factor 3] [--seed N] [--json PATH]
     [--router-flags="--shed"]
@@ -55,7 +55,7 @@ _SAMPLE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One load and what came of it, the first seconds left out."""
+    """One load and its results, without the first seconds."""
 
     factor: float  # of the capacity
     seen: list[Seen]
@@ -136,7 +136,7 @@ def _shares(seen: Sequence[Seen]) -> dict[str, float]:
 
 
 def figures_of(phase: Phase, peak: float) -> dict[str, Any]:
-    """Everything that is told of one load."""
+    """Returns the figures of one load."""
     admitted = [one for one in phase.seen if one.tokens]
     refused = [one for one in phase.seen if one.status in _REFUSED]
     waits = [one.head - one.sent for one in refused]

@@ -197,7 +197,7 @@ def _print(name: str, rounds: list[Round], num_requests: int) -> None:
 
 
 def _print_added(plain: list[Round], tls: list[Round]) -> None:
-    """Of CPU a frame: of all rounds together, and round by round, over the one of the other side beside it."""
+    """Prints the CPU time that TLS adds per frame, over all rounds and by round."""
     print("what mTLS adds to the CPU of a frame: all rounds together; median of rounds (quarter .. three quarters)")
     for name, fields in (
         ("front", ("front_cpu",)),

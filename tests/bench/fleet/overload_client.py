@@ -1,4 +1,4 @@
-"""Requests as they come, whether or not the last ones were answered, and what their clients saw. Knows no table."""
+"""An open-loop client: sends requests at their times, and records the results. Knows no table."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def measure(num_requests: int, concurrent: int) -> list[dict[str, Any]]:
 
 
 def refusals(gate: Gate, key: str, num_requests: int) -> float:
-    """Microseconds of CPU to tell that a key is wrong."""
+    """Returns the microseconds of CPU to reject a wrong key."""
     headers = {b"authorization": f"Bearer {key}".encode()}
     began = time.process_time()
     for _ in range(num_requests):
@@ -136,7 +136,7 @@ class Nothing:
 
 
 class NoSink:
-    """Hears nothing."""
+    """Ignores all updates."""
 
     writable = True
 

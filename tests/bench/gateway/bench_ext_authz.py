@@ -67,7 +67,7 @@ class Case:
 
     @property
     def request(self) -> bytes:
-        """As it is sent: with a body, Envoy would close the connection behind an answer that comes before it."""
+        """Returns the request, without a body, because Envoy would close the connection after an earlier answer."""
         head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.key}\r\n"
         return f"{head}content-type: application/json\r\ncontent-length: 0\r\n\r\n".encode()
 
@@ -110,7 +110,7 @@ def main() -> None:
         context = trusting_http1(front)
         runs = measure(front, context, cases, processes, options.rate, options.seconds, options.rounds)
         taken, checks = uvloop.run(runs)
-    tell(taken, checks, options)
+    report(taken, checks, options)
 
 
 def start(folder: Path, cleanup: ExitStack) -> tuple[envoy.Envoy, list[Case], dict[str, psutil.Process]]:
@@ -256,7 +256,7 @@ def share_within(checks: Counter[float], milliseconds: int) -> float:
     return sum(count for lower, count in checks.items() if lower < milliseconds) / checks.total()
 
 
-def tell(taken: Mapping[str, Taken], checks: list[Counter[float]], options: argparse.Namespace) -> None:
+def report(taken: Mapping[str, Taken], checks: list[Counter[float]], options: argparse.Namespace) -> None:
     """Prints the table, and writes the JSON."""
     facts = machine_facts(("grpcio", "uvloop"))
     rows = []

@@ -79,7 +79,7 @@ class Table:
         self.rows: dict[str, Row] = {}
 
     def row(self, name: str, wanted: str = "", offered: float | None = None) -> Row:
-        """The row of this name, made when first asked for."""
+        """Returns the row of this name. Creates it at first."""
         return self.rows.setdefault(name, Row(name, wanted, offered))
 
     def render(self, markdown: bool) -> str:
@@ -175,7 +175,7 @@ async def measure_cancels(options: argparse.Namespace) -> str:
 
 
 async def run(options: argparse.Namespace, table: Table, say: Callable[[str], None]) -> None:
-    """Every case asked for."""
+    """Runs the requested cases."""
     if options.only in (None, "tokens", "chats"):
         await tokens_and_chats(options, table)
         say(table.render(options.markdown))

@@ -1,4 +1,4 @@
-"""A newcomer's first token: alone, beside clients that read nothing or send long prompts, and while workers flood.
+"""The time to first token of a new client: alone, with clients that read nothing or send long prompts, and under load.
 
 The others are clients of a process of their own: what they are slow at is not a newcomer's delay.
 """
@@ -30,7 +30,7 @@ _NUM_OTHERS = 64
 _OTHERS_BEGIN_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0
-_LONG_WORDS = 10_000  # encoded and then refused: the model takes 2,048 tokens, so no worker hears of them
+_LONG_WORDS = 10_000  # encoded and then refused: the model takes 2,048 tokens, so no worker gets them
 _MIDDLE = "Once upon a time there was a dog. " * 60  # too long to be encoded without a thread
 # Steps of 2 ms; and steps that take no time at all.
 _WORKERS = {

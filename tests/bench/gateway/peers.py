@@ -1,4 +1,4 @@
-"""Other gateways to stand beside: installed from PyPI into environments of their own, over a fixed OpenAI server."""
+"""Other gateways for comparison, installed from PyPI into separate environments, with a fixed OpenAI server."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class FixedServer:
         self._none_left.clear()
 
     def discard(self, transport: asyncio.Transport) -> None:
-        """The client has gone."""
+        """Drops the connection of a client that has gone."""
         self.streams.discard(transport)
         if not self.streams:
             self._none_left.set()
 
     async def until_no_stream(self) -> None:
-        """Waits until whoever is in between has given up the streams of clients that left. Raises BenchFailed."""
+        """Waits until the gateway under test has ended the streams of clients that left. Raises BenchFailed."""
         try:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._none_left.wait()

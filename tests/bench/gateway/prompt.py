@@ -77,7 +77,7 @@ class _Words:
 
 
 def _costs(stack: Stack, bodies: list[bytes]) -> dict[str, float]:
-    """Milliseconds of each service for one chat, less what it takes when idle."""
+    """Returns the CPU milliseconds of each service for one chat, less its idle time."""
     idle = _idle_shares(stack)
     begin, before = time.perf_counter(), _cpu(stack)
     for body in bodies:

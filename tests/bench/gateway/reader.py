@@ -118,7 +118,7 @@ class _Stream:
         self.num_events = 0
 
     def read(self, clock_offset: float) -> None:
-        """Takes what is there. `clock_offset`: the performance counter less the system's clock."""
+        """Reads available data. `clock_offset` is the performance counter less the system's clock."""
         data, ancillary, _, _ = self.connection.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size))
         if not data or data.endswith(b"}}"):
             raise BenchFailed(f"a stream ended early: {data[-300:]!r}")

@@ -107,7 +107,7 @@ def _prefill_cases(shape: ModelShape, block_size: int) -> list[Case]:
 
 
 def _hit_cases(shape: ModelShape, block_size: int) -> list[Case]:
-    """A few new tokens behind a prefix that is cached, its tile cut into parts and whole."""
+    """Returns cases of a few new tokens after a cached prefix, with the tile cut into parts and whole."""
     if "hopper" not in _prefill_kernels(shape):
         return []
     return [
@@ -178,7 +178,7 @@ def _prepare_prefill(
 def _prefill_error(
     out: Tensor, query: Tensor, cache: Tensor, table: Tensor, scale: float, first: int, last: int, prefix: int = 0
 ) -> float:
-    """Of the rows from first to last, which are the last tokens of a shorter sequence behind the prefix."""
+    """Returns the error of rows first to last, which are the last tokens of a shorter sequence after the prefix."""
     lengths = torch.tensor([prefix + last], dtype=torch.int32, device=out.device)
     starts = torch.tensor([0, last - first], dtype=torch.int32, device=out.device)
     rows = slice(first, last)

@@ -111,7 +111,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 
 def _measure(case: Case, device: torch.device) -> Result:
-    """A case that fails is a row that says so; the others still run."""
+    """Measures a case. A failure becomes a row, so that other cases still run."""
     print(f"{case.op}, {case.shape}", file=sys.stderr, flush=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -132,7 +132,7 @@ def _measure(case: Case, device: torch.device) -> Result:
 
 
 def _finite(error: float) -> float | None:
-    """JSON knows no NaN."""
+    """Replaces NaN, which JSON does not have."""
     return error if math.isfinite(error) else None
 
 

@@ -1,4 +1,4 @@
-"""Other systems' placement, written anew from their documentation, for comparison under `baton simulate`."""
+"""Placement policies of other systems, reimplemented from their documentation, for `baton simulate`."""
 
 PEERS = {
     "round_robin": "bench.policies.round_robin:RoundRobin",

@@ -17,7 +17,7 @@ _HASH_BYTES = 16
 
 
 class ConsistentHash(Peer):
-    """The ring is made anew when the workers change."""
+    """Rebuilds the ring when the workers change."""
 
     uses_index = False
 

@@ -14,7 +14,7 @@ _DEFAULT_PEAK = 10_000.0  # tokens a second, until one was seen
 
 
 class StickyUntilSaturated(Peer):
-    """The peak is the highest rate that any worker has told."""
+    """The peak is the highest rate that a worker has reported."""
 
     def __init__(self, parts):
         super().__init__(parts)

@@ -1,4 +1,4 @@
-"""What the peers have in common: the live workers, what was placed on them and not finished, and the prefix index."""
+"""The state shared by other systems' policies: live workers, their unfinished placements, and the prefix index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Load:
-    """What a router that sees every request knows of a worker without asking it."""
+    """A worker's load as seen by a router, without its reports."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0

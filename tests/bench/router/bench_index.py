@@ -1,4 +1,4 @@
-"""The prefix index: events a core, lookups, memory, warm start, and what it costs at rest.
+"""Measures the prefix index: events per core, lookups, memory, warm start, and idle cost.
 
 baton bench index [--workers 64] [--blocks 10000000] [--idle-workers 100] [--json PATH] [--markdown]
 
@@ -260,7 +260,7 @@ class Publisher:
         return encoded
 
     async def send(self, messages: list[bytes]) -> None:
-        """Sends prepared messages, and hears when all are applied."""
+        """Sends prepared messages and waits until all are applied."""
         for encoded in messages:
             await self._call.write(encoded)
         heartbeat = index_pb2.PublishHeartbeat(wants_answer=True)
@@ -469,7 +469,7 @@ async def measure_events(
 
 
 async def measure_idle(options: argparse.Namespace, log: object, url: str) -> list[Row]:
-    """A router and a kvstore whose workers only say that they live."""
+    """Measures a router and a kvstore whose workers only send heartbeats."""
     workers = [await ScriptedWorker(state(f"w{n}")).start() for n in range(options.idle_workers)]
     kvstore_port, router_port = ports.free_ports(2)
     address = f"127.0.0.1:{kvstore_port}"

@@ -1,4 +1,4 @@
-"""Baton's placement beside other systems' policies under virtual time: goodput over the load, and disaggregation.
+"""Compares Baton's placement with other systems' policies in virtual time: goodput by load, and disaggregation.
 
 baton bench policies [--workloads chat,agents,rag,poisson] [--workers 4,16,64] [--loads 0.3,0.5,..]
 baton bench policies --disaggregation [--seconds 10 --requests 400 --min-requests 150]

@@ -203,7 +203,7 @@ def start(log: object, *words: str) -> psutil.Popen:
 async def publish(
     address: str, prompts: list[bytes], num_workers: int, draw: random.Random, beats: list[asyncio.Task]
 ) -> list[FakeWorker]:
-    """Every prompt is held by a few workers, to some depth. Whoever has published goes on to say that it lives."""
+    """Publishes every prompt from a few workers, to some depth. These workers then send heartbeats."""
     publishers = []
     for number in range(num_workers):
         worker = FakeWorker(address, f"w{number}", epoch=1)
@@ -235,7 +235,7 @@ async def heartbeats(publisher: FakeWorker) -> None:
 
 
 async def until_ready(stub: router_pb2_grpc.RouterServiceStub, num_workers: int) -> None:
-    """The router hears all workers and has the whole index."""
+    """Waits until the router is connected to all workers and has the whole index."""
     for _ in range(200):
         try:
             response = await stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=2)
@@ -319,7 +319,7 @@ async def measure_place(
 
 
 async def measure_idle(processes: list[psutil.Popen], seconds: float, num_workers: int) -> list[Row]:
-    """CPU and memory of both services while workers only say that they live."""
+    """Returns CPU and memory of both services while workers only send heartbeats."""
     everyone = [psutil.Process(process.pid) for process in processes]
     everyone += [child for one in everyone for child in one.children(recursive=True)]
     before = [sum(one.cpu_times()[:2]) for one in everyone]

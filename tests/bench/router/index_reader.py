@@ -1,4 +1,4 @@
-"""A router's copy of the index in a process of its own, for bench_index.py: follows a kvstore and says how far it is.
+"""A router's copy of the index in a separate process, for bench_index.py: follows a kvstore and reports its position.
 
 python tests/bench/router/index_reader.py HOST:PORT
 

@@ -247,7 +247,7 @@ def _load_text(summary: Summary) -> str:
 
 
 def _remarks(summaries: Sequence[Summary]) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Returns remarks about the validity of the figures."""
     lines = []
     for summary in summaries:
         load = _load_text(summary)
@@ -281,7 +281,7 @@ def _record(summary: Summary) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no infinity: null."""
+    """Replaces infinity, which JSON does not have, by null."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -55,7 +55,7 @@ class HttpConnection(asyncio.Protocol):
         return await self._answer
 
     def close(self) -> None:
-        """Drops the connection and what is under way on it."""
+        """Drops the connection and its response."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -138,7 +138,7 @@ class HttpPool:
         return status, b"".join(pieces)
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

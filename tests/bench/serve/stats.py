@@ -1,4 +1,4 @@
-"""What is known of each request, and what that makes of a run: percentiles, throughput, goodput."""
+"""The record of each request, and the statistics of a run: percentiles, throughput, goodput."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def summarize(
     records: Sequence[Record], rate: float, concurrency: int | None, limits: Limits, cpu_seconds: float
 ) -> Summary:
-    """Latencies of what came out whole; tokens of everything."""
+    """Returns latencies of complete requests, and tokens of all requests."""
     whole = [record for record in records if not record.error]
     began = min(record.sent for record in records)
     seconds = max(max(record.ended for record in records) - began, 1e-9)

@@ -53,7 +53,7 @@ Costs = dict[str, list[float]]  # seconds of CPU, by call
 
 
 class Stopwatch:
-    """CPU time of the calling thread, less what the device did."""
+    """CPU time of the calling thread, less the time in the device."""
 
     def __init__(self) -> None:
         self.costs: Costs = defaultdict(list)
@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(num_tokens: int, rounds: int) -> dict[str, list[float]]:
-    """The largest cost of each call, of every hand-over behind the first few."""
+    """Returns the largest cost of each call, in every hand-over after the first few."""
     network = Network()
     watch = Stopwatch()
     reader = PromptReader(BLOCK_SIZE, 2 * num_tokens)

@@ -5,7 +5,7 @@ baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--at-once 1,8] [--re
 Of GPUs: --kinds cuda-ipc,nccl on a host with two; each end sees one of them, those of BATON_BENCH_DEVICES (0,1).
 
 `of raw` is the transport's rate over the raw copy's; `checked` is with a checksum on every piece. A transfer begins
-with the first push, in the sender's process, and ends when the receiver's transport tells that the last block is in its
+with the first push, in the sender's process, and ends when the receiver's transport reports the last block in its
 place; the raw copy begins with the call in the sender's process and ends when the receiver's knows that all is there.
 With several at once (--at-once 1,8) all are pushed together, and the raw copy is one of all their bytes.
 """
@@ -68,7 +68,7 @@ class Sender:
         self._transport.connect(Outbound(number, known, number, 1, number, checksum))
 
     def push(self, first_number: int, count: int) -> None:
-        """Several transfers, one behind the other."""
+        """Runs several transfers, one after the other."""
         self._began = time.monotonic()
         for number in range(first_number, first_number + count):
             for piece in self._pieces.pop(number):
@@ -89,7 +89,7 @@ class Sender:
         return pieces
 
     def forget(self, number: int) -> None:
-        """Raises what the push failed of."""
+        """Raises the error of a failed push."""
         failed = [event for event in self._transport.poll() if isinstance(event, PushFailed)]
         self._transport.forget(number)
         if failed:
@@ -111,7 +111,7 @@ class Sender:
 
 
 def serve(name: str, num_blocks: int, told: Any, pipe: Connection) -> None:
-    """The sender's process."""
+    """Runs the sender's process."""
     KINDS[name].prepare("sender")
     sender = Sender(KINDS[name], num_blocks, told)
     pipe.send(None)
@@ -178,7 +178,7 @@ class Pair:
         self._raw.close()
 
     def _notify(self) -> None:
-        """Of the transport, on its thread: what happened ends here, however long the main thread takes to wake up."""
+        """Records the time of an event on the transport's thread, without the main thread's delay."""
         self._told_at = time.monotonic()
         self._landed.set()
 

@@ -1,4 +1,4 @@
-"""Requests cancelled, and workers killed, at random phases of the KV hand-over: what is left behind, and for how long.
+"""Cancels requests and kills workers at random phases of the KV hand-over. Measures leaked resources, and for how long.
 
 python tests/bench/transfer/churn.py --requests 10000 --seed 1
 python tests/bench/transfer/churn.py --requests 16000 --batch 100    # ten thousand aborts
@@ -161,7 +161,7 @@ class Churner:
             await asyncio.sleep(0.25)
 
     async def _count_transfers(self) -> None:
-        """Adds what the workers counted since the last time. One that is killed was asked just before."""
+        """Adds the workers' counters since the last call. It is also called before a worker is killed."""
         for worker in self._rig.workers:
             counters = (await worker.stats()).counters
             transfers = counters.transfers
@@ -221,7 +221,7 @@ def main() -> int:
 
 
 def clean(report: Churn) -> bool:
-    """Whether it reached what it must."""
+    """Returns whether the report meets all requirements."""
     bad = report.num_wrong, report.num_leaked, report.most_stranded, report.outcomes["never ended"]
     return not any(bad) and report.outcomes["failed"] == 0 and report.longest_seconds < 2.0
 

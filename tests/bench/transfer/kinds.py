@@ -69,7 +69,7 @@ class Kind(Protocol):
         """For up to so many bytes."""
 
     def raw_sender(self, told: Any, num_bytes: int) -> RawSender:
-        """Its other end."""
+        """Returns the sending end."""
 
 
 class HostKv:
@@ -162,7 +162,7 @@ class _SocketSender:
 
 
 class _MemoryReceiver:
-    """The sender does all the work; a byte on a socket says that it is done."""
+    """A receiver whose sender writes its memory, and sends a byte on a socket when done."""
 
     def __init__(self, num_bytes: int) -> None:
         self._words = Words()

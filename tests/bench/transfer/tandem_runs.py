@@ -1,4 +1,4 @@
-"""One prefill and one decode worker, or one worker that does both, under the same load; what each request saw of it."""
+"""Compares one prefill and one decode worker with one worker that does both, under the same load."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Load:
 
 
 class Deployment:
-    """Workers that serve; `entry` is who is asked."""
+    """Serving workers. Requests go to `entry`."""
 
     def __init__(self, entry: WorkerProcess, prefill: WorkerProcess | None, vocab_size: int, seed: int) -> None:
         self.entry = entry
@@ -98,7 +98,7 @@ class Deployment:
     async def window(
         self, stream: TimedStream, num_tokens: int, count: int, concurrency: int, max_tokens: int, neighbours: int = 0
     ) -> Load:
-        """`count` prompts, `concurrency` at a time, beside `neighbours` requests that only decode."""
+        """Sends `count` prompts, `concurrency` at a time, beside `neighbours` requests that only decode."""
         limit = asyncio.Semaphore(concurrency)
 
         async def ask() -> Answer:

@@ -1,4 +1,4 @@
-"""A byte on a socket that says that a raw copy is done, where the copy itself does not say so at the receiver."""
+"""A byte on a socket that signals the end of a raw copy, for copies that do not notify the receiver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who breaks a running fleet, and who mends it: one function of each kind of fault."""
+"""Injects and repairs faults in a running fleet, with one function for each kind of fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP_SECONDS = 30.0
 
 
 def hurt(fleet: Fleet, planned: Planned) -> Mend:
-    """Does it. Returns what undoes it, which may take seconds. POOLS_FULL is the load's to do."""
+    """Injects a fault. Returns a function that repairs it, which may take seconds. POOLS_FULL is left to the load."""
     fault = planned.fault
     if fault is Fault.CLOCK_JUMPS:
         fleet.set_clock(_CLOCK_JUMPS[planned.target % len(_CLOCK_JUMPS)])
@@ -45,7 +45,7 @@ def hurt(fleet: Fleet, planned: Planned) -> Mend:
 
 
 def start_anew(service: Service) -> None:
-    """Ends what is left of it, and starts it."""
+    """Ends remaining processes of a service and restarts it."""
     if service.process is not None:
         with contextlib.suppress(psutil.Error):
             for process in processes_of(service):

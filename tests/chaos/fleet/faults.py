@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class Fault(enum.Enum):
-    """One kind of trouble. Its value is what reports call it."""
+    """A kind of fault. Its value is its name in reports."""
 
     FRONT_KILLED = "front killed"
     ENGINE_KILLED = "engine killed"

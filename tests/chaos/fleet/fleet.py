@@ -88,7 +88,7 @@ class Fleet:
             file.write(struct.pack("<d", shift_seconds))
 
     def metrics(self, service: Service) -> str:
-        """What it tells Prometheus."""
+        """Returns the metrics of a service."""
         request = urllib.request.Request(f"http://{service.plan.metrics}/metrics")
         request.add_header("authorization", f"Bearer {self.api_key}")
         with urllib.request.urlopen(request, timeout=10) as response:
@@ -102,7 +102,7 @@ class Fleet:
             return stub.GetStats(control_pb2.GetStatsRequest(audit=True), timeout=10)
 
     def entries(self, router: Service) -> dict[str, router_pb2.WorkerEntry]:
-        """What a router knows of each worker, by id."""
+        """Returns a router's entries of workers, by id."""
         with grpc.insecure_channel(router.plan.address) as channel:
             answer = router_pb2_grpc.RouterServiceStub(channel).ListWorkers(router_pb2.ListWorkersRequest(), timeout=10)
         return {one.state.worker_id: one for one in answer.workers}

@@ -1,4 +1,4 @@
-"""Proxies in a process of their own, so that what the harness does meanwhile delays nothing that passes."""
+"""Proxies in a separate process, so that the harness's work does not delay them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Proxies:
         self._ask("cut", name)
 
     def stall(self, name: str) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Drops all bytes without closing connections."""
         self._ask("stop", name)
 
     def slow(self, name: str, bytes_per_second: float) -> None:

@@ -42,7 +42,7 @@ def body_of(number: int, model: str, max_tokens: int) -> dict[str, Any]:
 
 
 def long_body(number: int, model: str, max_tokens: int) -> dict[str, Any]:
-    """A request that takes much of a pool; nobody compares its answer."""
+    """Returns a request that fills much of a pool. Its answer is not compared."""
     words = random.Random(number).choices(_WORDS, k=400)
     fields = {"model": model, "prompt": f"{number} " + " ".join(words), "temperature": 0.0, "ignore_eos": True}
     return {**fields, "max_tokens": max_tokens}

@@ -1,4 +1,4 @@
-"""A client that knows several gateways: asks the next one where one is not there, and resumes a stream that broke."""
+"""A client of several gateways: tries the next one if one is unreachable, and resumes broken streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUSY = (429, 503)
 
 
 class NotServed(Exception):
-    """A gateway said no. `status`: of HTTP."""
+    """A gateway refused a request. `status` is the HTTP status."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(f"HTTP {status}: {body[:300]}")
@@ -66,7 +66,7 @@ class Client:
         return seen
 
     async def post(self, path: str, body: dict[str, Any]) -> int:
-        """The status of one answer that nobody reads."""
+        """Sends a request. Returns the status without reading the answer."""
         try:
             async for _ in self._events(path, body, ""):
                 pass
@@ -126,6 +126,6 @@ class Crowd:
             self.streams.append(await self._run_one(next(self._numbers)))
 
     async def stop(self) -> None:
-        """Returns when what runs is complete."""
+        """Waits until running requests are complete."""
         self._stopping = True
         await asyncio.gather(*self._tasks)

@@ -1,4 +1,4 @@
-"""What streams should have said, and what they did: identity, and the gaps that faults made. Pure."""
+"""Compares the output of streams with the expected one, and measures the gaps caused by faults. Pure."""
 
 from __future__ import annotations
 

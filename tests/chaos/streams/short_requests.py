@@ -54,7 +54,7 @@ class ShortRequests:
 
     @property
     def num_done(self) -> int:
-        """Answers, whatever they said, and clients that left."""
+        """Returns the number of answers, of any status, and of clients that left."""
         return self.counts.total() - self.counts["asked again"]
 
     async def wait(self) -> None:

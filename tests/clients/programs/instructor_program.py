@@ -40,7 +40,7 @@ def partials() -> list[dict[str, object]]:
 
 
 def failure() -> str:
-    """What instructor says where the model's name is wrong."""
+    """Returns instructor's error for a wrong model name."""
     client = instructor.from_openai(OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0))
     try:
         client.create(model="no-such-model", messages=MESSAGES, response_model=Hero, max_retries=1)

@@ -1,4 +1,4 @@
-"""The Dockerfile's steps, walked in a clean folder: what the control image holds, that it runs, and what it has not."""
+"""Runs the Dockerfile's steps in a clean folder, and checks the contents of the control image and that it runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_IN_CONTROL = ("torch", "triton", "nvidia", "transformers", "pip", "setuptoo
 
 @dataclass
 class Stage:
-    """One FROM and what follows it."""
+    """One FROM and its steps."""
 
     base: str
     name: str

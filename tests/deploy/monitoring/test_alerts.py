@@ -1,4 +1,4 @@
-"""Every alert fires when it should and stays quiet when it should, as promtool tells."""
+"""Alerts fire and stay silent as they should, checked with promtool."""
 
 from __future__ import annotations
 

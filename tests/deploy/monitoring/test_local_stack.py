@@ -1,4 +1,4 @@
-"""Dashboards of `baton up`: what compose mounts is there, and a real Prometheus scrapes what `baton up` tells it."""
+"""Dashboards of `baton up`: the mounts of compose exist, and a real Prometheus scrapes the targets of `baton up`."""
 
 from __future__ import annotations
 

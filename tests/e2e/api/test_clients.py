@@ -1,4 +1,4 @@
-"""Clients that others wrote, unchanged, against running services: what they report is what was asked for."""
+"""Unmodified third-party clients with running services: they report the requested results."""
 
 import json
 import os

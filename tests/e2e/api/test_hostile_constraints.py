@@ -97,7 +97,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def others(tandem_stack):
-    """An ordinary client asks all the while; its answers are what they are on an idle machine."""
+    """Runs an ordinary client meanwhile, and checks that its answers are those of an idle machine."""
     expected = tandem_stack.chat("Hi", temperature=0, max_tokens=8)["choices"]
     over, failures = threading.Event(), []
 

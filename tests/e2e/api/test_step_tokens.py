@@ -1,4 +1,4 @@
-"""A worker whose steps yield several tokens a request, behind a gateway: clients see what they see of any other."""
+"""Workers with several tokens per step behind a gateway: clients see no difference."""
 
 from __future__ import annotations
 

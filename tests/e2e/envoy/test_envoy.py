@@ -1,4 +1,4 @@
-"""Clients of a real Envoy in front of real services, by the shipped configuration: who passes, and that streams do."""
+"""A real Envoy with the shipped configuration in front of real services: which clients pass, and streaming."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_an_envoy_that_dies_under_load_is_replaced_and_leaves_nothing_running(fl
 
 
 def keep_asking(front, access, stop, statuses):
-    """Streams one answer after another; each whole, or told to be broken."""
+    """Streams one answer after another. Each is complete or ends with an error."""
     body = chat(stream=True, max_tokens=16, ignore_eos=True)
     while not stop.is_set():
         try:

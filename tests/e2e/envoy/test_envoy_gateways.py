@@ -1,4 +1,4 @@
-"""Two gateways behind one Envoy, with limits in Redis: they agree, and one that is killed is not missed for long."""
+"""Two gateways behind one Envoy, with limits in Redis: they share limits, and a killed one is replaced soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers send a real Envoy: nothing passes as somebody else, as another path, or where nobody decides.
+"""Hostile requests to a real Envoy: none passes with another identity, as another path, or without authorization.
 
 The gateway that Envoy asks is real; what stands behind is a recorder, to see what came through.
 """
@@ -66,7 +66,7 @@ def sent(front, access, recorder):
 
 
 def forget(recorder):
-    """Forgets what came before; health checks are no client's."""
+    """Drops earlier requests and health checks."""
     recorder.heads.clear()
 
 
@@ -225,7 +225,7 @@ def test_what_is_no_request_is_refused(sent, access, recorder, line):
 
 @pytest.mark.parametrize("kind", ["closed", "silent", "plain"])
 async def test_nothing_passes_without_an_authorization_server(tmp_path, gateway, access, recorder, kind):
-    """The port of ext_authz is closed; or takes connections and says nothing; or speaks no TLS."""
+    """The port of ext_authz is closed, or accepts connections without answering, or has no TLS."""
     (edge, admin, closed) = ports.free_ports(3)
     with socket.create_server(("127.0.0.1", 0)) as silent, recording() as plain:
         port = {"closed": closed, "silent": silent.getsockname()[1], "plain": plain.port}[kind]

@@ -1,4 +1,4 @@
-"""Admin routes of a running stack: drained, paused, sleeping and reloaded workers, and clients who notice nothing."""
+"""Admin routes of a running stack: draining, pausing, sleeping and reloading workers without effect on clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def complete(fleet: Stack, index: int) -> str:
 
 
 def entries(fleet: Stack) -> dict[str, router_pb2.WorkerEntry]:
-    """What the router knows of each worker, by id."""
+    """Returns the router's entries of workers, by id."""
     with grpc.insecure_channel(fleet["router"].plan.address) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         return {
@@ -229,7 +229,7 @@ def test_every_service_restarted_in_turn_under_load_loses_no_request(fleet):
 
 
 def _until_served(fleet: Stack, index: int) -> str:
-    """An answer, from a gateway that is ready. As a balancer does: one that says it ends is left for the next one."""
+    """Returns an answer of a ready gateway. Like a balancer, leaves a gateway that is shutting down."""
     while True:
         try:
             if fleet.get("/ready")[0] != 200:

@@ -117,7 +117,7 @@ def loud_lines(log: str) -> list[str]:
 
 
 def level_of(line: str) -> str:
-    """The level of a line; empty for what is no line of the log: a traceback, what a library printed."""
+    """Returns the level of a log line; empty for other output, such as a traceback."""
     if line.startswith("{"):
         return str(json.loads(line).get("level", "")).upper()
     found = LOG_LINE.match(line)

@@ -1,4 +1,4 @@
-"""Devices that are stuck in a step: what becomes of the streams, on real processes."""
+"""Stalled devices and their streams, with real processes."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def complete_all(fleet: Stack) -> list[str]:
 
 
 def entries(fleet: Stack) -> dict[str, router_pb2.WorkerEntry]:
-    """What the router knows of each worker, by address."""
+    """Returns the router's entries of workers, by address."""
     with grpc.insecure_channel(fleet["router"].plan.address) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         return {one.address: one for one in stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=5).workers}
 
 
 def decoding(fleet: Stack) -> Service | None:
-    """A decode worker that runs requests, their prompts behind them."""
+    """Returns a decode worker with requests past their prompts."""
     loads = {address: one.state.load for address, one in entries(fleet).items()}
     found = max(fleet.workers, key=lambda one: loads[one.plan.address].num_running)
     load = loads[found.plan.address]

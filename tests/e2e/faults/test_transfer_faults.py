@@ -1,4 +1,4 @@
-"""Faults of the KV hand-over between real worker processes: no block stays behind, no token changes, nobody notices."""
+"""Faults of the KV hand-over between real worker processes: no block leaks, no token changes, others continue."""
 
 from __future__ import annotations
 

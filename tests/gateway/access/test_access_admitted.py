@@ -13,7 +13,7 @@ from baton.v1 import types_pb2
 
 
 class BookGate:
-    """Writes down what is asked and settled."""
+    """Records admissions and settlements."""
 
     ready = True
 

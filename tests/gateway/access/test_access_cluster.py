@@ -1,4 +1,4 @@
-"""Limits on a real Redis Cluster of three masters: each tenant on one, moved slots followed, a lost master told."""
+"""Limits on a real Redis Cluster of three masters: tenants by master, moved slots, and a lost master."""
 
 from __future__ import annotations
 

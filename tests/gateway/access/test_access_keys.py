@@ -1,4 +1,4 @@
-"""Keys: what is one, where requests carry it, where it is written down, and reloads while a gateway runs."""
+"""Keys: their format, the headers of requests, the key file, and reloads while a gateway runs."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def test_keys_are_found_in_metadata():
 
 @pytest.fixture
 def gate():
-    """Keys of every kind; `gate.keys` tells them."""
+    """Yields a gate with keys of every kind in `gate.keys`."""
     keys, records = {}, {}
     for name, fields in {
         "good": {},
@@ -142,7 +142,7 @@ def test_an_unknown_id_and_a_wrong_secret_look_alike(gate):
 
 
 def test_what_is_hashed_is_bounded():
-    """A key of a megabyte costs what a key costs: only its beginning is looked at."""
+    """A key of a megabyte costs as much as any key, because only its beginning is hashed."""
     directory = Directory({}, {})
     with pytest.raises(Unauthenticated):
         directory.authenticate("x" * (64 << 20), 0.0)

@@ -1,4 +1,4 @@
-"""Limits in one process: windows, shares, months, and how they are told."""
+"""Limits in one process: windows, shares, months, and headers."""
 
 import random
 

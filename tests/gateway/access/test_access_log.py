@@ -1,4 +1,4 @@
-"""The access log: what a line of REST and of gRPC holds, what is quiet, and how it is switched off."""
+"""The access log: the fields of REST and gRPC lines, requests that are not logged, and the setting."""
 
 from __future__ import annotations
 

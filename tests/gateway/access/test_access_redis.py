@@ -1,4 +1,4 @@
-"""Limits that gateways share in a real Redis, and what is enforced when it is away, wiped or wrong."""
+"""Limits shared by gateways in a real Redis, and enforcement while Redis is unreachable, wiped or wrong."""
 
 import asyncio
 import subprocess
@@ -28,7 +28,7 @@ def store(redis_server):
 
 
 async def num_admitted(who, *gateways):
-    """How many requests, at the gateways by turns, are let in before one is refused."""
+    """Returns the number of requests, alternating between gateways, that are admitted before one is refused."""
     for number in range(1000):
         try:
             await use(gateways[number % len(gateways)].limiter, who, RequestCost())
@@ -109,7 +109,7 @@ async def test_retry_after_is_the_end_of_the_minute(redis_server):
 
 
 async def test_three_gateways_hold_a_tenant_to_its_tokens_within_2_percent(redis_server):
-    """Three minutes of 2.4 s each, by Redis's clock; every gateway wants all that it can have."""
+    """Three minutes of 2.4 s each, by Redis's clock. Every gateway sends as much as is admitted."""
     cell_ms, limit, cost = 10, 30_000, 50
     who = tenant(output_tokens_per_minute=limit, input_tokens_per_minute=1 << 40)
     admitted: list[tuple[float, int]] = []
@@ -273,7 +273,7 @@ async def test_a_redis_that_lies_is_not_believed():
     ],
 )
 async def test_a_redis_that_admits_everything_is_believed_up_to_the_limit(who, cost):
-    """Every answer can be, and all together cannot."""
+    """Each answer is plausible, but not all of them together."""
     admitted = b"*11\r\n" + b"".join(b":%d\r\n" % n for n in (0, 0, -1, 1, 5, 10, 60_000, 9, 9, 202611, 0))
     liar = pretended_redis(lambda: admitted)
     async with liar as url, replica(url) as gateway:

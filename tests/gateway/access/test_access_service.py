@@ -373,7 +373,7 @@ async def code_of(call):
 
 
 async def until_free(gateway, key):
-    """Until the request that was left behind holds nothing."""
+    """Waits until the abandoned request holds no reservation."""
     gateway.worker.silent = False
     for _ in range(200):
         answer = await chat(gateway, key, max_tokens=900)

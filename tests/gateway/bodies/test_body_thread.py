@@ -1,4 +1,4 @@
-"""Large bodies are read and checked beside the event loop, on every route."""
+"""Large bodies are parsed and validated outside the event loop, on every route."""
 
 import asyncio
 import json

@@ -39,7 +39,7 @@ BODIES = {
 
 
 class Received(SimpleNamespace):
-    """A body as it came, and what was noted."""
+    """A received body, and its log records."""
 
     def __init__(self, body):
         super().__init__(body=body, pieces=[body[:1000], bytearray(body[1000:])], headers={}, ignored=[])

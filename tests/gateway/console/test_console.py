@@ -78,7 +78,7 @@ def tab(chromium: Browser, running: Stack) -> Iterator[Tab]:
 
 
 def worker_row(tab: Tab, worker_id: str) -> dict[str, str]:
-    """What the table says of a worker, by column."""
+    """Returns a worker's row of the table, by column."""
     heads = tab["#worker-head th"].all_inner_texts()
     cells = tab[f"#worker-rows tr:has(th:text-is('{worker_id}')) > *"].all_inner_texts()
     return dict(zip([head.split("\n")[0] for head in heads], cells, strict=True))

@@ -13,8 +13,8 @@ from baton.rpc.errors import NotFound, Unavailable
 from baton.v1 import router_pb2
 
 
-class TellingRouter(ScriptedRouter):
-    """A scripted router that tells of a fleet, and knows one placement."""
+class ScriptedRouter(ScriptedRouter):
+    """A scripted router with a fleet and one placement."""
 
     def __init__(self, router_id: int, known_id: int) -> None:
         super().__init__([])
@@ -34,7 +34,7 @@ class TellingRouter(ScriptedRouter):
 
 @asynccontextmanager
 async def two_routers():
-    async with TellingRouter(1, 11) as one, TellingRouter(2, 22) as two:
+    async with ScriptedRouter(1, 11) as one, ScriptedRouter(2, 22) as two:
         client = RouterClient([one.address, two.address], lambda models: None, GenerationCounters())
         async with client:
             yield client, one, two

@@ -1,4 +1,4 @@
-"""The consoles' stream: one snapshot for all who watch, none for nobody, and an end for who may not look any more."""
+"""The consoles' stream: one snapshot for all watchers, none without watchers, and an end without access."""
 
 from __future__ import annotations
 

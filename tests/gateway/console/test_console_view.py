@@ -1,4 +1,4 @@
-"""What consoles show, made of what routers told: rates, percentiles, flows, placements, and several routers as one."""
+"""The console's view of routers' reports: rates, percentiles, flows, placements, and several routers merged."""
 
 from __future__ import annotations
 

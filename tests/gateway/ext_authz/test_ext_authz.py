@@ -1,4 +1,4 @@
-"""Authorization/Check by a real gate, over a real port: who passes, who does not, and that nothing is reserved."""
+"""Authorization/Check with a real gate on a real port: allowed and denied clients, without reservations."""
 
 from __future__ import annotations
 

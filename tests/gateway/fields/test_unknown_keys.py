@@ -1,4 +1,4 @@
-"""Keys that a request type does not have: found, listed in a header, refused where the operator says so."""
+"""Unknown keys of requests: found, listed in a header, and refused if configured."""
 
 import json
 

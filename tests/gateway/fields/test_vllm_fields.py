@@ -1,4 +1,4 @@
-"""vLLM's and OpenAI's rarer fields over REST: what the generation side is asked, and what clients are told."""
+"""vLLM's and OpenAI's rarer fields over REST: the generation's request, and the client's response."""
 
 import pytest
 from support.gateway.rest_harness import INFO, rest_side, say

@@ -1,4 +1,4 @@
-"""Messages of the public gRPC API with every field at odd values: each call answers, or says by name what is wrong."""
+"""Messages of the public gRPC API with every field at odd values: each call succeeds or names the wrong field."""
 
 import random
 

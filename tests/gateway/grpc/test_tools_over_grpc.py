@@ -33,7 +33,7 @@ QUESTION = [pb.ChatMessage(role="user", content="What is the weather?")]
 
 
 class Rig:
-    """A stub, and what the worker says next."""
+    """A stub, and the worker's next output."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

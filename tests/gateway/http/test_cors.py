@@ -1,4 +1,4 @@
-"""CORS at the whole gateway: named origins over raw HTTP, hostile ones, and what a keyless gateway refuses of pages."""
+"""CORS of the whole gateway over raw HTTP: configured origins, hostile ones, and pages at a gateway without keys."""
 
 import contextlib
 

@@ -25,7 +25,7 @@ PATHS = {
 
 
 class Refusing(FakeGenerator):
-    """Refuses with an error of its own each time: an error's traceback holds what was asked."""
+    """Refuses each request with a new error, because an error's traceback refers to the request."""
 
     async def start(self, request, sink):
         raise InvalidRequest("refused behind the gate", field="bad_words")

@@ -1,4 +1,4 @@
-"""Clients that break HTTP or bend it, on the whole REST side: each is told so, and costs nobody else anything."""
+"""Clients that violate HTTP, with the whole REST server: each gets an error, and none affects other clients."""
 
 import asyncio
 import contextlib

@@ -74,7 +74,7 @@ async def app():
 
 @pytest.fixture
 async def server(app):
-    """With small limits; `app.connections` tells who is there."""
+    """Runs a server with small limits. `app.connections` are its clients."""
     app.connections = Connections()
     async with HttpServer("127.0.0.1:0", app, LIMITS, app.connections) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Connections of several clients: none waits for what another sent before it."""
+"""Connections of several clients: none waits for another's earlier data."""
 
 from __future__ import annotations
 

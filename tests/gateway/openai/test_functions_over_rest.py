@@ -1,4 +1,4 @@
-"""`functions` and `function_call`, the older form of tools, through the whole gateway: OpenAI's client knows them."""
+"""`functions` and `function_call`, the older form of tools, through the whole gateway with OpenAI's client."""
 
 import json
 

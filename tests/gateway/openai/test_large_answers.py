@@ -1,4 +1,4 @@
-"""Answers with many log-probabilities: bounded, written beside the event loop, sent as the client reads."""
+"""Answers with many log-probabilities: bounded, encoded outside the event loop, sent as the client reads."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Chats over REST: both forms of the answer, field by field, with a generator that says what it is told."""
+"""Chats over REST with a scripted generator: both forms of the answer, field by field."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Python's literals as JSON: whatever is written, it is what Python reads, or it is refused."""
+"""Python literals as JSON: each text is parsed as by Python, or refused."""
 
 import ast
 import json

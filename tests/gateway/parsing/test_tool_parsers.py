@@ -302,7 +302,7 @@ def test_every_character_alone_gives_the_same(sample):
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_every_end_is_an_end(sample):
-    """Cut off anywhere, nothing raises, and what is certain stays: the start of the answer and whole calls."""
+    """A text truncated anywhere raises nothing, and keeps the start of the answer and complete calls."""
     name, text, _content, calls = SAMPLES[sample]
     for end in range(len(text)):
         parsed = parse(tool_parser(name), [text[:end]])

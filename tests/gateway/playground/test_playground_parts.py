@@ -35,7 +35,7 @@ RENDER = """async (text) => {
 
 @contextmanager
 def scripted(script: Script | None) -> Iterator[str]:
-    """The address of a gateway whose generations do as the script says, on a loop in a thread of its own."""
+    """Yields the address of a gateway with scripted generations, on a loop in another thread."""
     loop = asyncio.new_event_loop()
     stop, ports = asyncio.Event(), []
     started = threading.Event()

@@ -439,7 +439,7 @@ async def test_a_response_whose_gateway_is_gone_has_failed(redis_server):
 
 
 async def other_store_save(redis_server, name, record):
-    """The record as it was, and nobody who runs it."""
+    """Stores the earlier record, without a gateway that runs it."""
     store = RedisRecordStore(redis_server.url, 60)
     await store.save(name, record)
     await store._redis.delete(f"baton:responses:{name}:alive")

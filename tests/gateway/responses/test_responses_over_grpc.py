@@ -1,4 +1,4 @@
-"""Responses over the public gRPC API, beside REST's over the same store: a scripted generator, a real client."""
+"""Responses over the public gRPC API and REST with the same store: a scripted generator and a real client."""
 
 import asyncio
 import json

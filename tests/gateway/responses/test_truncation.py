@@ -1,4 +1,4 @@
-"""`truncation: auto`: the oldest items go, whole units at a time, and what instructs the model stays."""
+"""`truncation: auto` drops the oldest items in whole units, and keeps instructions."""
 
 from functools import partial
 

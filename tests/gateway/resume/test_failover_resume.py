@@ -1,4 +1,4 @@
-"""A stream whose gateway is gone goes on at another one: nothing twice, nothing missing."""
+"""A stream whose gateway is gone continues at another one, without repeated or missing events."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ TEXT = {"prompt": "Once", "stream": True, "max_tokens": 60, "ignore_eos": True}
 
 
 def words(submit):
-    """Tokens that tell the seed and the place."""
+    """Returns tokens by seed and position."""
     return [300 + (submit.sampling.seed * 7 + at * 13) % 3000 for at in range(submit.stop.max_tokens)]
 
 
@@ -91,7 +91,7 @@ async def gateways(redis_server):
 
 
 async def listen(port, path, body, headers, num_events=None):
-    """The events (id, data) of a stream, or the first ones, and then the client is gone."""
+    """Returns the events (id, data) of a stream, or the first ones and disconnects."""
     async with RawClient.connect(port) as client, asyncio.timeout(20):
         await client.send(request_bytes("POST", path, body, headers))
         status, _ = await client.head()
@@ -113,7 +113,7 @@ def events_of(data):
 
 
 def told(events):
-    """Text and ends of every choice, and the usages."""
+    """Returns the text and the finish reason of every choice, and the usages."""
     texts, ends, usages = {}, {}, []
     for _, data in events:
         if data == "[DONE]":

@@ -1,4 +1,4 @@
-"""Placements with retry over routers, reports, and the models that routers tell of."""
+"""Placements with retry over routers, reports, and routers' models."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One stream to a router: what goes in one message, cancels, losses, routers without streams, routers killed."""
+"""One stream to a router: batched messages, cancellation, losses, routers without streams, killed routers."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Who may operate workers through the gateway, and what is refused before any worker is asked."""
+"""Authorization of worker operations through the gateway, and refusals before any call of a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.v1 import control_pb2, router_pb2
 
 
 class Routers:
-    """What routers tell, and how often they were asked."""
+    """Scripted routers' answers, and the number of calls."""
 
     def __init__(self, *entries: router_pb2.WorkerEntry) -> None:
         self.entries = entries

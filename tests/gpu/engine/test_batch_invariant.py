@@ -1,4 +1,4 @@
-"""Batch-invariant mode: the same bits for a request whatever shares its batch. Log-probabilities tell the bits."""
+"""Batch-invariant mode: a request has the same bits in any batch, as seen in its log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleep, wake and reload on a GPU: memory is really given back, and what is computed afterwards is the same."""
+"""Sleep, wake-up and reload on a GPU: memory is freed, and later results are the same."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tokens(executor: CudaExecutor) -> list[list[int]]:
 
 
 def held_bytes() -> int:
-    """Of the device, by this process: others may run beside it."""
+    """Returns this process's memory on the device, because others may run there."""
     return torch.cuda.memory_reserved()
 
 

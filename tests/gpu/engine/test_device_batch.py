@@ -1,4 +1,4 @@
-"""The persistent batch on the device: rows of any length, written by differences, hold what a plain table would."""
+"""The persistent batch on the device equals a plain table, for rows of any length and incremental updates."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def distributions(executor: Executor) -> list[dict[int, float]]:
-    """The likeliest tokens behind each prompt, and behind one decoded token."""
+    """Returns the likeliest tokens after each prompt, and after one decoded token."""
     found = generate(engine_over(executor), make_prompts(seed=21), 2, ASKING)
     return [dict(zip(one.top_token_ids, one.top_logprobs, strict=True)) for each in found for one in each.logprobs]
 
 
 def differences(one: list[dict[int, float]], other: list[dict[int, float]]) -> np.ndarray:
-    """Of log-probabilities behind the prompts, where both list a token."""
+    """Returns differences of log-probabilities after the prompts, for tokens in both."""
     pairs = list(zip(one[::2], other[::2], strict=True))
     return np.array([abs(mine[token] - yours[token]) for mine, yours in pairs for token in mine.keys() & yours.keys()])
 

@@ -1,4 +1,4 @@
-"""Host memory beside a GPU's pool: blocks come back bit for bit, tokens are the same, and staging is never overrun."""
+"""Host memory for a GPU's pool: blocks are restored bit for bit, tokens are the same, and staging never overflows."""
 
 from __future__ import annotations
 

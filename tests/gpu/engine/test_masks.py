@@ -1,4 +1,4 @@
-"""Constrained requests on the GPU: every text is what was asked for, and nobody else's tokens change."""
+"""Constrained requests on the GPU: every text matches its constraint, and other requests' tokens do not change."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Subject:
     invariant: bool
 
     def expected(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities [len(token_ids), vocab_size] of what follows each token."""
+        """Returns log-probabilities [len(token_ids), vocab_size] of the token after each token."""
         with torch.no_grad():
             logits = self.model(torch.tensor([token_ids], device="cuda")).logits[0]
         return logits.float().log_softmax(-1).cpu()

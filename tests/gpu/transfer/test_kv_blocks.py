@@ -1,4 +1,4 @@
-"""KV between two processes whose blocks serve other transfers as soon as they may: nobody gets what is not theirs."""
+"""KV between two processes that reuse blocks as early as allowed: no transfer gets another's KV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV that leaves and enters a GPU: told layer by layer, gathered, carried by CUDA IPC and NCCL, scattered."""
+"""KV from and to a GPU: reported layer by layer, gathered, sent by CUDA IPC and NCCL, scattered."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def model_in(folder: Path, name: str = "llama-128") -> str:
 
 @pytest.fixture(scope="module", params=["ipc", "nccl", "tcp"])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransferRig]:
-    """A worker on each of the first two GPUs, or both on the only one. Tests restart what they kill."""
+    """Yields workers on the first two GPUs, or both on the only one. Tests restart the workers that they kill."""
     folder = tmp_path_factory.mktemp(request.param)
     flags = {**FLAGS, "model": model_in(folder)}
     with transfer_rig(folder, flags, request.param, ENVIRONS, vocab_size=VOCAB_SIZE) as made:

@@ -46,7 +46,7 @@ def make_workspace(shape: Shape, num_seqs: int, device: str, *, batch_invariant:
 
 
 def attend(query: Tensor, paged: Paged, cuts: DecodeCuts, scale: float, workspace: DecodeWorkspace, **more) -> Tensor:
-    """Twice: what a launch leaves behind must not disturb the next."""
+    """Attends twice, because the state after a launch must not affect the next."""
     decode_attention(query, paged.cache, paged.block_table, paged.rows, cuts, scale, workspace, **more)
     out = decode_attention(query, paged.cache, paged.block_table, paged.rows, cuts, scale, workspace, **more)
     assert not workspace.arrived.any()

@@ -70,7 +70,7 @@ GRID = [
 
 
 class Rows(NamedTuple):
-    """Columns filled with every mix of filters, and what the reference needs of them."""
+    """Columns with every mix of filters, and the reference's parameters."""
 
     state: SamplingState
     seeds: Tensor  # [num_rows] int64
@@ -188,7 +188,7 @@ def test_padding_gives_token_0_and_is_written_nowhere(dtype: torch.dtype, device
     ],
 )
 def test_no_row_is_searched_whole_where_its_logits_are_independent(vocab_size: int, spread: float, device: str) -> None:
-    """Cuts are right: what a search of a whole row leaves to the draw has its nucleus between them."""
+    """Cuts are right: rows that a search of the whole row leaves to the draw have their nucleus between them."""
     num_rows = 2 if device == "cpu" else 200
     sizes = Sizes(part=1024, capacity=1024, few=128, sample=2048, scan=2048) if device == "cpu" else Sizes()
     rows = random_rows(num_rows, vocab_size, device, sizes)

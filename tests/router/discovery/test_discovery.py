@@ -120,7 +120,7 @@ def test_an_address_given_twice_is_an_error():
 
 
 def test_an_endpoint_that_is_not_ready_is_followed_only_where_it_was():
-    """A new one starts; a known one that drains, sleeps or restarts is not gone."""
+    """A new endpoint may still start; a known one that drains, sleeps or restarts is not gone."""
     found = {"a:1": EndpointState.NOT_READY, "b:1": EndpointState.TERMINATING, "c:1": EndpointState.SERVING}
     assert followed((), found) == {"b:1", "c:1"}
     assert followed({"a:1", "d:1"}, found) == {"a:1", "b:1", "c:1"}

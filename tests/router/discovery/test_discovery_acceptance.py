@@ -1,4 +1,4 @@
-"""Routers that follow EndpointSlices: how soon they are right again, in seconds, after what happens to an API server.
+"""Routers that follow EndpointSlices: seconds until they are correct again after faults of an API server.
 
 Each figure is printed beside what it must reach: `pytest -s tests/router/discovery/test_discovery_acceptance.py`.
 """
@@ -78,7 +78,7 @@ class Cluster:
             return metric(answer.read().decode(), name, **labels)
 
     async def counts(self):
-        """Workers known, and alive: what BatonWorkersMissing compares."""
+        """Returns the numbers of known and live workers, which BatonWorkersMissing compares."""
         return await self.scraped("baton_router_workers"), await self.scraped("baton_router_workers_alive")
 
     async def age(self):
@@ -96,7 +96,7 @@ def judge(what, seconds, must):
 
 
 async def test_a_silent_connection_hides_a_new_worker_for_ninety_seconds_at_most(cluster):
-    """With a shorter patience: the figure has what the usual one takes longer."""
+    """Uses a shorter timeout, and adds the difference to the result."""
     pace = Pace(silence=2.0)
     await cluster.start("a", pace=pace)
     cluster.api.fall_silent()

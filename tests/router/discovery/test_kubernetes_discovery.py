@@ -63,7 +63,7 @@ PACE = Pace(min_backoff=0.01)
 
 
 class Follower:
-    """Keeps what a discovery reported last."""
+    """Keeps the last report of a discovery."""
 
     def __init__(self, discovery):
         self.discovery = discovery
@@ -182,7 +182,7 @@ async def test_a_watch_that_the_server_ends_begins_with_a_list(api, follow, capl
 
 
 async def test_a_restored_older_state_is_followed(api, follow):
-    """Whatever the versions say: those of a restored cluster count from an older one."""
+    """Versions do not matter, because those of a restored cluster continue from an older one."""
     api.put(slice_of("a", endpoint("10.0.0.1")))
     follower = follow()
     await follower.until("10.0.0.1:8300")
@@ -206,7 +206,7 @@ async def test_a_version_that_goes_back_within_a_watch_begins_with_a_list(api, f
 
 
 async def test_a_silent_connection_is_given_up(api, follow, caplog):
-    """It stays open and sends nothing: a balancer lost the server behind it."""
+    """The connection stays open and silent, as when a balancer loses its server."""
     api.put(slice_of("a", endpoint("10.0.0.1")))
     follower = follow(silence=0.5)
     await follower.until("10.0.0.1:8300")

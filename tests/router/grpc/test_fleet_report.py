@@ -1,4 +1,4 @@
-"""GetFleet over real gRPC: workers, what becomes of placements, and the newest of them."""
+"""GetFleet over real gRPC: workers, outcomes of placements, and the latest placements."""
 
 from __future__ import annotations
 

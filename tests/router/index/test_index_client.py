@@ -1,4 +1,4 @@
-"""The router's end of the Watch stream, against a kvstore that says what the test wants."""
+"""The router's end of the Watch stream, with a scripted kvstore."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from baton.v1 import index_pb2, index_pb2_grpc, kv_pb2
 
 
 class ScriptedKvstore(index_pb2_grpc.IndexServiceServicer):
-    """Sends what is in its queue to the one that watches; a None ends the stream."""
+    """Sends the messages of its queue to the watcher. None ends the stream."""
 
     def __init__(self):
         self.num_watches = 0

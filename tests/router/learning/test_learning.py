@@ -185,7 +185,7 @@ def test_what_was_given_shrinks_as_fast_as_the_worker_is_now_known_to_be():
 
 
 def test_workers_of_one_model_share_how_their_steps_grow():
-    """Each worker's batches hardly vary, and its contexts vary with them: alone it cannot tell one from the other."""
+    """Each worker's batch sizes hardly vary, and contexts vary with them, so one worker cannot separate their costs."""
     draw = random.Random(5)
     models = [StepModel() for _ in range(8)]
     for _ in range(400):
@@ -207,7 +207,7 @@ def test_workers_of_one_model_share_how_their_steps_grow():
 
 
 def test_hand_overs_that_disappoint_are_given_up_and_tried_again():
-    """A prefill worker that looks faster, and whose first tokens take ten times what is estimated."""
+    """The prefill worker looks faster, but its first tokens take ten times the estimate."""
 
     def places(world):
         world.now += 0.5

@@ -40,7 +40,7 @@ def test_a_stall_of_the_host_moves_little():
 
 
 def test_one_that_looked_slow_and_is_idle_is_taken_to_be_like_the_others():
-    """Its first steps were measured beside long prompts; who looks slow gets no request that could show otherwise."""
+    """Its first steps had long prompts, and a worker that looks slow gets no requests that would correct that."""
     busy, idle = StepModel(), StepModel()
     for _ in range(3):
         idle.observe(4, 0.08)

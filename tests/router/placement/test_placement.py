@@ -1,4 +1,4 @@
-"""One decision over tables of fleets, tenants and limits; and what holds of every decision."""
+"""Decisions over tables of fleets, tenants and limits, and invariants of all decisions."""
 
 import collections
 import random

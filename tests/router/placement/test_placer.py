@@ -121,7 +121,7 @@ def test_reports_end_placements_and_teach_the_output_length():
 
 
 def test_a_report_on_an_unknown_placement_is_forwarded_to_other_routers():
-    """A router that started again is reported to before it has heard its peers, who count the placement still."""
+    """A restarted router gets the report before its peers' state, and they still count the placement."""
 
     class Peers:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""What streams are promised, how far promises are kept, and who is refused so that others are served well."""
+"""Objectives of streams, how far they are met, and refusals that protect them."""
 
 import random
 from dataclasses import replace

@@ -9,7 +9,7 @@ from baton.router.placement.snapshot_cache import SnapshotCache
 
 
 class Maker:
-    """Makes snapshots, and remembers of whom."""
+    """Makes snapshots, and records their workers."""
 
     def __init__(self):
         self.asked = []

@@ -1,4 +1,4 @@
-"""The overload benchmark's figures, from what clients and the gateway saw."""
+"""The overload benchmark's figures, from records of clients and the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's checks over facts: what each says of a machine as it should be, and of one that is not."""
+"""The doctor's checks: their findings for a good machine, and for bad ones."""
 
 from __future__ import annotations
 

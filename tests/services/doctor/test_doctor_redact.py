@@ -1,4 +1,4 @@
-"""What is told of a machine holds no secret, whatever it was written into."""
+"""The doctor's output has no secrets, wherever they are set."""
 
 from __future__ import annotations
 

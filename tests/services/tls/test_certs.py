@@ -1,4 +1,4 @@
-"""`baton certs`: what it writes, and what it does not."""
+"""`baton certs`: the files that it writes, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's ports over TLS, for clients that show no certificate. One process, nothing behind it."""
+"""The gateway's ports over TLS for clients without certificates, in one process without other services."""
 
 from __future__ import annotations
 

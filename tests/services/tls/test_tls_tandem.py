@@ -1,4 +1,4 @@
-"""A tandem of real processes over mTLS: it answers, and it lets nobody in who should not be."""
+"""A tandem of real processes over mTLS: it serves, and refuses other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton drain` and its siblings against a real worker, and what is wrong with their words."""
+"""`baton drain` and its siblings with a real worker, and errors in their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton probe`: what probes of Kubernetes run where services speak mTLS."""
+"""`baton probe`, which Kubernetes' probes run when services use mTLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `baton top` draws: it fits, it is in order, it steers no terminal, and bad states are said."""
+"""The text of `baton top`: it fits, is sorted, has no control characters, and shows bad states."""
 
 from __future__ import annotations
 

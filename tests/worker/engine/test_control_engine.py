@@ -1,4 +1,4 @@
-"""An engine stopped at any step, its blocks taken and its memory gone: every request still gets its own tokens."""
+"""An engine that is stopped at any step, and loses blocks and memory: every request still gets its own tokens."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_settings_that_contradict_each_other_are_named():
         EngineSettings(max_num_batched_tokens=8, max_num_requests=9).validate()
 
 
-# What it tells.
+# Events and statistics.
 
 
 def test_load_counts_what_runs_and_what_waits():

@@ -1,4 +1,4 @@
-"""Prefixes that are being computed, and what the engine tells of its cache."""
+"""Prefixes that are being computed, and the engine's cache events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control calls on the engine's side: what each costs the engine thread."""
+"""Control calls on the engine's side, and their cost on the engine thread."""
 
 from __future__ import annotations
 

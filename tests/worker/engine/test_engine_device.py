@@ -1,4 +1,4 @@
-"""What an engine does when its device is gone, and when generated tokens must not be shared."""
+"""An engine whose device is lost, and generated tokens that must not be shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long prompts that came from another worker: what they cost is spread over steps, and nothing is lost by that."""
+"""Long prompts from another worker: their cost is spread over steps, without loss."""
 
 from __future__ import annotations
 

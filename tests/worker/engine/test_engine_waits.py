@@ -1,4 +1,4 @@
-"""Steps that end on their own: an engine that is told not to wait leaves them running, and loses nothing."""
+"""Steps that end asynchronously: an engine that does not wait leaves them running, without loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.worker.executors.sim.executor import SimExecutor
 
 
 class SlowExecutor(SimExecutor):
-    """Its steps have ended when the test says so."""
+    """An executor whose steps end when the test ends them."""
 
     num_ended = 0
     num_collected = 0

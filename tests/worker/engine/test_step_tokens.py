@@ -27,7 +27,7 @@ WIDTHS = pytest.mark.parametrize("max_step_tokens", [2, 3, 9])
 
 
 class WatchedExecutor(SimExecutor):
-    """Keeps what was launched and what came of it."""
+    """Records launched plans and their results."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]

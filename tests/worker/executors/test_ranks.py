@@ -1,4 +1,4 @@
-"""A group of ranks: followers in processes of their own get every plan, and draw what the leader draws."""
+"""A group of ranks: followers in separate processes get every plan, and sample the leader's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 4
 
 
 class Leader(CpuExecutor):
-    """Keeps the digests of its steps, and fails where it is told to."""
+    """Keeps the digests of its steps, and fails at a given call."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""ControlService over real gRPC on the simulator and the CPU engine: who is told what, and what becomes of requests."""
+"""ControlService over real gRPC on the simulator and the CPU engine: responses, and effects on requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose config says another vocabulary."""
+    """Returns a folder whose config has another vocabulary."""
     folder = tmp_path_factory.mktemp("models") / "wider"
     shutil.copytree(MODEL, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -20,7 +20,7 @@ from baton.worker.link.prompts import Prompt, split_prompts
 
 
 class FakeEngine:
-    """Keeps what the front sends; the test says what the engine answers."""
+    """Records the front's messages. The test sets the engine's answers."""
 
     def __init__(self) -> None:
         self.is_ready = True

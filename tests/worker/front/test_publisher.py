@@ -161,7 +161,7 @@ def test_a_new_epoch_is_published_unasked_and_numbered_from_one(harness: Harness
 
 
 class Index(index_pb2_grpc.IndexServiceServicer):
-    """A store that keeps what it is told, and asks for a snapshot of every stranger."""
+    """A store that keeps its messages, and requests a snapshot of every unknown worker."""
 
     def __init__(self) -> None:
         self.hashes: set[bytes] = set()
@@ -240,7 +240,7 @@ async def test_the_index_holds_what_the_worker_holds(free_port: int) -> None:
             await stream.generate(submit(0, [5 + i] * (16 * (1 + i % 7)), max_tokens=4))
         cached = (await worker.stats()).num_cached_blocks
         await until(lambda: len(index.hashes) == cached, f"{cached} blocks in the index")
-        await until(lambda: index.last_told == (index.epoch, index.sequence), "a heartbeat tells of the last batch")
+        await until(lambda: index.last_told == (index.epoch, index.sequence), "a heartbeat has the last batch")
         assert index.gaps == []
         assert index.sequence > 0
         await until(lambda: index.num_heartbeats, "a heartbeat")

@@ -1,4 +1,4 @@
-"""Scrapes of a worker: what an engine that is in a long step, or gone, tells."""
+"""Scrapes of a worker during a long step, and after the engine's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that is stuck in a step is told from one that is slow, and from one that does something new."""
+"""A stalled device is distinguished from a slow one, and from a step of a new shape."""
 
 from __future__ import annotations
 

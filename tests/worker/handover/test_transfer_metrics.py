@@ -1,4 +1,4 @@
-"""What a worker tells of its hand-overs: every counter is in the contract, in the metrics, and right."""
+"""A worker's counters of hand-overs: each is in the contract and in the metrics, and correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker as services: what they answer together is what one worker answers alone."""
+"""A prefill and a decode worker as services answer together as one worker answers alone."""
 
 from __future__ import annotations
 

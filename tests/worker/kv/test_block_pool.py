@@ -208,7 +208,7 @@ class NaivePool:
         return [b for b, n in self.holders.items() if n == 0 and b not in self.leased and b not in self.content]
 
     def taken(self, block_ids: list[BlockId]) -> None:
-        """Checks that the pool took what it had to take, and follows."""
+        """Checks the blocks that the pool allocated, and updates the model."""
         num_empty = len(self.empty())
         evicted = self.freed[: max(0, len(block_ids) - num_empty)]
         assert set(block_ids) - set(self.empty()) == set(evicted)

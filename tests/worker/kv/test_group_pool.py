@@ -1,4 +1,4 @@
-"""A pool whose blocks two groups share, full and window: who holds what, and what the index is sent."""
+"""A pool shared by two groups, full and window: held blocks, and events for the index."""
 
 from __future__ import annotations
 

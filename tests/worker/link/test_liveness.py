@@ -1,4 +1,4 @@
-"""A process that is stopped is told from one that is only slow to answer."""
+"""A stopped process is distinguished from one that is slow to answer."""
 
 from __future__ import annotations
 

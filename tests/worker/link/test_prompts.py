@@ -1,4 +1,4 @@
-"""Prompts as the front reads them: hashed to what the engine would make of them, slice by slice."""
+"""The front's reading of prompts: hashes equal the engine's, slice by slice."""
 
 from __future__ import annotations
 

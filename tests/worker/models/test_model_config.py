@@ -1,4 +1,4 @@
-"""config.json becomes a ModelConfig, or an error that names the file, the key and what is right."""
+"""config.json becomes a ModelConfig, or an error with the file, the key and the allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: frames of a step, by stream. The engine is a fake that is told what happens."""
+"""Sessions: the frames of a step, by stream, with a scripted engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of traced requests: what a collector gets of a hand-over between two workers, and what it is never told."""
+"""Spans of traced requests: those of a hand-over between two workers, and data that is never exported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRACED = f"00-{TRACE_ID}-{SPAN_ID}-01"
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP collector that keeps what it gets."""
+    """An OTLP collector that records spans."""
 
     address: str = ""
     spans: list[tuple[dict[str, Any], Any]] = field(default_factory=list)  # the resource's attributes, and the span

@@ -119,7 +119,7 @@ def test_all_that_tie_with_the_kth_count_for_top_p(shared: int) -> None:
 
 
 class TorchRows:
-    """Requests drawn as the references say, row by row."""
+    """Samples requests with the references, row by row."""
 
     def __init__(self, inits: Sequence[RowInit], vocab_size: int) -> None:
         self._inits = inits

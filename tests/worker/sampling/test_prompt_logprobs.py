@@ -34,7 +34,7 @@ def make_request(name: str, prompt: list[int], num_top: int | None, max_tokens: 
 
 
 def run(engine: Engine, *requests: Request) -> dict[str, dict[int, TokenLogprobs]]:
-    """What each request's prompt got, by place; what comes again must be the same, and none comes after a token."""
+    """Returns log-probabilities of each prompt by position. Repeated ones must be equal, and none follows a token."""
     found: dict[str, dict[int, TokenLogprobs]] = {request.request_id: {} for request in requests}
     for request in requests:
         engine.submit(request)
@@ -53,7 +53,7 @@ def run(engine: Engine, *requests: Request) -> dict[str, dict[int, TokenLogprobs
 
 @pytest.fixture(scope="module")
 def expected() -> torch.Tensor:
-    """Log-probabilities [len(PROMPT) - 1, vocab_size] of what follows each token but the last."""
+    """Returns log-probabilities [len(PROMPT) - 1, vocab_size] of the token after each token but the last."""
     model = load_transformers(SAMPLE_MODEL)
     with torch.inference_mode():
         return model(torch.tensor([PROMPT])).logits[0, :-1].float().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Tenants share what steps compute of prompts: bounds on waiting, no token of a step left, today's order for one."""
+"""Tenants share the prompt tokens of steps: bounded waits, full steps, and the plain order for one tenant."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_sender_answers_an_abort_only_after_its_fence():
 
 @dataclass
 class End:
-    """One worker: a lease, its transport, and what became of the blocks."""
+    """One worker: a lease, its transport, and its blocks."""
 
     lease: ReceiverLease | SenderLease
     is_receiver: bool
@@ -228,7 +228,7 @@ class LeaseModel(RuleBasedStateMachine):
 
     @rule(num_steps=st.integers(1, 12))
     def go_well(self, num_steps: int) -> None:
-        """What a transfer does when nobody disturbs it."""
+        """Runs an undisturbed transfer."""
         for _ in range(num_steps):
             if self.wire:
                 self.land()

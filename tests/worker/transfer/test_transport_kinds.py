@@ -1,4 +1,4 @@
-"""What every kind of transport keeps: what is written, what never is, and that nobody holds the engine thread up."""
+"""Invariants of all transports: allowed and forbidden writes, and that the engine thread is never blocked."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_pieces_that_overlap_or_lie_outside_fail_the_transfer(ends, wrong, check
 
 
 class Rest:
-    """A conversion that says that its heads begin behind the last."""
+    """A conversion whose first head is after the last."""
 
     def __init__(self, executor):
         spec = executor.kv_spec

@@ -1,4 +1,4 @@
-"""A thread that is in a call of the device's, which waits for bytes that never come or that nobody takes."""
+"""A thread that is blocked in a device call, because bytes never arrive or are never taken."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from baton.worker.transfer.base import InboundFailed, Landed, Pushed, PushFailed
 from baton.worker.transfer.kinds.ipc.host import HostIpcPath
 from baton.worker.transfer.receive import slot_pieces as incoming_slots
 from baton.worker.transfer.send import pieces as outgoing
-from baton.worker.transfer.wire import stall_watchdog as stuck_connections
+from baton.worker.transfer.wire import stall_watchdog
 
 WAIT_SECONDS = 10.0
 
 
 class StuckPath(HostIpcPath):
-    """Tells of aborts. Its first receiver or sender, if it `sticks`, takes or puts nothing until then."""
+    """Records aborts. If it `sticks`, its first receiver or sender is blocked until then."""
 
     def __init__(self, executor, sticks=True):
         super().__init__(executor, SLOT_BYTES)
@@ -53,14 +53,14 @@ class StuckPath(HostIpcPath):
 
 @pytest.fixture
 def ends(monkeypatch):
-    monkeypatch.setattr(stuck_connections, "_NAP_SECONDS", 0.02)
+    monkeypatch.setattr(stall_watchdog, "_NAP_SECONDS", 0.02)
     made = Ends()
     yield made
     made.close()
 
 
-def stuck_receiver(ends):
-    """And its sender. It is stuck with its first piece."""
+def stalled_receiver(ends):
+    """Returns a receiver that is stalled at its first piece, and its sender."""
     executor = HostKv()
     path = StuckPath(executor)
     receiver = ends.make(executor, paths={"ipc": path, "tcp": None})
@@ -71,8 +71,8 @@ def stuck_receiver(ends):
 
 
 def test_a_sender_that_is_gone_is_waited_for_no_more(ends, monkeypatch):
-    monkeypatch.setattr(stuck_connections, "_LOST_SECONDS", 0.05)
-    receiver, sender, path = stuck_receiver(ends)
+    monkeypatch.setattr(stall_watchdog, "_LOST_SECONDS", 0.05)
+    receiver, sender, path = stalled_receiver(ends)
     time.sleep(0.3)
     assert not path.aborted.is_set(), "the sender is there"
     sender.transport.close()
@@ -83,7 +83,7 @@ def test_a_sender_that_is_gone_is_waited_for_no_more(ends, monkeypatch):
 
 def test_a_sender_that_is_there_is_not_waited_for_for_ever(ends, monkeypatch):
     monkeypatch.setattr(incoming_slots, "_STUCK_SECONDS", 0.1)
-    receiver, sender, path = stuck_receiver(ends)
+    receiver, sender, path = stalled_receiver(ends)
     assert path.aborted.wait(WAIT_SECONDS)
     assert receiver.wait_for(InboundFailed).transfer_id == 1
     wait_until(lambda: not receiver.transport.num_connections)

@@ -1,4 +1,4 @@
-"""Pieces whose bytes follow their headers: what a peer can say that is wrong, and when it falls silent."""
+"""Pieces whose bytes follow their headers: wrong messages of a peer, and its silence."""
 
 from __future__ import annotations
 

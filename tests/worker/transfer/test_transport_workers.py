@@ -1,4 +1,4 @@
-"""Whole workers, and what their KV goes over."""
+"""Whole workers, and the transport of their KV."""
 
 from __future__ import annotations
 

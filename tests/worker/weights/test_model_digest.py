@@ -1,4 +1,4 @@
-"""Digests of known models stay what they are, so that workers of two versions share KV."""
+"""Digests of known models do not change, so that workers of two versions share KV."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_digest_holds_how_experts_are_chosen() -> None:
 
 
 def test_fields_of_experts_at_their_defaults_do_not_count() -> None:
-    """Pins the digest of a model with experts: what a later version adds is left out at its default."""
+    """Pins the digest of a model with experts: fields of later versions are omitted at their defaults."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "architectures": ["MixtralForCausalLM"]}
     assert dummy_digest(parse_config({**SMALL, **experts}, "mixtral"), 0).hex() == "5d001f06b9f72856d923f12048c51492"
 

@@ -1,4 +1,4 @@
-"""Python's wall clock, shifted by what a file says: how a test moves the clocks of real services.
+"""Shifts Python's wall clock by the number in a file, so that tests can change the clocks of real services.
 
 The file of CHAOS_CLOCK holds one double, in seconds; whoever changes it moves the clock of every process at once.
 """

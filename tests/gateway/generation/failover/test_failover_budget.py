@@ -1,4 +1,4 @@
-"""Who is taken for the cause of a worker's death, and what becomes of it."""
+"""Requests that are blamed for workers' deaths, and their end."""
 
 import pytest
 

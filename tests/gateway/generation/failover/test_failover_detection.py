@@ -1,4 +1,4 @@
-"""A worker that says nothing is left within the silence that it may keep; one that computes for long is not."""
+"""A silent worker is left after the timeout; a worker in a long computation is not."""
 
 import asyncio
 
@@ -123,7 +123,7 @@ async def test_a_worker_that_dies_with_a_request_died_of_it_perhaps(worker):
 
 
 async def begun(streams, endpoint):
-    """A stream that the worker was heard on, however often a machine with much to do fails to connect."""
+    """Returns a stream with a first frame. Retries, because connecting may fail on a busy machine."""
     while True:
         receiver, stream = Receiver(), streams.get(endpoint)
         stream.submit(submit(100_000), receiver)

@@ -147,7 +147,7 @@ class Site:
         return token_ids, text, usage
 
     async def ask_all(self, on_half_way=None):
-        """Every kind's answer. `on_half_way` is called once all streams have told something."""
+        """Returns the answer of every kind. Calls `on_half_way` when all streams have output."""
         pieces = defaultdict(int)
 
         def counting(kind):
@@ -168,7 +168,7 @@ class Site:
 
 
 def told(data):
-    """What a stream says, without what may differ: how it is cut, ids, times, and whose cache held the prompt."""
+    """Returns a stream's content, without its chunks, ids, times and cached tokens, which may differ."""
     parts = defaultdict(list)
     for block in data.decode().split("\n\n"):
         for line in block.splitlines():
@@ -200,7 +200,7 @@ def _collect(value, path, parts):
 
 
 def without_ids(answer):
-    """A whole answer, without what differs from one to the next."""
+    """Returns a whole answer without ids and times."""
     if isinstance(answer, dict):
         skipped = ("id", "created", "prompt_tokens_details", "created_at", "completed_at")
         return {key: without_ids(value) for key, value in answer.items() if key not in skipped}
@@ -210,7 +210,7 @@ def without_ids(answer):
 
 
 def same(answer, expected):
-    """Numbers may differ by what another batch's rounding does to them."""
+    """Compares answers. Numbers may differ by the rounding of another batch."""
     if isinstance(answer, float) and isinstance(expected, float):
         return abs(answer - expected) < 2e-3
     if isinstance(answer, dict) and isinstance(expected, dict):

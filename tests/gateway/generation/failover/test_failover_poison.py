@@ -86,7 +86,7 @@ async def site(tmp_path):
 
 
 async def ask(site, num_prompt_tokens=400):
-    """A request whose prompt the prefill worker has begun to compute, as its decode worker knows."""
+    """Starts a request. Returns when the decode worker knows that the prefill worker has begun its prompt."""
     sink = Ended()
     prompt = list(range(10, 10 + num_prompt_tokens))
     stop = types_pb2.StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True)

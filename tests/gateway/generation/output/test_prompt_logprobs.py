@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts, put together from parts; and on real workers, beside those of the output."""
+"""Log-probabilities of prompts, joined from parts; and on real workers, together with those of the output."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Frames in turns: whoever gets least is first, and nobody has the event loop for a whole backlog."""
+"""Frames are handled in turns: the owner with the least share first, and never a whole backlog at once."""
 
 import asyncio
 import random
@@ -66,7 +66,7 @@ def test_turns_are_everything_in_order_and_none_is_too_large():
 
 
 class Taker:
-    """Notes what everyone was handed, and what the event loop did in between."""
+    """Records the handled frames of each owner, and the event loop's other work in between."""
 
     def __init__(self, log, name):
         self.log = log

@@ -241,7 +241,7 @@ async def test_tokens_of_unknown_slots_are_ignored(offline):
 
 
 async def test_a_worker_is_held_back_while_its_frames_are_not_read():
-    """What waits at the worker is merged there; what is on its way is a backlog for newcomers."""
+    """Frames that wait at the worker are merged; frames in transit delay new requests."""
     async with ScriptedWorker("w1", lambda request: [7] * 2000, step_seconds=0) as worker:
         sizes = []
         advance = worker._advance

@@ -1,4 +1,4 @@
-"""Structured outputs: from the client's fields to the constraint that workers get, and what is refused on the way."""
+"""Structured outputs: conversion of the client's fields to the workers' constraint, and refusals."""
 
 import asyncio
 import json

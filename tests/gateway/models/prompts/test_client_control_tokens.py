@@ -1,4 +1,4 @@
-"""Control tokens in what clients write are text, whatever a chat template does with it."""
+"""Control tokens in clients' text are encoded as text, with any chat template."""
 
 import asyncio
 import itertools

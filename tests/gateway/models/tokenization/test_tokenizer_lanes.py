@@ -1,4 +1,4 @@
-"""Who waits for whom at the encoding threads."""
+"""The order of work at the encoding threads."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Chats sent with `store`: kept, listed, told and forgotten, over a scripted generator."""
+"""Chats with `store`: stored, listed, returned and deleted, with a scripted generator."""
 
 import asyncio
 

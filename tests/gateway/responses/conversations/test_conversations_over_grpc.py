@@ -1,4 +1,4 @@
-"""Conversations over gRPC, beside REST's over the same store."""
+"""Conversations over gRPC and REST with the same store."""
 
 import grpc
 import pytest

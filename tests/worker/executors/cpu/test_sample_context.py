@@ -1,4 +1,4 @@
-"""The sample model reads what it was told thousands of tokens ago."""
+"""The sample model uses facts from thousands of tokens earlier."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_kernels_that_write_indices_are_launched(cache: Path, launch: Callable[[
 
 
 def test_a_process_that_has_loaded_kernels_collects_none(cache: Path) -> None:
-    """It would launch those, on what the others left unwritten."""
+    """It would launch loaded kernels on uninitialized memory."""
     _cut_kernel.device_caches[0][0]["a form of it"] = object()
     assert collect_and_compile(norms, lambda: None) == 0
     _cut_kernel.device_caches.clear()

@@ -162,7 +162,7 @@ class RecordedPieces(Pieces):
 
 
 def launches(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Returns what each run launches."""
+    """Returns the launches of each run."""
     subject = Subject(model, monkeypatch, **MODES[mode])
     found: dict[str, list[str]] = {}
     names = subject.names()
@@ -211,7 +211,7 @@ def test_every_step_launches_the_recorded_kernels(
 
 
 def write_record() -> None:
-    """Writes the record anew after an intended change: python tests/worker/executors/cuda/test_cuda_launches.py"""
+    """Rewrites the record after an intended change: python tests/worker/executors/cuda/test_cuda_launches.py"""
     numbers: dict[str, int] = {}
     written: dict[str, dict[str, list[int]]] = {}
     with pytest.MonkeyPatch.context() as monkeypatch:

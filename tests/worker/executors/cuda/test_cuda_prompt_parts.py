@@ -1,4 +1,4 @@
-"""Which of a step's tokens foretell a prompt that somebody asks about: compared with a list of every token."""
+"""The tokens of a step that predict prompts with log-probabilities, compared with a list of all tokens."""
 
 from __future__ import annotations
 

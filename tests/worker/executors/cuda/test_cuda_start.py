@@ -1,4 +1,4 @@
-"""What the CUDA executor refuses at start, and what its start runs and says. Needs no GPU: torch.cuda is a stand-in."""
+"""The start of the CUDA executor: refusals, steps and logs. Needs no GPU, because torch.cuda is replaced."""
 
 from __future__ import annotations
 

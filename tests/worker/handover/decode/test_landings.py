@@ -19,7 +19,7 @@ from baton.worker.process.profiler import StepProfiler
 
 
 class Records(HandoverListener):
-    """Keeps what is received."""
+    """Records received messages."""
 
     def __init__(self) -> None:
         self.received: list[TransferRecord] = []

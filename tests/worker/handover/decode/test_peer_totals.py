@@ -1,4 +1,4 @@
-"""What came from whom, of a bounded number of senders."""
+"""Totals by sender, for a bounded number of senders."""
 
 from __future__ import annotations
 

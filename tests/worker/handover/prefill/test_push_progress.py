@@ -16,7 +16,7 @@ from baton.worker.transfer.base import Piece
 
 @dataclass
 class Model:
-    """What was computed, and what may therefore be in which piece: token by token."""
+    """A naive model: the computed tokens, and so the allowed tokens of each piece."""
 
     num_layers: int
     sender_size: int
@@ -68,7 +68,7 @@ class Model:
         self.check_place(piece, first)
 
     def check_place(self, piece: Piece, first: int) -> None:
-        """Every token of the piece lies where the sender's blocks and the skip say."""
+        """Checks the position of every token of the piece by the sender's blocks and the skip."""
         assert 0 <= piece.skip_tokens < self.sender_size
         start = first * self.receiver_size
         stop = min((first + piece.num_blocks) * self.receiver_size, self.num_tokens)
@@ -185,7 +185,7 @@ def test_parts_of_a_block_go_as_they_are_computed() -> None:
 
 
 def test_threads_that_race_send_nothing_twice() -> None:
-    """The executor's thread tells of layers while the engine's says where to."""
+    """The executor's thread reports layers while the engine's thread sets targets."""
     for _ in range(30):
         model = Model(6, 16, 64, num_tokens=1000, first_block=2, max_block_layers=3)
         model.computed = [1000] * 6  # the order is not looked at here

@@ -249,7 +249,7 @@ def test_more_slots_than_a_small_host_memory_has_are_never_promised():
 
 
 class OffloadMachine(RuleBasedStateMachine):
-    """Random verbs on a pool and its host memory; a naive memory says what every slot holds."""
+    """Random operations on a pool and its host memory, compared with a naive memory."""
 
     @initialize(num_blocks=st.integers(1, 8), num_slots=st.integers(1, 8), num_ahead=st.integers(0, 6))
     def start(self, num_blocks: int, num_slots: int, num_ahead: int) -> None:

@@ -1,4 +1,4 @@
-"""Engines with a host memory: tokens are the same, prefixes come back, and nobody else waits for that."""
+"""Engines with host memory: tokens are the same, prefixes are restored, and other requests do not wait for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's random traffic once more, over a host memory: what comes back is what went, and no block is lost."""
+"""The engine's random traffic with host memory: restored blocks are correct, and no block is lost."""
 
 from __future__ import annotations
 

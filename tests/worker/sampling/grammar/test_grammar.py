@@ -1,4 +1,4 @@
-"""Constraints without an engine: what compiles, what is refused, what is kept, and how outputs advance."""
+"""Constraints without an engine: compilation, refusals, the cache, and advancing by output."""
 
 from __future__ import annotations
 

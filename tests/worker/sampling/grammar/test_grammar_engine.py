@@ -1,4 +1,4 @@
-"""Constrained requests through real engines: whatever is drawn, the text is what was asked for."""
+"""Constrained requests through real engines: the text always matches the constraint."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ _HYPOTHESIS = settings(
 
 
 def check_json(value: object, schema: dict[str, object]) -> None:
-    """A validator of just what _SCHEMAS makes."""
+    """Validates a value by the schemas of _SCHEMAS."""
     if "enum" in schema:
         assert value in schema["enum"]  # type: ignore[operator]
         return

@@ -1,4 +1,4 @@
-"""Constrained requests through worker services: across a hand-over, a failover, and beside what cannot be compiled."""
+"""Constrained requests through worker services: across a hand-over, a failover, and with invalid constraints."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def random_kv(dtype: str, heads: int, num_tokens: int, head_dim: int, seed: int)
 
 
 def blocks_of(kv: torch.Tensor, layout: KvSpec) -> torch.Tensor:
-    """The prompt as one rank's blocks, token by token; zeros behind its end."""
+    """Returns the prompt as one rank's blocks, token by token, with zeros after its end."""
     num_layers, parts, _, num_tokens, dim = kv.shape
     held = list(heads_of(layout))
     num_blocks = -(-num_tokens // layout.block_size)

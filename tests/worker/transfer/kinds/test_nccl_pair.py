@@ -1,4 +1,4 @@
-"""Who ends an NCCL communicator, when, and who waits for it. NCCL needs GPUs: something stands in for its calls."""
+"""The end of NCCL communicators, and the waits for it. NCCL needs GPUs, so its calls are replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IN_PROGRESS = nccl_pair._IN_PROGRESS
 
 
 class Nccl:
-    """NCCL's calls as the pair makes them, and what became of each communicator."""
+    """Records NCCL's calls, and the end of each communicator."""
 
     NCCLError = nccl_pair.nccl.NCCLError
     Result = nccl_pair.nccl.Result
@@ -183,7 +183,7 @@ def test_an_end_comes_after_the_first_communicators(library: Nccl) -> None:
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_the_first_communicator_ends_after_the_first_byte(moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its end, beside a kernel that waits for a lost peer, would let the process stand still."""
+    """Its end during a kernel that waits for a lost peer would block the process."""
     calls: list[str] = []
     pair = SimpleNamespace(meet=lambda *_: calls.append("meet"), leave_meeting=lambda _: calls.append("leave"))
     pending = SimpleNamespace(wait=lambda _: calls.append("wait") or moved)

@@ -1,4 +1,4 @@
-"""What rdma ends tell each other survives the way, and nothing else passes for it."""
+"""Messages of RDMA ends survive encoding, and other bytes are rejected."""
 
 import dataclasses
 

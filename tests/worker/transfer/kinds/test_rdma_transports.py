@@ -1,4 +1,4 @@
-"""Transfers over rdma between two processes, as workers make them, and what their faults leave."""
+"""Transfers over RDMA between two processes, and their faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_BYTES = LAYOUT.num_layers * len(SOURCE) * LAYOUT.layer_bytes(0)
 
 
 class Sender:
-    """A worker's transports, and what they told."""
+    """A worker's transports, and their events."""
 
     def __init__(self, pool, **settings):
         self.path = make_path(pool, **settings)

@@ -1,4 +1,4 @@
-"""Slots in memory of the host: who may write which, for how long, and what is left when a process is gone."""
+"""Slots in host memory: permitted writers, their lifetime, and the cleanup after a process ended."""
 
 from __future__ import annotations
 

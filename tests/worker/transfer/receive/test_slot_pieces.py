@@ -22,7 +22,7 @@ from baton.worker.transfer.wire.frames import CREDIT_BYTES, PieceHeader, encode_
 
 
 class Receiver:
-    """A connection's thread, what its sender says, and how often the thread looked for that while it was awake."""
+    """A connection's thread, its sender's messages, and the number of the thread's polls."""
 
     def __init__(self, writes_ahead: bool) -> None:
         executor = HostKv()
@@ -109,7 +109,7 @@ def test_it_waits_awake_for_a_bounded_time(make: Make, monkeypatch: pytest.Monke
 
 
 def test_it_sleeps_where_a_device_copies(make: Make) -> None:
-    """Its pieces are announced ahead of their bytes: nobody waits for whoever is woken up."""
+    """Its pieces are announced before their bytes, so the delay of waking up does not matter."""
     receiver = make(True)
     receiver.take(0, 0, 5)
     wait_until(lambda: not receiver.is_awake())

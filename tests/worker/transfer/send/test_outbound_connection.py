@@ -1,4 +1,4 @@
-"""The link's own order: who starts a piece, what a push's end waits for, and who hears of what goes wrong."""
+"""The order of a connection: the start of pieces, the end of pushes, and the reports of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Copy:
 
 
 class Way:
-    """An PieceSender whose copies end when the test says so."""
+    """A PieceSender whose copies end when the test ends them."""
 
     kind = "ipc"
 
@@ -37,7 +37,7 @@ class Way:
         self.problem: OSError | None = None
         self.num_free = num_slots
         self.gives_back_early = False  # the test gives slots back
-        self.ends_announce = False  # the receiver hears of a piece by its end
+        self.ends_announce = False  # the receiver is notified of a piece at its end
         self.finished: list[Copy] = []
 
     def has_capacity(self) -> bool:
@@ -121,7 +121,7 @@ class Rig:
         return self._ways.pop(0)
 
     def told(self) -> list[object]:
-        """What the link tells next."""
+        """Returns the next events."""
         found: list[object] = []
         eventually(lambda: found.extend(self.events.take()) or found)
         return found

@@ -1,4 +1,4 @@
-"""When the receiver hears of a piece that goes through a slot, and what happens before and after."""
+"""The time when the receiver is notified of a piece through a slot, and the order around it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA = bytes(range(BLOCK_BYTES))
 
 
 class Sender:
-    """A BulkSender that notes what was heard of a piece when its bytes were on their way."""
+    """A BulkSender that records whether a piece was announced when its bytes were sent."""
 
     def __init__(self, peer: socket.socket, announces_first: bool, copies: Iterable[SlotCopy] = ()) -> None:
         self.announces_first = announces_first
@@ -127,7 +127,7 @@ def test_a_piece_is_due_if_it_is_announced_only_when_finished(
 
 
 class Copy:
-    """A SlotCopy of a copy that ends when the test says so."""
+    """A SlotCopy that ends when the test ends it."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

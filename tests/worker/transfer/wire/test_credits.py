@@ -1,4 +1,4 @@
-"""Slots that come back by credits, however their bytes come and whoever reads them."""
+"""Slots that are returned by credits, for any split of their bytes and any reading thread."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def refusal(sock):
 
 
 def full(kind="ipc"):
-    """An executor, and paths that give slots to nobody."""
+    """Returns an executor, and paths without free slots."""
     executor = HostKv()
     return executor, {kind: HostIpcPath(executor, SLOT_BYTES, max_senders=0), "tcp": None}
 

@@ -1,4 +1,4 @@
-"""Nobody writes into a pool by guessing a port: a KV connection shows the key that control streams tell."""
+"""KV connections must present the key from the control stream, so that a guessed port is not enough."""
 
 from __future__ import annotations
 

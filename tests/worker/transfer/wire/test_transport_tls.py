@@ -150,7 +150,7 @@ def test_a_push_to_a_receiver_of_another_fleet_fails_with_that_error(many, what,
 
 
 class Unchecked(KvTls):
-    """Shows what no service starts with."""
+    """Presents certificates that no service would start with."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -179,7 +179,7 @@ def test_a_sender_that_is_no_worker_writes_nothing(many, how, stranger, caplog, 
             if how == "another CA":
                 context.load_cert_chain(str(stranger / "worker.crt"), str(stranger / "worker.key"))
             with pytest.raises(OSError, match=r"(?i)alert|certificate|reset|eof"), context.wrap_socket(sock) as secured:
-                # In TLS 1.3 a client hears of it when it reads.
+                # In TLS 1.3 a client gets the error when it reads.
                 secured.recv(1)
         if how in ("plain", "garbage", "nothing"):
             while not ended(sock):
