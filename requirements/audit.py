@@ -25,13 +25,13 @@ class Finding:
 
 
 def finding_of(output: str, problem: str) -> Finding:
-    """What pip-audit's JSON says; `problem` is what it wrote to standard error."""
+    """Returns the finding of pip-audit's JSON. `problem` is its standard error."""
     try:
         packages = json.loads(output)["dependencies"]
     except (ValueError, KeyError, TypeError):
         last = (problem.strip().splitlines() or ["it said nothing"])[-1]
         return Finding(NOT_LOOKED, ("the database of vulnerabilities could not be reached; nothing was checked:", last))
-    # A registry without vulnerability data looks like one that has never heard of a package.
+    # A registry without vulnerability data looks like one without the package.
     skipped = [package for package in packages if "skip_reason" in package]
     bad = [
         f"{package['name']} {package['version']}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'nothing'}"

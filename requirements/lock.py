@@ -5,7 +5,7 @@
     control.lock, worker.lock, worker-cpu.lock   what images hold, at the versions of all.lock; the last without torch
     build.lock  what makes Baton's own wheel for them
 
-`lock.py make` resolves anew with uv; `lock.py check` needs no network.
+`lock.py make` resolves with uv; `lock.py check` needs no network.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Console:
 
     async def placement(self, exchange: Exchange, query: Query) -> None:
         """Handles GET /console/placement: explains one placement."""
-        told = await self._routers.explain(explain_request(query))
-        exchange.respond(200, msgspec.json.encode(explanation_of(told)))
+        response = await self._routers.explain(explain_request(query))
+        exchange.respond(200, msgspec.json.encode(explanation_of(response)))
 
     async def _snapshot(self) -> bytes:
         replies = await self._routers.fleets(MAX_PLACEMENTS)

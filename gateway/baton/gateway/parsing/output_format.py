@@ -20,7 +20,7 @@ class OutputParsing:
     """How the outputs of one request are parsed."""
 
     new_parser: Callable[[], OutputParser]  # for one choice
-    special_tokens: frozenset[str]  # markup kept in the text for the parsers, whatever the request says
+    special_tokens: frozenset[str]  # markup always kept in the text for the parsers
     constraint: types_pb2.Constraint | None = None  # constraint for the worker; None: free output
 
 

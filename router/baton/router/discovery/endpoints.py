@@ -10,7 +10,7 @@ class EndpointState(enum.IntEnum):
     """The state of an address. If two sources differ, the greater state applies."""
 
     NOT_READY = 0  # it starts, restarts or refuses new work; followed only where it is followed already
-    TERMINATING = 1  # it is shutting down: running requests go on, but no new ones are sent
+    TERMINATING = 1  # it is shutting down: running requests continue, but no new ones are sent
     SERVING = 2
 
 
@@ -34,6 +34,6 @@ def merged(parts: Iterable[Endpoints]) -> Endpoints:
 def followed(now: Collection[str], found: Endpoints) -> set[str]:
     """Returns the addresses to follow, given those that are followed now.
 
-    An endpoint that is not ready is not a new one yet, and a known one that stops being ready is not gone.
+    A new endpoint is added when it is ready. A known one that stops being ready is kept.
     """
     return {address for address, state in found.items() if state is not EndpointState.NOT_READY or address in now}

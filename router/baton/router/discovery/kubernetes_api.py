@@ -37,7 +37,7 @@ class ApiError(Exception):
 
 
 class UnexpectedAnswer(ApiError):
-    """The server said what is no answer to what was asked: to ask for the same again would bring the same."""
+    """The server sent an invalid response. A retry of the same request would get the same."""
 
     def __init__(self, what: str) -> None:
         super().__init__(0, f"not the answer of an API server: {what[:500]}")

@@ -20,7 +20,7 @@ _GONE = 410  # the version that a watch or a page begins at is too old
 
 
 class KubernetesDiscovery:
-    """Lists, then watches from there; lists anew after every watch, however it ended.
+    """Lists, then watches from there. Lists again after every watch.
 
     A watch resumed at a version of its own would never notice a cluster whose state was restored to an older one.
     `port`: the port's name or number in the EndpointSlice.

@@ -258,7 +258,7 @@ def _identity(view: WorkerView) -> tuple[object, ...]:
 
 
 def _is_new_model(worker: Worker, models: Models) -> bool:
-    """Whether a worker says of its model what was not said before: another context length, say."""
+    """Returns whether a worker's model has changed properties, such as the context length."""
     assert worker.state is not None
     known = models.get(worker.state.model.name)
     return known is not None and known.digest == worker.state.model.digest and known != worker.state.model

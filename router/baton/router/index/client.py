@@ -154,7 +154,7 @@ class IndexClient:
         in_step = True
         for turn in _turns(batches):
             strangers = {batch.worker_id for batch in turn if self._index.epoch(batch.worker_id) is None}
-            # Some were dropped here because the worker itself said that it has a new epoch; the kvstore will too.
+            # Some were dropped because the worker reported a new epoch, which the kvstore will report too.
             in_step = in_step and strangers <= self._reported
             dropped = self._index.apply_all(batch for batch in turn if batch.worker_id not in strangers)
             if dropped:

@@ -59,7 +59,7 @@ class PrefixIndex:
         self._sweep = _Sweep([], 0)
         self._names: list[str] = []  # worker of each slot; empty: free
         self._free_slots: list[int] = []
-        self._live: int | None = None  # of the slots that count; None: to be made anew
+        self._live: int | None = None  # bits of the slots that count; None: to be recomputed
 
     def __len__(self) -> int:
         """Number of distinct blocks, including those of dead slots until they are cleaned."""

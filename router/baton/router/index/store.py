@@ -30,7 +30,7 @@ class Column:
 
 
 class BlockStore:
-    """Entries of slots. The caller gives slots to workers, and says which are looked for."""
+    """Entries of slots. The caller assigns slots to workers, and selects the slots of a lookup."""
 
     def __init__(self) -> None:
         self._table = BlockTable()

@@ -32,7 +32,7 @@ class Bias:
         work = max(work, _LEAST_SECONDS)
         ratio = math.log(max(actual - rest, work / _MOST) / work)
         faded = self._faded(now)
-        # The longer the wait, the less the outcome says about the prompt.
+        # The longer the wait, the less weight the outcome has for the prompt's cost.
         self._log = faded + _WEIGHT * work / (work + rest) * (min(max(ratio, -_LARGEST), _LARGEST) - faded)
         self._heard = now
 

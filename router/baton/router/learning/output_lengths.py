@@ -20,7 +20,7 @@ _LEAST_LEFT = 0.05  # the least share of requests that must be left: fewer say l
 @dataclass(slots=True)
 class _Answer:
     begun: float
-    num_tokens: int = 0  # 0: it goes on
+    num_tokens: int = 0  # 0: it still runs
     seconds: float = 0.0
 
 

@@ -11,7 +11,7 @@ from baton.router.requests.prompt_sketch import Sketch
 from baton.v1 import router_pb2
 
 _SKETCH_HASHES = 64  # sent with each prompt
-_MAX_WAITING = 20_000  # messages for one reader; one that lags more must begin anew
+_MAX_WAITING = 20_000  # messages for one reader; one that lags more must restart
 _SNAPSHOT_PART = 500  # placements or ends in one message
 
 

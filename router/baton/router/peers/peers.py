@@ -158,7 +158,7 @@ class Peers:
         for router_id in [router_id for router_id, heard in self._heard.items() if heard < limit]:
             del self._heard[router_id]
             num_ended = self._in_flight.end_all_of(router_id)
-            _log.info("a router is gone; %d of its placements count no more", num_ended)
+            _log.info("a router is gone; dropped %d of its placements", num_ended)
 
     async def _forget_silent(self) -> None:
         while True:

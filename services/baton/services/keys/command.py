@@ -76,7 +76,7 @@ class CreateConfig:
 
 
 class KeyKeeper(Protocol):
-    """A file or a Redis of keys. Raises ServiceError that says what is wrong."""
+    """Returns the file or the Redis of keys. Raises ServiceError."""
 
     def read(self) -> tuple[dict[str, KeyEntry], dict[str, TenantEntry]]:
         """Returns keys by id, and tenants by name."""

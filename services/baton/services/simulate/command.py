@@ -44,7 +44,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _chaos(config: SimulateConfig) -> int:
-    """Runs the seeds, a line each where there are few, and says what was wrong."""
+    """Runs the seeds, prints a line for each if they are few, and prints violations."""
     from baton.services.simulate.chaos.runs import run_seeds
     from baton.services.simulate.chaos.simulation import ChaosTotals
 

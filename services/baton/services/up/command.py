@@ -33,7 +33,7 @@ _PROBE_INTERVAL_SECONDS = 0.1
 
 
 class UpFailed(Exception):
-    """The tandem cannot go on. The message is for the user."""
+    """The tandem cannot continue. The message is for the user."""
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -56,5 +56,5 @@ async def _http_ready(address: str, edge_ca: str) -> bool:
     finally:
         writer.close()
         with contextlib.suppress(OSError):
-            await writer.wait_closed()  # TLS says goodbye first
+            await writer.wait_closed()  # TLS sends its close first
     return status_line.split(b" ")[1:2] == [b"200"]

@@ -17,7 +17,7 @@ _IDLE_TICKS = 25  # polling pauses after so many idle ticks, until `wake`
 
 
 def no_cpu_seconds() -> float:
-    """Returns 0: CPU time says nothing about this device."""
+    """Returns 0, because CPU time does not show whether this device works."""
     return 0.0
 
 

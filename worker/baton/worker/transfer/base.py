@@ -90,7 +90,7 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class InboundFailed:
-    """A piece was invalid, or the connection ended. Only writes that have begun go on; fence next."""
+    """A piece was invalid, or the connection ended. Only started writes continue; fence next."""
 
     transfer_id: int
     reason: str

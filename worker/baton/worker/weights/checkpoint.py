@@ -104,7 +104,7 @@ class Checkpoint:
             file = self._open(file_name)
             if name not in file.entries:
                 raise InvalidRequest(
-                    f"{file.path} does not hold {name}, as {index_path.name} says it does", field="model"
+                    f"{file.path} does not hold {name}, although {index_path.name} lists it", field="model"
                 )
             self._file_of[name] = file
 

@@ -32,7 +32,7 @@ class SlotReceiver(Protocol):
 
 
 class IgnoredSlot:
-    """Implements SlotReceiver for a slot whose request is no longer wanted."""
+    """Implements SlotReceiver for the slot of a cancelled request."""
 
     def on_prompt_logprobs(self, first_position: int, entries: Sequence[types_pb2.TokenLogprobs]) -> None:
         pass

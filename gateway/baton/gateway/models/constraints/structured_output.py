@@ -111,7 +111,7 @@ def reasoning_tokens(
     if reasoning.is_open(prompt_end):
         return None, end
     start = tokenizer.encode(reasoning.open_tag, add_special_tokens=False)
-    # A prompt that closed the reasoning disables it, and an opening of several tokens cannot be told from an answer.
+    # A prompt that closed the reasoning disables it, and an opening of several tokens looks like an answer.
     if prompt_end.rstrip().endswith(reasoning.close_tag) or len(start) != 1:
         return None, []
     return start[0], end

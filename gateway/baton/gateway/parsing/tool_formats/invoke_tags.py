@@ -1,6 +1,6 @@
 """MiniMax M2 and DeepSeek V3.2: <invoke name="f"><parameter name="k">v</parameter>...</invoke>, in a section.
 
-DeepSeek's tags have a prefix, and each value says whether it is a text: string="true".
+DeepSeek's tags have a prefix, and an attribute of each value marks text: string="true".
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class InvokeParser(ToolParser):
         source.begin(MAX_VALUE_CHARS)
         value, _ = yield from source.read_until(stops)
         source.commit()
-        # Values marked as JSON are parsed as JSON, whatever the schema says.
+        # Values marked as JSON are parsed as JSON for any schema.
         arguments.add(key, json_value(value, kinds - _STRING if kind else kinds))
 
 

@@ -11,7 +11,7 @@ from baton.rpc.block_hash import HASH_BYTES
 from baton.services.simulate.cluster.worker import SimWorker
 from baton.worker.core import BlockHash
 
-WIRE_SECONDS = 0.01  # what is gone by then was an event on its way
+WIRE_SECONDS = 0.01  # phantoms gone by then were events in transit
 
 STEADY, DISTURBED, BLIND = "steady", "disturbed", "blind"
 
@@ -66,7 +66,7 @@ class Mark:
 class Checker:
     """Counts by how things stood: steady; disturbed, within a second of a fault; or blind, without the index.
 
-    A phantom that is still there at the next look was no event on its way: it counts for the faults before it, and
+    A phantom that is still there at the next check was no event in transit: it counts for the faults before it, and
     where there are none, in steady times, it should not be.
     """
 

@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.02  # between looks at a phantom
 _PROBED_PROMPTS = 10  # the last ones, after a fault
 _PROBES = (0.03, 0.1, 0.3)  # seconds after it
 _STEADY_PHANTOMS = 0.001  # of the believed blocks: an eviction is reported a moment later
-_MIN_BELIEVED = 1_000_000  # for such a rate: one eviction that was on its way can make tens of phantoms
+_MIN_BELIEVED = 1_000_000  # for such a rate: one eviction in transit can make tens of phantoms
 
 # A slow device: few steps, and each long enough for something to happen in it.
 CLUSTER = ClusterSettings(

@@ -188,7 +188,7 @@ class VirtualEngine(Engine):
     def _times(self, count: int, now: float, num_steps: int, num_context: int) -> list[float]:
         """Returns when each step starts, and when the last one ends."""
         device = self._device
-        # As device.decode_seconds adds them up, and as the executor says them: rounded alike.
+        # In the order of device.decode_seconds and of the executor, for equal rounding.
         fixed, slope = device.base + device.per_decode_request * count, device.per_context_token
         context = np.arange(num_context, num_context + count * num_steps, count)
         times = np.empty(num_steps + 1)

@@ -52,7 +52,7 @@ class BatonPolicy:
             parts.max_queue_depth,
             explain_capacity=4096,
             clock=parts.clock,
-            first_placement_id=1,  # it takes turns by them
+            first_placement_id=1,  # it rotates ties by them
             objectives=self.objectives,
         )
 

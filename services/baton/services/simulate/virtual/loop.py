@@ -1,4 +1,4 @@
-"""An asyncio event loop whose time is virtual: where it would wait, it goes on at once, later.
+"""An asyncio event loop with virtual time: instead of waiting, it advances the time.
 
 The chaos runs need it for the parts of the product that are coroutines: kvstore, publisher and index client.
 """

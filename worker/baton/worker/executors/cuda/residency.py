@@ -82,7 +82,7 @@ class Residency:
             self._free()
             free, _ = torch.cuda.mem_get_info(self._device)
             raise NoCapacity(
-                f"the device has {free >> 20} MiB free, too little to wake up: somebody else has taken what was freed"
+                f"the device has {free >> 20} MiB free, too little to wake up: another process uses the freed memory"
             ) from error
         self._asleep, self._offloaded = False, None
 

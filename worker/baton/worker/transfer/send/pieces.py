@@ -281,7 +281,7 @@ class SlotPieceSender:
         self._totals.sent(started_piece.num_bytes, seconds)
 
     def settle(self, started_piece: StartedPiece) -> None:
-        """Waits without a limit: while the copy may go on, the connection and its slots must stay."""
+        """Waits without a limit, because the connection and its slots must exist while the copy may run."""
         assert isinstance(started_piece, _InSlot)
         try:
             while not started_piece.pending.wait(_WAIT_SECONDS):

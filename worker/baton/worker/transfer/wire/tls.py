@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 38
 
 
 class KvTls:
-    """Secures a worker's KV connections with the fleet's certificates, read anew for each connection."""
+    """Secures a worker's KV connections with the fleet's certificates, read again for each connection."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls

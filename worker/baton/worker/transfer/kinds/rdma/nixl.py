@@ -138,7 +138,7 @@ class Agent:
                 self._tried(self._agent.releaseXferReq, handle)
 
     def in_progress(self, status: Any) -> bool:
-        """Whether a status means that the copy goes on."""
+        """Returns whether a status means that the copy is still running."""
         return bool(status == self._nixl.NIXL_IN_PROG)
 
     def _tried(self, verb: Any, *arguments: Any) -> Any:
