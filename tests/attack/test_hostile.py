@@ -75,7 +75,7 @@ def test_each_bound_is_reported_where_it_is_missed(found, words):
     assert any(not row.good for row in rows([found], None))
 
 
-def test_what_is_within_the_bounds_is_kept():
+def test_valid_values_within_the_bounds_are_accepted():
     kept = [cost(cpu=0.4), cost(200, cpu=0.9, grown=19_000_000, stall=0.04), cost(200, counted=False, path="/tokenize")]
     assert not any(misses(one) for one in kept)
     assert all(row.good for row in rows(kept, Siege(0.1, 0.1, 0.19)))

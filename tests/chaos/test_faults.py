@@ -24,7 +24,7 @@ def test_targets_exist():
         assert 0 <= one.target < SIZES.get(target_of(one.fault), 1)
 
 
-def test_what_a_fleet_has_none_of_is_not_hurt():
+def test_plans_have_no_faults_of_missing_services():
     planned = plan(1, 50, KILLS, {**SIZES, "prefill": 0})
     assert len(planned) == 50
     assert Fault.PREFILL_KILLED not in {one.fault for one in planned}

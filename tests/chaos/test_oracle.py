@@ -29,7 +29,7 @@ def test_the_same_is_no_difference():
         (lambda one: setattr(one, "usage", (10, 3)), "usage"),
     ],
 )
-def test_what_is_not_the_same_is_named(change, said):
+def test_differences_are_named(change, said):
     other = copy.deepcopy(seen())
     change(other)
     assert said in difference(other, seen())

@@ -45,7 +45,7 @@ def test_programs_of_the_commit_hooks_are_installed():
         assert shutil.which(name, path=str(Path(sys.executable).parent)), f"{name} is not in the extra dev"
 
 
-def test_commit_hooks_run_what_make_check_runs():
+def test_commit_hooks_run_the_checks_of_make_check():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     check = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
     for hook in hooks:

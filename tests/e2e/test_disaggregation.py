@@ -46,7 +46,7 @@ def test_no_block_is_held_after_the_load(load_of_32, tandem_stack):
     tandem_stack.wait_all_blocks_back()
 
 
-def test_the_index_holds_what_the_workers_hold(load_of_32, tandem_stack):
+def test_the_index_has_the_blocks_of_all_workers(load_of_32, tandem_stack):
     with grpc.insecure_channel(tandem_stack["router"].plan.address) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         for worker in tandem_stack.workers:

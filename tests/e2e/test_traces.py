@@ -141,7 +141,7 @@ def test_spans_have_predicted_and_found_cached_tokens(rig):
     assert facts["baton.cached_tokens"] == facts["baton.predicted_cached_tokens"] > 0
 
 
-def test_the_clients_own_trace_goes_on(rig):
+def test_the_clients_trace_is_continued(rig):
     stack, collector = rig
     sampled, unsampled = (f"00-{_TRACE_ID}-b7ad6b7169203331-0{flag}" for flag in (1, 0))
     assert _post(stack, {"prompt": "Hi", "max_tokens": 3}, traceparent=unsampled, **{"x-request-id": "out"})[0] == 200

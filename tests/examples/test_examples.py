@@ -120,17 +120,17 @@ def check_weather(printed):
     assert len(text.split()) > 3
 
 
-def test_a_response_is_watched_and_gone_on_with_in_python(tandem_stack):
+def test_a_response_is_watched_and_continued_in_python(tandem_stack):
     check_conversation(tandem_stack, python("grpc_responses", tandem_stack.config.grpc_listen))
 
 
 @pytest.mark.timeout(360)
-def test_a_response_is_watched_and_gone_on_with_in_node(tandem_stack, javascript):
+def test_a_response_is_watched_and_continued_in_node(tandem_stack, javascript):
     check_conversation(tandem_stack, javascript("responses", tandem_stack.config.grpc_listen))
 
 
 @pytest.mark.timeout(600)
-def test_a_response_is_watched_and_gone_on_with_in_cpp(tandem_stack, cpp):
+def test_a_response_is_watched_and_continued_in_cpp(tandem_stack, cpp):
     check_conversation(tandem_stack, cpp("responses", tandem_stack.config.grpc_listen))
 
 

@@ -64,7 +64,7 @@ async def test_no_worker_is_called_lost_that_has_not_answered_an_abort_yet(caplo
     assert "lost the stream" not in caplog.text
 
 
-async def test_a_stream_that_can_be_resumed_breaks_off_as_what_goes_on_elsewhere(redis_server):
+async def test_a_resumable_stream_ends_so_that_it_can_continue_elsewhere(redis_server):
     settings = {"drain_timeout": 0.3, "redis_url": redis_server.url, "resumable_streams": True}
     async with (
         running(lambda submit: [10] * 2000, **settings) as gateway,

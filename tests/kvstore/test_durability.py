@@ -61,7 +61,7 @@ async def test_snapshot_and_deltas_are_in_redis(redis_server, start_kvstore, con
     await saved(redis_server.url, worker)
 
 
-async def test_what_redis_had_counts_as_soon_as_the_worker_confirms_it(redis_server, start_kvstore, connect):
+async def test_blocks_from_redis_count_once_the_worker_confirms_them(redis_server, start_kvstore, connect):
     kvstore = await start_kvstore(redis_url=redis_server.url)
     worker = await connect.worker(kvstore, blocks={1, 2})
     await worker.join()
@@ -264,7 +264,7 @@ async def test_a_failover_that_lost_the_last_writes_is_noticed_without_any_worke
     await saved(redis_server.url, worker, 20)
 
 
-async def test_what_redis_keeps_is_small(redis_server, start_kvstore, connect, client):
+async def test_the_stored_state_is_small(redis_server, start_kvstore, connect, client):
     kvstore = await start_kvstore(redis_url=redis_server.url)
     worker = await connect.worker(kvstore, blocks=set(range(100_000)))
     await worker.join()
@@ -273,7 +273,7 @@ async def test_what_redis_keeps_is_small(redis_server, start_kvstore, connect, c
     assert used / 100_000 < 24
 
 
-async def test_a_long_log_becomes_a_snapshot_and_old_generations_go(redis_server, start_kvstore, connect, client):
+async def test_a_long_log_is_compacted_and_old_generations_are_deleted(redis_server, start_kvstore, connect, client):
     kvstore = await start_kvstore(redis_url=redis_server.url)
     worker = await connect.worker(kvstore)
     await worker.join()
@@ -312,7 +312,7 @@ async def test_two_namespaces_share_one_redis(redis_server, start_kvstore, conne
     assert list(await what_redis_has(redis_server.url, "one")) == ["one"]
 
 
-async def test_what_waits_for_the_store_is_bounded(redis_server):
+async def test_pending_writes_are_bounded(redis_server):
     index, publishers = Index(), Publishers()
     publishers.claim("w1", Publisher(1))
     store = RedisStore(redis_server.url, "baton", 1.0)

@@ -103,7 +103,7 @@ def test_an_unknown_worker_is_out_of_step():
         (2, 2, 1, False),
     ],
 )
-def test_a_hello_confirms_a_place_from_which_the_worker_can_go_on(index, epoch, sequence, first_kept, follows):
+def test_a_hello_confirms_a_position_that_the_worker_can_resume(index, epoch, sequence, first_kept, follows):
     index.apply(batch(1, stored(1)))
     index.apply(batch(2, stored(2)))
     applied = index.confirm("w", epoch, sequence, first_kept)
@@ -244,7 +244,7 @@ def test_a_fold_keeps_which_groups_hold_a_block():
     assert len(worker) == 5
 
 
-def test_what_was_replaced_meanwhile_takes_no_base(index):
+def test_a_worker_replaced_meanwhile_takes_no_base(index):
     worker = index.get("w")
     make = worker.compaction()
     index.receive(part(5, 1))

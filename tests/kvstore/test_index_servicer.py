@@ -102,7 +102,7 @@ async def test_a_new_epoch_replaces_the_old_one_for_every_router(start_kvstore, 
     await eventually(lambda: replica.held() == {3}, "the delta")
 
 
-async def test_a_worker_that_comes_back_in_time_loses_nothing(start_kvstore, connect):
+async def test_a_worker_that_returns_in_time_loses_nothing(start_kvstore, connect):
     kvstore = await start_kvstore(lease_ms=3000)
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
@@ -116,7 +116,7 @@ async def test_a_worker_that_comes_back_in_time_loses_nothing(start_kvstore, con
     assert "silent" not in replica.kinds
 
 
-async def test_a_worker_sends_again_what_was_not_acknowledged(start_kvstore, connect):
+async def test_a_worker_resends_unacknowledged_batches(start_kvstore, connect):
     kvstore = await start_kvstore()
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
@@ -228,7 +228,7 @@ async def test_the_newest_stream_of_a_worker_wins(start_kvstore, connect):
     assert (await new.store(5)).acknowledged_sequence == 1
 
 
-async def test_a_reader_that_comes_back_is_sent_only_what_it_lacks(start_kvstore, connect):
+async def test_a_returning_reader_gets_only_missing_messages(start_kvstore, connect):
     kvstore = await start_kvstore()
     replica = await connect.replica(kvstore)
     workers = [await connect.worker(kvstore, worker_id=name, blocks={1}) for name in ("w1", "w2", "w3")]

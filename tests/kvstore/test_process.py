@@ -75,7 +75,7 @@ def test_it_is_small(process):
     assert not [name for name in loaded if name.startswith("libtorch")]
 
 
-def test_what_a_killed_one_left_goes_with_the_next_start(tmp_path, monkeypatch):
+def test_leftovers_of_a_killed_process_are_removed_at_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left, young, used = (tmp_path / f"baton-kvstore-{name}" for name in ("left", "young", "used"))
     for folder in (left, young, used):

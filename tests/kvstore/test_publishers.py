@@ -27,7 +27,7 @@ def test_between_equal_terms_the_later_claim_wins(publishers):
     assert publishers.get("w") is second
 
 
-def test_any_claim_wins_once_the_publisher_is_gone(publishers):
+def test_any_claim_wins_after_the_publisher_is_gone(publishers):
     publishers.claim("w", Publisher(9, "other"))
     publishers.end("w")
     assert publishers.term("w") == 0

@@ -44,7 +44,7 @@ async def saved(cluster, *workers, seconds=15):
     await eventually(agrees, "the cluster has everything", seconds)
 
 
-async def test_workers_spread_over_the_masters_and_come_back_from_all_of_them(cluster, start_kvstore, connect):
+async def test_workers_are_spread_over_the_masters_and_restored_from_all(cluster, start_kvstore, connect):
     kvstore = await start_kvstore(redis_url=cluster.url)
     workers = [await connect.worker(kvstore, worker_id=f"w{n}", blocks=set(range(n, 9000))) for n in range(12)]
     for worker in workers:
@@ -83,7 +83,7 @@ async def test_a_master_that_lost_everything_is_rewritten(cluster, start_kvstore
     await saved(cluster, *workers)
 
 
-async def test_without_one_master_everything_goes_on_and_is_written_when_it_is_back(
+async def test_without_one_master_events_are_buffered_and_written_on_its_return(
     cluster, start_kvstore, connect, caplog
 ):
     kvstore = await start_kvstore(redis_url=cluster.url, redis_timeout_ms=300)

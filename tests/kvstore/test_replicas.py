@@ -46,7 +46,7 @@ async def test_every_replica_serves_every_worker(pair, connect):
         await eventually(lambda reader=reader: reader.held("w2") == {2, 20}, "w2")
 
 
-async def test_a_worker_that_moves_to_another_replica_goes_on_without_a_snapshot(pair, connect):
+async def test_a_worker_that_moves_to_another_replica_continues_without_a_snapshot(pair, connect):
     first, second = pair
     readers = [await connect.replica(one) for one in pair]
     old = await connect.worker(first, blocks={1}, term=1)
@@ -121,7 +121,7 @@ async def test_workers_of_a_replica_that_is_gone_count_until_their_lease_and_aga
     assert reader.kinds.count("snapshot") == 1
 
 
-async def test_replicas_go_on_telling_each_other_without_redis(redis_server, pair, connect):
+async def test_replicas_keep_exchanging_events_without_redis(redis_server, pair, connect):
     first, second = pair
     redis_server.stop()
     worker = await connect.worker(first, blocks={1})

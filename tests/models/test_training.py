@@ -46,7 +46,7 @@ def messages_of(chat):
 
 
 @pytest.mark.parametrize("make", [lambda rng: tool_chat(rng, STORY), json_chat], ids=["tools", "json"])
-def test_a_chat_is_what_the_template_renders(template, make):
+def test_a_chat_is_rendered_by_the_template(template, make):
     rng = Random(5)
     for _ in range(100):
         made = make(rng)
@@ -90,7 +90,7 @@ def test_long_documents_fill_their_length_and_ask_at_the_end(tokenizer):
 
 
 @pytest.mark.parametrize("window", [0, 100, 128, 512])
-def test_block_masks_hold_what_may_be_seen(window):
+def test_block_masks_have_the_visible_blocks(window):
     rng = Random(window)
     length, at = 2048, 0
     starts = torch.zeros(length, dtype=torch.long)
@@ -130,7 +130,7 @@ def test_targets_stay_within_their_document(tokenizer):
         at += len(document)
 
 
-def test_the_network_writes_what_transformers_write(tokenizer):
+def test_the_network_writes_transformers_format(tokenizer):
     """Beyond the window too: the last prompt is longer."""
     network = load(MODEL, read_shape(MODEL), Kernels())
     reference = load_transformers(MODEL)

@@ -136,7 +136,7 @@ def test_contracts_are_proto3(source):
     assert text.lstrip().startswith('syntax = "proto3";')
 
 
-def test_what_a_restarted_peer_could_confuse_carries_an_epoch():
+def test_messages_that_a_restart_could_confuse_have_an_epoch():
     by_name = {message.name: message for message in MESSAGES}
     for name in ("Endpoint", "PeerHello", "KvEventBatch", "KvSnapshot", "PublishHello", "WorkerState"):
         assert "epoch" in by_name[name].fields_by_name, name

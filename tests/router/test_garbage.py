@@ -35,7 +35,7 @@ def test_containers_that_come_from_anywhere_are_looked_at_seldom(looks):
     assert gc.get_threshold() == before
 
 
-def test_what_calls_leave_is_looked_at_a_little_at_a_time(looks):
+def test_garbage_of_calls_is_collected_in_small_parts(looks):
     class Node:
         pass
 

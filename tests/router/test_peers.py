@@ -299,7 +299,7 @@ async def test_a_burst_over_two_replicas_spreads_as_one_router_would(world, two_
     assert max(counts.values()) <= 6, counts
 
 
-async def test_explains_what_another_replica_placed(world, two_routers):
+async def test_explains_placements_of_another_replica(world, two_routers):
     one, other = await two_routers(await world.worker(state("w1")))
     placed = await one.place(request_id="why")
     await until_in_flight(other, 1)

@@ -50,7 +50,7 @@ async def test_places_on_the_worker_that_published_the_prefix(world):
     assert (await only_on(router, "w2", blocks(30))).decode_cached_tokens == 0
 
 
-async def test_a_dead_worker_is_seen_at_once_and_comes_back(world):
+async def test_a_dead_worker_is_detected_at_once_and_returns(world):
     one, two = await world.worker(state("w1")), await world.worker(state("w2"))
     router = await world.router(one, two)
     seconds = []
@@ -98,7 +98,7 @@ async def test_a_new_epoch_ends_the_old_entries_without_waiting_for_the_kvstore(
     assert (await router.place(1000, blocks(1, 2))).decode_cached_tokens == 32
 
 
-async def test_without_its_kvstore_a_router_goes_on_from_memory_and_follows_the_next_one(world):
+async def test_without_its_kvstore_a_router_uses_its_index_and_follows_the_next_one(world):
     worker = await world.worker(state("w1"))
     kvstore = await world.kvstore()
     router = await world.router(worker, kvstore=kvstore)

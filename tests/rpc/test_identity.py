@@ -97,7 +97,7 @@ def test_an_identity_is_that_of_its_uri(service):
         ["spiffe://baton/dev/worker/0\n"],
     ],
 )
-def test_what_is_no_identity_is_none_and_is_refused(uris):
+def test_invalid_identities_are_refused(uris):
     assert identity_of(uris) is None
     assert refusal({"peer_uri": [uri.encode() for uri in uris]}, "dev", frozenset(SERVICES))
 

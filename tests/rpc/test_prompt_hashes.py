@@ -39,7 +39,7 @@ def test_hashes_are_those_of_the_whole_prompt_each_time(count, block_size):
     assert len(expected) == count // block_size * HASH_BYTES
 
 
-def test_only_what_differs_is_hashed_again(counted):
+def test_only_different_blocks_are_hashed_again(counted):
     hashes, shared = PromptHashes(), tokens(16_384)
     hashes.hash_blocks(NAMESPACE, shared + tokens(5000, 1), 16)
     counted.clear()

@@ -57,7 +57,7 @@ def test_no_files_are_plain_text():
         (("", "k", "a"), "tls_key, tls_ca given without tls_certificate"),
     ],
 )
-def test_half_a_set_names_what_is_missing(given, missing):
+def test_an_incomplete_set_names_the_missing_files(given, missing):
     with pytest.raises(InvalidRequest, match=missing):
         tls_files(*given)
     with pytest.raises(InvalidRequest, match="grpc_tls_certificate given without grpc_tls_key"):
@@ -202,7 +202,7 @@ def test_files_that_are_wrong_leave_the_old_ones_in_use(folder, good, other, tmp
     assert live.num_reloads == 0
 
 
-def test_what_was_wrong_is_tried_again_after_a_while_without_a_change(folder, tmp_path, good):
+def test_bad_files_are_retried_after_a_while_without_a_change(folder, tmp_path, good):
     clock = Clock()
     live = LiveFiles(files_of(folder, "worker"), "worker", clock)
     replace_files(folder, make_certs(tmp_path / "new", good, **NOT_YET), "worker")
@@ -220,6 +220,6 @@ def test_a_touched_file_is_no_reload(folder):
     assert live.num_reloads == 0
 
 
-def test_services_do_not_need_what_makes_certificates():
+def test_services_do_not_need_the_packages_for_certificates():
     program = "import baton.rpc.server.server, baton.services.up.tandem, sys; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

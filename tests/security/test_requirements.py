@@ -62,7 +62,7 @@ def test_a_wrong_file_is_reported(text: str, problem: str):
     assert any(problem in found for found in lock.problems_of(PROJECT, ALL, text))
 
 
-def test_the_fingerprint_changes_with_what_is_asked_for():
+def test_the_fingerprint_changes_with_the_request():
     changed = {**PROJECT, "dependencies": ["grpcio>=1.72"]}
     assert lock.fingerprint(changed, ALL.extras) != lock.fingerprint(PROJECT, ALL.extras)
     pythons = {**PROJECT, "requires-python": ">=3.12"}

@@ -60,7 +60,7 @@ def test_fuzzed_requests_of_two_tenants_share_no_block(fuzz, count):
 
 
 @pytest.mark.parametrize(("fuzz", "count"), [(fuzz_worker, 500), (fuzz_fleet, 100)])
-def test_the_oracle_sees_what_is_shared_without_salts(fuzz, count):
+def test_the_oracle_detects_sharing_without_salts(fuzz, count):
     seen = fuzz(count, salted=False)
     assert seen.num_shared_hashes > count
     assert seen.num_shared_blocks > 0

@@ -19,7 +19,7 @@ def samples_of(folder: Path, executor: str, salts: bool) -> list[Sample]:
 
 
 @pytest.mark.parametrize("executor", ["cpu", "sim"])
-def test_a_text_that_another_tenant_sent_costs_what_a_fresh_one_costs(tmp_path: Path, executor: str):
+def test_a_text_of_another_tenant_costs_as_much_as_a_new_one(tmp_path: Path, executor: str):
     samples = samples_of(tmp_path, executor, salts=True)
     assert {one.cached_tokens for one in samples if one.tenant == ATTACKER} == {
         min(one.cached_tokens for one in samples)

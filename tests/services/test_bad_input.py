@@ -65,7 +65,7 @@ def _failures(command, flags, capsys) -> dict[str, tuple[str, str]]:
         ("kvstore", ("--redis-url", "redis:/6379", *_LISTEN), "settings", "--redis-url"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_the_last_line_and_by_the_doctor(folder, command, flags, topic, word, capsys):
+def test_errors_are_named_by_the_last_line_and_by_the_doctor(folder, command, flags, topic, word, capsys):
     flags = tuple(flag.replace("{}", str(folder)) for flag in flags)
     code, last = _ended(command, flags)
     assert code in (1, 2)

@@ -11,7 +11,7 @@ from support.processes.child_environment import child_environment
 
 
 @pytest.mark.parametrize("own", [{}, {"PYTHONPATH": "/nowhere"}], ids=["plain", "with a path of its own"])
-def test_a_child_imports_what_its_parent_would(
+def test_a_child_imports_its_parents_modules(
     own: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "baton" / "marked").mkdir(parents=True)

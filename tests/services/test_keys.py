@@ -123,7 +123,7 @@ def test_an_unreachable_redis_is_reported(free_port, capsys):
     assert "--redis-url" in capsys.readouterr().err
 
 
-def test_a_file_of_keys_is_private_and_what_people_wrote_stays(tmp_path, capsys):
+def test_a_key_file_is_private_and_keeps_comments(tmp_path, capsys):
     path = tmp_path / "keys.toml"
     created(capsys, "--api-keys", str(path))
     assert path.stat().st_mode & 0o777 == 0o600

@@ -27,7 +27,7 @@ def load(*argv: str, **environ: str) -> RacerConfig:
     return config
 
 
-def test_nothing_given_is_the_default():
+def test_without_settings_the_defaults_apply():
     assert load() == RacerConfig()
 
 
@@ -76,7 +76,7 @@ def test_a_bool_flag_works_alone_negated_or_with_a_value(words, expected):
         (("--surface", "ice"), "--surface: 'ice'", "one of grass, sand"),
     ],
 )
-def test_a_wrong_value_names_the_key_the_value_and_what_is_allowed(words, key, allowed):
+def test_a_wrong_value_names_the_key_the_value_and_the_allowed_values(words, key, allowed):
     with pytest.raises(SettingsError) as raised:
         load(*words)
     assert key in str(raised.value)

@@ -84,7 +84,7 @@ def test_a_trace_without_its_request_is_given_up():
     assert len(shown) == 1
 
 
-def test_the_command_shows_what_a_tracer_sends(tmp_path):
+def test_the_command_shows_a_tracers_spans(tmp_path):
     (port,) = ports.free_ports(1)
     words = [sys.executable, "-m", "baton.services.cli", "traces", "--listen", f"127.0.0.1:{port}"]
     log, file = tmp_path / "shown.txt", tmp_path / "spans.jsonl"

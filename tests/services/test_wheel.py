@@ -60,7 +60,7 @@ def ended(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, su
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_without_extras_a_command_works_or_names_the_line_that_installs_what_it_lacks(ended, name):
+def test_without_extras_a_command_works_or_prints_how_to_install_the_missing_ones(ended, name):
     done = ended[name]
     said = done.stdout + done.stderr
     assert "Traceback" not in said

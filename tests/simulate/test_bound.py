@@ -15,7 +15,7 @@ def test_all_workers_as_one_have_the_speed_and_memory_of_all():
     assert one.device.decode_seconds(8, 4000) == cluster.device.decode_seconds(8, 4000) / 4
 
 
-def test_the_bound_is_not_beaten_and_leaves_out_what_would_fail():
+def test_the_bound_is_not_beaten_and_omits_requests_that_would_fail():
     limits = LatencyLimits(ttft=0.3, itl=0.02)
     cell = Cell(ClusterSettings(roles=("decode",) * 2), "mixed", 1.3, 8.0, limits=limits)
     bound = run_bound(cell)

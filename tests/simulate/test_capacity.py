@@ -19,7 +19,7 @@ def test_prompts_alone_are_served_as_fast_as_they_are_computed():
     assert capacity(4096, 1) == pytest.approx(1 / computed, rel=0.01)
 
 
-def test_what_is_cached_is_not_computed():
+def test_cached_tokens_are_not_computed():
     assert capacity(4096, 1, hit=0.9) > 5 * capacity(4096, 1)
 
 

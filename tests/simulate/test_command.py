@@ -41,7 +41,7 @@ def test_the_same_flags_print_the_same_figures(tmp_path):
         (["--prefill-workers", "2"], "every worker only prefills"),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_runs(flags, message, capsys):
+def test_errors_are_named_before_anything_runs(flags, message, capsys):
     assert main(["simulate", *flags], {}) == 2
     assert message in capsys.readouterr().err
 

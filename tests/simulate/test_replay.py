@@ -57,6 +57,6 @@ def test_prompts_are_handed_over_where_workers_are_apart():
     assert any(record.prefill_worker_id for record in simulation.gateway.records)
 
 
-def test_nothing_of_it_loads_torch():
+def test_no_module_imports_torch():
     code = "import sys, baton.services.simulate.command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,7 +18,7 @@ def row(timestamp, length, hash_ids, output=10):
     return {"timestamp": timestamp, "input_length": length, "output_length": output, "hash_ids": hash_ids}
 
 
-def test_mooncake_rows_share_what_their_hash_ids_share(tmp_path):
+def test_mooncake_rows_share_prefixes_by_their_hash_ids(tmp_path):
     path = mooncake(tmp_path / "t.jsonl", row(3000, 1500, [1, 2, 3]), row(1000, 1100, [1, 2, 9]))
     first, second = read_trace(path, Texts(64))
     assert [(one.time, one.prompt.num_tokens) for one in (first, second)] == [(0.0, 1100), (2.0, 1500)]
@@ -42,7 +42,7 @@ def test_a_trace_can_be_played_faster_and_cut(tmp_path):
         ([], "has no requests"),
     ],
 )
-def test_what_is_wrong_with_a_trace_is_named(tmp_path, rows, message):
+def test_errors_in_a_trace_are_named(tmp_path, rows, message):
     with pytest.raises(InvalidRequest, match=message):
         read_trace(mooncake(tmp_path / "t.jsonl", *rows), Texts(64))
 

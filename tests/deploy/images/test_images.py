@@ -66,7 +66,7 @@ def control(stages, tmp_path_factory) -> Path:
 
 
 @pytest.mark.timeout(300)  # it installs packages
-def test_control_has_what_it_needs_and_nothing_that_computes(control, record_property):
+def test_the_control_image_has_its_requirements_and_no_compute_packages(control, record_property):
     (packages,) = control.glob("lib/python3*/site-packages")
     names = {path.name.lower() for path in packages.iterdir()}
     assert not [name for name in _NOT_IN_CONTROL if name in names]
@@ -210,7 +210,7 @@ def test_no_build_tools_are_left(stages):
     assert [step.split()[1:] for step in copied] == [[_PREFIX, _PREFIX]] * 2
 
 
-def test_what_is_copied_exists_and_is_not_ignored(stages):
+def test_copied_files_exist_and_are_not_ignored(stages):
     kept = {
         line[1:] for line in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"
     }

@@ -35,7 +35,7 @@ def test_arrows_are_those_of_the_design_at_both_ends(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_no_policy_names_is_refused(overlay):
+def test_traffic_without_a_policy_is_refused(overlay):
     (default,) = (one for one in of_kind(overlay, "NetworkPolicy") if one["spec"]["podSelector"] == {})
     assert set(default["spec"]["policyTypes"]) == {"Ingress", "Egress"}
     assert "ingress" not in default["spec"]

@@ -81,7 +81,7 @@ def test_host_names_intersect_as_in_the_gateway_api(host, other, intersect):
 
 
 @pytest.mark.parametrize("overlay", ["gpu", "production"])
-def test_the_page_deletes_what_the_new_overlay_lacks(overlay):
+def test_the_page_deletes_objects_that_the_new_overlay_lacks(overlay):
     fleets = {"disaggregated": overlay, "aggregated": _AGGREGATED[overlay]}
     rows = re.findall(r"\| `(\w+)` \| `(\w+)` \| `kubectl -n baton delete (\S+) -l '?(.*?)'?` \|", PAGE)
     assert [row[:2] for row in rows] == [("disaggregated", "aggregated"), ("aggregated", "disaggregated")]
@@ -95,7 +95,7 @@ def test_the_page_deletes_what_the_new_overlay_lacks(overlay):
         assert _ids(deleted) == _ids(rendered(fleets[before])) - _ids(rendered(fleets[after]))
 
 
-def test_the_page_deletes_what_an_external_redis_replaces():
+def test_the_page_deletes_objects_that_an_external_redis_replaces():
     kinds = re.findall(r"`external-redis` \| `kubectl -n baton delete (\S+) baton-redis`", PAGE)[0].split(",")
     before, after = rendered("production"), rendered("production-external-redis")
     assert {(kind, "baton-redis") for kind in kinds} == {

@@ -16,7 +16,7 @@ _COMMANDS = re.findall(r"create (?:secret generic|configmap) (baton-[a-z$-]+)((?
 
 
 @pytest.mark.parametrize("overlay", _ALL)
-def test_the_page_creates_what_is_read(overlay):
+def test_the_page_creates_all_used_objects(overlay):
     created = _created()
     rendered_here = {one["metadata"]["name"] for one in of_kind(overlay, "Secret")}
     for name, entries in _read(rendered(overlay)):
@@ -25,7 +25,7 @@ def test_the_page_creates_what_is_read(overlay):
             assert entries <= created[name], f"{name} has {created[name]}, and {entries} are read"
 
 
-def test_what_the_page_creates_is_read():
+def test_objects_created_by_the_page_are_used():
     assert set(_created()) <= {name for overlay in _ALL for name, _ in _read(rendered(overlay))}
 
 

@@ -19,7 +19,7 @@ from baton.services.up import tandem
 LOCAL = ROOT / "deploy" / "local"
 
 
-def test_what_is_mounted_exists_and_images_are_of_one_version():
+def test_mounted_files_exist_and_images_have_one_version():
     for service in yaml.safe_load((LOCAL / "compose.yaml").read_text())["services"].values():
         assert service["image"].partition(":")[2][:1] in "v0123456789"
         for volume in service.get("volumes", ()):

@@ -50,7 +50,7 @@ _STARRED = [
 ]
 
 
-def test_the_committed_table_is_what_the_code_exports():
+def test_the_committed_table_matches_the_exported_metrics():
     assert TABLE.read_text().partition("\n\n")[2] == markdown(all_metrics()), "run `make metrics`"
 
 

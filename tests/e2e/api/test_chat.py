@@ -137,7 +137,7 @@ def test_models_are_listed_over_rest_and_grpc(tandem_stack, stub):
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics", "/openapi.json"])
-def test_what_operators_ask_for_is_there(tandem_stack, path):
+def test_operator_routes_are_served(tandem_stack, path):
     assert tandem_stack.get(path)[0] == 200
 
 

@@ -125,14 +125,14 @@ def ask(stack, fields):
 
 
 @pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
-def test_what_is_large_is_served(tandem_stack, fields):
+def test_large_constraints_are_served(tandem_stack, fields):
     status, body = ask(tandem_stack, fields)
     assert status == 200, body
     assert body["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 @pytest.mark.parametrize("fields", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_served_is_refused_by_name(tandem_stack, fields):
+def test_unsupported_constraints_are_refused_by_name(tandem_stack, fields):
     status, body = ask(tandem_stack, fields)
     assert status == 400, body
     (field,) = fields

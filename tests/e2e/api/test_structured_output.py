@@ -55,7 +55,7 @@ def test_a_strict_schema_holds_for_every_choice(client):
         assert choice.logprobs.content
 
 
-def test_a_stream_in_sum_is_what_the_document_is(client):
+def test_a_streams_sum_is_the_document(client):
     whole = ask(client, response_format=STRICT, temperature=1.0).choices[0].message.content
     with ask(client, response_format=STRICT, temperature=1.0, stream=True) as chunks:
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
@@ -112,7 +112,7 @@ def with_outputs(**structured):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_no_worker_can_compile_is_the_clients_error(client, fields, param, stream):
+def test_uncompilable_constraints_are_client_errors(client, fields, param, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, stream=stream, **fields)
     assert caught.value.param == param

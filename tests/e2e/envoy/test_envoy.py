@@ -102,7 +102,7 @@ def test_a_key_of_anthropics_clients_passes(client, access):
     assert answer.status_code == 200, answer.text
 
 
-def test_what_is_public_needs_no_key(client):
+def test_public_routes_need_no_key(client):
     assert client.get("/ready").status_code == 200
     assert client.get("/health").status_code == 200
 
@@ -176,7 +176,7 @@ def test_a_limit_is_reported_before_the_body_and_counts_once(client, front, acce
     assert metric(text, "baton_gateway_ext_authz_checks_total", answer="limited") >= 1
 
 
-def test_a_page_of_a_named_origin_may_read_what_envoy_refuses_it(client):
+def test_pages_of_a_configured_origin_can_read_envoys_refusals(client):
     preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
     asked = client.options("/v1/chat/completions", headers=preflight)
     assert asked.status_code == 204
@@ -252,7 +252,7 @@ def test_the_access_log_has_the_tenant_and_no_key(client, front, access):
     assert not any(key in text for key in access.keys.values())
 
 
-async def test_new_certificates_are_shown_and_streams_go_on(front, fleet, access, stub, tmp_path):
+async def test_new_certificates_are_presented_and_streams_continue(front, fleet, access, stub, tmp_path):
     call = stub.Generate(generate(max_tokens=1900), metadata=metadata(access, "good"))
     assert await call.read()
     before = shown_by(front.address, access.certificates)

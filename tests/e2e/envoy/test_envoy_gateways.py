@@ -97,7 +97,7 @@ def test_an_undetected_dead_gateway_loses_no_answer(front, tmp_path):
     assert asked_in_vain > 5
 
 
-def test_when_one_is_killed_what_may_be_asked_again_is_and_nothing_passes_unasked(front):
+def test_when_a_gateway_is_killed_checks_are_retried_and_no_request_passes_unchecked(front):
     access, stop = front.fleet.access, threading.Event()
     reads, wrong, writes = ([Counter() for _ in range(NUM_CLIENTS // 2)] for _ in range(3))
     problems: list[str] = []

@@ -202,7 +202,7 @@ def test_a_body_of_two_lengths_is_refused(sent, access, recorder, headers):
     assert not seen(recorder)
 
 
-def test_what_follows_a_request_on_its_connection_is_asked_about_too(sent, access, recorder):
+def test_later_requests_on_a_connection_are_authorized_too(sent, access, recorder):
     lines = request(CHAT, "content-length: 2", key=access.keys["good"], method="POST")
     assert sent(*lines, body=b"{}" + SMUGGLED) == 200
     assert sent(*request("/smuggled")) == 401
@@ -218,7 +218,7 @@ def test_too_many_headers_are_refused(sent, access, recorder, headers):
 @pytest.mark.parametrize(
     "line", ["GET /v1/models HTTP/2.0", "G\x00T / HTTP/1.1", "GET", "CONNECT localhost:22 HTTP/1.1"]
 )
-def test_what_is_no_request_is_refused(sent, access, recorder, line):
+def test_invalid_requests_are_refused(sent, access, recorder, line):
     assert sent(line, "host: localhost", f"authorization: Bearer {access.keys['good']}") in (0, 400, 401, 403, 404, 426)
     assert not seen(recorder)
 

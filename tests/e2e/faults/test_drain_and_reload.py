@@ -84,7 +84,7 @@ def busy_worker(fleet: Stack) -> str:
 
 
 @pytest.mark.parametrize("way", ["/drain?timeout=0.05&worker_id={}", "/sleep?worker_id={}", "/pause?worker_id={}"])
-def test_streams_of_a_worker_that_is_stopped_go_on_elsewhere_to_the_same_words(fleet, way):
+def test_streams_of_a_stopped_worker_continue_elsewhere_with_the_same_output(fleet, way):
     expected = [complete(fleet, index) for index in range(6)]
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(complete, fleet, index) for index in range(6)]
@@ -100,7 +100,7 @@ def test_streams_of_a_worker_that_is_stopped_go_on_elsewhere_to_the_same_words(f
     assert not any(one.state.draining for one in entries(fleet).values())
 
 
-def test_how_workers_stand_can_be_asked_for(fleet):
+def test_the_state_of_workers_can_be_requested(fleet):
     ids = worker_ids(fleet)
     assert fleet.get("/is_sleeping")[1]["is_sleeping"] is False
     freed = post(fleet, "/sleep?level=2&mode=wait")["workers"]

@@ -109,7 +109,7 @@ def test_every_service_can_be_restarted_once(resilient, prompts, expected_texts)
 
 
 @pytest.mark.timeout(240)
-def test_redis_may_stop_and_come_back(redis_server, start_stack, prompts, expected_texts):
+def test_redis_may_stop_and_return(redis_server, start_stack, prompts, expected_texts):
     tandem = start_stack(redis_url=redis_server.url)
     with Load(tandem, prompts[:8]) as load:
         assert load.texts() == expected_texts[:8]
@@ -123,7 +123,7 @@ def test_redis_may_stop_and_come_back(redis_server, start_stack, prompts, expect
 
 
 @pytest.mark.timeout(180)
-def test_a_stream_goes_on_on_another_worker_when_its_own_is_killed(start_stack):
+def test_a_stream_continues_on_another_worker_when_its_worker_is_killed(start_stack):
     tandem = start_stack(decode_workers=2, prefill_workers=0)
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Tell me a story about a dog and a river."}]}
     body |= {"temperature": 0, "ignore_eos": True, "max_tokens": 800}

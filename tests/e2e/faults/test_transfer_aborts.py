@@ -41,7 +41,7 @@ def test_with_the_model_a_killed_worker_leaves_nothing_behind(cpu: TransferRig, 
 
 
 @pytest.mark.parametrize("what", ["connection", "stream"])
-def test_with_the_model_what_is_cut_changes_no_token(cpu: TransferRig, what: str) -> None:
+def test_with_the_model_cuts_change_no_token(cpu: TransferRig, what: str) -> None:
     asyncio.run(scenarios.cut(cpu, what, "moving"))
 
 

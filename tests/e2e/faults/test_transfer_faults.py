@@ -29,7 +29,7 @@ def test_a_worker_suspended_for_5_s_costs_the_other_its_lease_at_most(
 
 @pytest.mark.parametrize("state", ["moving", "sent"])
 @pytest.mark.parametrize("what", ["connection", "stream", "both"])
-def test_what_is_cut_is_dialled_again_and_costs_only_time(sim: TransferRig, what: str, state: str) -> None:
+def test_cut_connections_are_dialled_again_without_loss(sim: TransferRig, what: str, state: str) -> None:
     asyncio.run(scenarios.cut(sim, what, state))
 
 

@@ -68,7 +68,7 @@ async def test_an_answer_that_outlives_its_exchange_is_settled_at_its_own_end():
     assert gate.settled == [TokensUsed(10, 1)]
 
 
-async def test_a_start_that_fails_gives_back_what_did_not_run():
+async def test_a_failed_start_returns_unrun_work():
     gate, inner = BookGate(), FakeGenerator()
     requests = [request(10, 5), request(20, 5)]
     generator = admitted(gate, inner, *requests)
@@ -91,7 +91,7 @@ async def test_a_refused_request_starts_nothing_and_settles_nothing():
     assert (inner.started, gate.settled) == ([], [])
 
 
-async def test_what_is_reserved_is_never_more_than_the_context_holds():
+async def test_reservations_never_exceed_the_context():
     for one, who, output in (
         (request(10, 5000), Tenant("a"), 90),
         (request(10), Tenant("a", assumed_output_tokens=30), 30),

@@ -68,7 +68,7 @@ async def test_replicas_agree_about_tenants_of_every_master(cluster):
         await until(lambda: all(gateway.limiter.num_gateways == 3 for gateway in gateways), 20)
 
 
-async def test_slots_that_move_are_followed_and_what_was_used_moves_along(cluster):
+async def test_moved_slots_are_followed_with_their_usage(cluster):
     who = one_on_each(cluster, "moved", requests_per_minute=6)[cluster.ports[0]]
     slot, target = key_slot(f"{{{who.name}}}".encode()), cluster.ports[1]
     async with replica(cluster.url) as gateway:
@@ -109,7 +109,7 @@ async def test_while_a_slot_is_on_its_way_its_tenants_are_held_to_a_share_that_c
         assert gateway.counters.local_decisions == before
 
 
-async def test_while_a_master_is_lost_its_tenants_are_held_to_a_share_and_the_others_go_on(cluster):
+async def test_during_the_loss_of_a_master_its_tenants_get_a_share_and_others_continue(cluster):
     tenants = one_on_each(cluster, "lost", requests_per_minute=100)
     lost = cluster.ports[2]
     with cluster.client(cluster.ports[0]) as client:

@@ -37,7 +37,7 @@ def test_keys_are_unlike_and_have_their_id_in_them():
 
 
 @pytest.mark.parametrize("text", ["", "bt", "bt--", "sk-abc", "bt-abcdefghij-", "bt-abcdefghij-short", "x" * (1 << 20)])
-def test_what_is_no_key_has_no_id(text):
+def test_malformed_keys_have_no_id(text):
     assert id_of(text) == ""
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_id_and_a_wrong_secret_look_alike(gate):
     assert len(messages) == 1
 
 
-def test_what_is_hashed_is_bounded():
+def test_the_hashed_part_of_a_key_is_bounded():
     """A key of a megabyte costs as much as any key, because only its beginning is hashed."""
     directory = Directory({}, {})
     with pytest.raises(Unauthenticated):

@@ -62,7 +62,7 @@ async def test_replicas_share_each_limit_and_name_it(redis_server):
         assert not one.counters.redis_errors
 
 
-async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(redis_server):
+async def test_unused_reservations_are_returned_and_excess_usage_is_charged(redis_server):
     who = tenant(output_tokens_per_minute=100, input_tokens_per_minute=1000)
     async with replica(redis_server.url) as gateway:
         held = await gateway.limiter.reserve(who, RequestCost(10, 100))
@@ -179,7 +179,7 @@ async def test_scripts_that_redis_forgot_are_sent_again(redis_server, store):
         assert not gateway.counters.redis_errors
 
 
-async def test_without_redis_each_gateway_enforces_its_share_and_what_it_used_counts(redis_server):
+async def test_without_redis_each_gateway_enforces_its_share_including_its_usage(redis_server):
     who = tenant(requests_per_minute=30)
     async with replica(redis_server.url, 3) as one, replica(redis_server.url, 3) as other:
         for _ in range(6):
@@ -249,7 +249,7 @@ async def test_a_readonly_redis_and_wrong_types_are_counted_and_the_share_is_enf
         assert gateway.counters.local_decisions == 2
 
 
-async def test_a_redis_that_lies_is_not_believed():
+async def test_implausible_answers_of_redis_are_ignored():
     """It answers with numbers that cannot be, then with bytes that are no protocol."""
     lies = [b"+OK\r\n", b":1\r\n", b"*11\r\n" + b":-1\r\n" * 11, b"*2\r\n:0\r\n:0\r\n", b"$-1\r\n", b"HTTP/1.1 400\r\n"]
     told = iter(lies)

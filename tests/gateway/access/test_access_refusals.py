@@ -108,7 +108,7 @@ LONG = "dog " * LARGE_BODY
         ("/v1/responses", {"input": LONG}, 400, 1),
     ],
 )
-async def test_what_a_request_counts(rest, path, body, status, counted):
+async def test_the_counted_cost_of_requests(rest, path, body, status, counted):
     assert await rest(path, body) == status
     assert rest.gate.requests == counted
     # The fake generator does not tell that its generation has ended.

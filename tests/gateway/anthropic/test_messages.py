@@ -224,7 +224,7 @@ USER = {"role": "user", "content": "Hi"}
 
 
 @pytest.mark.parametrize("name", ["no such tool!", "f.g", "né", "x" * 200])
-async def test_a_name_that_the_model_made_up_may_come_back_in_the_history(name):
+async def test_an_invented_tool_name_is_accepted_in_the_history(name):
     call = {"role": "assistant", "content": [{**CALL["content"][0], "name": name}]}
     async with rest_side(say("ok")) as rest:
         answer = await ask(rest, messages=[USER, call, RESULT])
@@ -340,7 +340,7 @@ async def test_results_of_calls_are_messages_of_their_own():
     assert prompt.endswith(f"{result}<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n")
 
 
-async def test_an_answer_goes_on_with_a_final_assistant_message():
+async def test_an_answer_continues_a_final_assistant_message():
     prompt = await prompt_of(messages=[USER, {"role": "assistant", "content": "Once upon"}])
     assert prompt.endswith("<|im_start|>assistant\nOnce upon")
 

@@ -106,7 +106,7 @@ async def test_only_large_work_changes_the_thread():
     assert here not in there
 
 
-async def test_what_is_refused_there_is_refused_here():
+async def test_bodies_refused_by_the_reader_process_are_refused_locally():
     def refuse():
         raise ValueError("no")
 

@@ -61,7 +61,7 @@ def test_a_text_of_millions_of_values_is_refused(name):
         "\n{\t",
     ],
 )
-def test_what_stands_in_a_string_is_not_counted(text):
+def test_contents_of_strings_are_not_counted(text):
     for ascii_only in (False, True):
         body = json.dumps({"a": text * (2_000_000 // len(text)), "b": [text] * 3}, ensure_ascii=ascii_only)
         check_json_size(body.encode())
@@ -136,7 +136,7 @@ def test_a_text_with_nearly_as_many_of_each_kind_as_are_allowed_is_refused():
         b"a" * 100_000 + "\U0001f600".encode(),
     ],
 )
-def test_what_is_allowed_is_parsed_soon(piece):
+def test_allowed_bodies_are_parsed_quickly(piece):
     """The parser holds the interpreter: 50 ms are those of a slow machine."""
     head, tail = (b'["', b'"]') if piece[:1] in b"\\a" else (b'{"a":0,', b'"b":0}') if b":1" in piece else (b"[", b"0]")
     count = (16 << 20) // len(piece)

@@ -88,7 +88,7 @@ def test_small_bodies_stay_here():
     assert reader._process is None
 
 
-def test_nothing_waits_until_the_process_has_started():
+def test_no_body_waits_for_the_reader_process_to_start():
     reader = RemoteReader()
     try:
         assert reader.read(CompletionRequest, False, [as_json(BODIES["texts"][1])]) is None

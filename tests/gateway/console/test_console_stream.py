@@ -91,7 +91,7 @@ async def test_when_the_last_one_leaves_nothing_is_made_and_the_next_one_starts_
     await until(lambda: b"data: " in wire.data)
 
 
-async def test_one_whose_key_is_good_no_more_sees_nothing_more():
+async def test_a_watcher_whose_key_was_revoked_gets_no_more_events():
     rig = Rig()
     (banned, one), (_, two) = rig.watcher(), rig.watcher()
     await until(lambda: rig.num_made >= 2)

@@ -67,7 +67,7 @@ def test_the_first_snapshot_is_marked_as_without_rates():
     assert snapshot.fleet.ttft is None
 
 
-def test_rates_are_what_totals_grew_by_in_the_last_seconds():
+def test_rates_are_the_growth_of_totals_in_the_last_seconds():
     snapshot = shown(
         *(words(fleet(worker(num_output_tokens=100 * s, num_prompt_tokens=200 * s, num_cached_tokens=50 * s)))
           for s in range(20))
@@ -112,7 +112,7 @@ def test_flows_are_bytes_a_second_between_two_workers_and_the_largest_come_first
     assert snapshot.workers[0].received_bytes_per_second == 500
 
 
-def test_percentiles_are_of_what_ended_lately_over_all_routers():
+def test_percentiles_cover_recent_requests_of_all_routers():
     first = words(fleet(ttft=[50, 0, 0, 0]), fleet(router_id=2))
     last = words(fleet(ttft=[50, 10, 0, 0]), fleet(router_id=2, ttft=[0, 0, 10, 0]))
     ttft = shown(first, last).fleet.ttft
@@ -121,7 +121,7 @@ def test_percentiles_are_of_what_ended_lately_over_all_routers():
     assert 0.9 < ttft.p99 <= 1.0
 
 
-def test_percentiles_of_nothing_are_nothing_and_what_is_above_every_bound_is_the_last_one():
+def test_percentiles_of_no_samples_are_empty_and_overflows_are_the_last_bound():
     assert percentiles_of(BOUNDS, [0, 0, 0, 0]) is None
     above = percentiles_of(BOUNDS, [0, 0, 0, 5])
     assert above is not None
@@ -155,7 +155,7 @@ def test_while_no_router_answers_the_last_fleet_stays_without_rates_and_with_its
     assert (nothing.heard_age, nothing.workers) == (None, [])
 
 
-def test_rates_go_on_after_a_router_was_replaced():
+def test_rates_continue_after_a_router_was_replaced():
     snapshot = shown(words(fleet(worker(), num_placed=10**6)), words(fleet(worker(), router_id=9, num_placed=10**5)))
     assert snapshot.fleet.placements_per_second == 0
 

@@ -67,7 +67,7 @@ def test_the_method_is_envoys(theirs):
         assert theirs["methods"][method.full_name] == [method.input_type.full_name, method.output_type.full_name]
 
 
-def test_a_request_of_envoys_is_read_and_what_is_not_known_is_skipped():
+def test_envoys_request_is_decoded_and_unknown_fields_are_skipped():
     http = {"method": "POST", "path": "/v1/x?y=1", "headers": {"authorization": "Bearer k"}, "host": "h", "size": "7"}
     request = {"attributes": {"request": {"http": http, "time": "2026-01-01T00:00:00Z"}, "source": {"service": "s"}}}
     data = oracle("build", "CheckRequest", data=json.dumps(request).encode())
@@ -90,7 +90,7 @@ def parsed(response):
     return json.loads(oracle("parse", "CheckResponse", data=response.SerializeToString()))
 
 
-def test_what_passes_is_read_by_envoy():
+def test_allowed_responses_are_decoded_by_envoy():
     answer = parsed(allowed(Identity(Tenant("acme"), key_id="abc")))
     assert answer == {
         "status": {},
@@ -102,7 +102,7 @@ def test_what_passes_is_read_by_envoy():
     }
 
 
-def test_what_does_not_pass_is_read_by_envoy():
+def test_denied_responses_are_decoded_by_envoy():
     answer = parsed(denied(REST, Unauthenticated("No.", "missing"), {}))
     refusal = answer["denied_response"]
     assert answer["status"] == {"code": 16}

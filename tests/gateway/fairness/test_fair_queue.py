@@ -56,7 +56,7 @@ def test_an_owner_that_waited_for_nothing_has_saved_nothing_up():
     assert ran[:6].count("late") in (2, 3, 4)
 
 
-def test_what_is_cancelled_is_passed_over_and_costs_no_turn():
+def test_cancelled_work_is_skipped_without_a_turn():
     queue, ran = FairQueue(), []
     turns = [queue.push("a", 1, lambda number=number: ran.append(number)) for number in range(5)]
     for turn in turns[1:4]:
@@ -66,7 +66,7 @@ def test_what_is_cancelled_is_passed_over_and_costs_no_turn():
     assert ran == [0, 4]
 
 
-def test_owners_that_are_gone_leave_nothing_behind():
+def test_ended_owners_leave_no_state():
     queue = FairQueue()
     queue.push("stays", 1, lambda: None)
     for number in range(10_000):

@@ -76,7 +76,7 @@ async def test_cancelled_work_does_not_run():
     threads.close()
 
 
-async def test_a_thread_goes_on_after_work_that_failed_or_was_left():
+async def test_a_thread_continues_after_failed_or_cancelled_work():
     threads, gate = FairThreads(1, "test"), threading.Event()
     left = asyncio.create_task(threads.run(lambda: gate.wait(SECONDS) and 1 / 0, "a", 1))
     await asyncio.sleep(0)

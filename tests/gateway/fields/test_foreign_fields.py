@@ -129,7 +129,7 @@ async def test_thinking_is_a_variable_of_the_template():
         ("best_of", [None, 1], 2),
     ],
 )
-async def test_what_changes_the_answer_is_refused_unless_it_is_neutral(name, neutral, wanted):
+async def test_fields_that_change_the_answer_are_refused_unless_neutral(name, neutral, wanted):
     for value in neutral:
         assert await asked(CHAT, **{name: value})
     assert (await refused(CHAT, **{name: wanted}))["param"] == name
@@ -150,7 +150,7 @@ async def test_two_names_must_not_disagree(fields, param):
     assert (await refused(CHAT, **fields))["param"] == param
 
 
-async def test_what_changes_no_answer_is_listed():
+async def test_fields_without_effect_are_listed():
     _, ignored = await asked(CHAT, prediction={"type": "content", "content": "x"}, cache_prompt=False, id_slot=3)
     assert ignored == "prediction, cache_prompt, id_slot"
     _, ignored = await asked(CHAT, service_tier="auto", cache_prompt=True, id_slot=-1, verbosity="medium", user="")

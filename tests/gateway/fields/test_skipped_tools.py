@@ -10,7 +10,7 @@ HEADER = "x-baton-ignored"
 
 
 @pytest.mark.parametrize("kind", ["web_search", "custom", "mcp", "code_interpreter", "x" * 100])
-async def test_a_chat_goes_on_without_other_tools(kind):
+async def test_a_chat_continues_without_other_tools(kind):
     async with rest_side(say("ok")) as rest:
         answer = await rest.chat(tools=[{"type": kind, kind: {"name": "x"}}], tool_choice="auto")
         assert answer.status == 200
@@ -39,7 +39,7 @@ SERVER_TOOLS = [
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("tool", SERVER_TOOLS)
-async def test_a_message_goes_on_without_server_tools(path, tool):
+async def test_a_message_is_served_without_server_tools(path, tool):
     async with rest_side(say("ok")) as rest:
         answer = await rest.post(path, MESSAGE | {"tools": [tool]})
         assert answer.status == 200, answer.body

@@ -62,7 +62,7 @@ def test_the_search_of_a_large_body_is_bounded():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_lists_what_it_left_out(stream):
+async def test_an_answer_lists_ignored_fields(stream):
     async with rest_side(say("ok")) as rest:
         answer = await rest.chat(stream=stream, foo=1, bar=2, user="me", prediction={"type": "content", "content": "x"})
         assert answer.status == 200

@@ -129,7 +129,7 @@ async def test_a_wrong_value_is_refused_by_name(path, base, fields, field):
         {"messages": [{"role": "pirate", "content": "Arr"}, {"role": "user", "content": ""}]},
     ],
 )
-async def test_what_asks_for_nothing_special_is_served(fields):
+async def test_neutral_values_are_served(fields):
     async with rest_side(say("x")) as rest:
         answer = await rest.post("/v1/chat/completions", CHAT | fields)
     assert answer.status == 200, answer.body

@@ -163,7 +163,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("path", "fields", "field"), WRONG.values(), ids=WRONG)
-async def test_what_cannot_be_is_refused_by_name(path, fields, field):
+async def test_invalid_values_are_refused_by_name(path, fields, field):
     base = HI if path == CHAT else {"prompt": "Hi"}
     async with rest_side() as rest:
         answer = await rest.post(path, base | fields)
@@ -172,7 +172,7 @@ async def test_what_cannot_be_is_refused_by_name(path, fields, field):
     assert (answer.status, answer.error["param"]) == (400, field)
 
 
-async def test_what_asks_for_nothing_is_let_through():
+async def test_neutral_values_are_accepted():
     fields = {"kv_transfer_params": {}, "vllm_xargs": {}, "thinking_token_budget": -1, "repetition_detection": {}}
     request, _ = await asked(CHAT, fields | {"logprob_token_ids": [], "spaces_between_special_tokens": False})
     assert not request.sampling.HasField("reasoning_limit")
@@ -287,7 +287,7 @@ THINKER = "{% for message in messages %}{{ message.content }}{% endfor %}<s>{{ '
 
 
 @pytest.mark.parametrize(("opened", "start"), [(True, None), (False, 4096)])
-async def test_a_reasoning_budget_becomes_the_marks_of_the_model(tmp_path, opened, start):
+async def test_a_reasoning_budget_uses_the_models_tags(tmp_path, opened, start):
     folder = model_folder(tmp_path / "thinker", THINKER, ["<think>", "</think>"])
     model = load_served_model(str(folder), ("storyteller-7m",), FormatFlags(reasoning="qwen3"))
     async with rest_side(say("ok")) as rest:

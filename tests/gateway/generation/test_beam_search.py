@@ -96,7 +96,7 @@ async def test_a_refused_step_fails_the_search():
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
     ],
 )
-async def test_what_beams_cannot_do_is_refused_by_name(fields, param):
+async def test_fields_without_support_in_beam_search_are_refused_by_name(fields, param):
     async with rest_side(say("x")) as rest:
         answer = await rest.complete([5], **{"use_beam_search": True, **fields})
     assert (answer.status, answer.error["param"]) == (400, param)

@@ -175,7 +175,7 @@ async def test_a_stop_string_cuts_text_tokens_and_counts(fleet, model, story, to
     await until(lambda: worker.aborts == [0])
 
 
-async def test_what_looked_like_a_stop_string_comes_out_at_the_end(fleet):
+async def test_held_back_text_is_sent_at_the_end(fleet):
     sink = await fleet.run(stop={"stop": ["girl.!"]})
     assert sink.text() == STORY
 
@@ -347,7 +347,7 @@ async def test_a_request_that_kills_two_workers_is_not_given_to_a_third(fleet):
     assert fleet.counters.poisonous_requests == 1
 
 
-async def test_a_request_that_only_waited_at_workers_that_died_goes_on(fleet):
+async def test_a_request_that_was_only_queued_at_dead_workers_continues(fleet):
     for worker in fleet.workers[:3]:
         worker.dies_in_queue = 2
     sink = await fleet.run(n=2)

@@ -132,7 +132,7 @@ async def test_logprobs_cross_the_wire(fleet):
     assert len(sink.token_ids[0]) == 5
 
 
-async def test_a_stopped_workers_requests_go_on_elsewhere_as_if_nothing_was(fleet):
+async def test_a_stopped_workers_requests_continue_elsewhere_unchanged(fleet):
     expected = await fleet.run(max_tokens=300, n=3)
     _, sink = await fleet.start(max_tokens=300, n=3)
     await until(lambda: len(sink.token_ids.get(2, ())) > 20)

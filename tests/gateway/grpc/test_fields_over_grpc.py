@@ -66,7 +66,7 @@ async def test_the_prompts_token_ids_come_once(service):
     assert told == [list(submit.prompt_token_ids)]
 
 
-async def test_a_reasoning_budget_becomes_the_models_marks(service):
+async def test_a_reasoning_budget_uses_the_models_tags(service):
     chat = pb.ChatPrompt(messages=CHAT.messages, thinking_token_budget=9)
     submit, _ = await generate(service, chat=chat)
     limit = submit.sampling.reasoning_limit
@@ -166,7 +166,7 @@ async def test_prompts_are_cut_at_either_end_and_go_bare(service):
         ({"beam_search": pb.BeamSearch(), "n": 11}, "n is 11"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(service, fields, field):
+async def test_invalid_values_are_refused_by_name(service, fields, field):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await generate(service, text="Hi", **fields)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

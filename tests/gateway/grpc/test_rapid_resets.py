@@ -51,7 +51,7 @@ async def test_rapid_resets_cost_little_and_leave_nothing(stack, message):
     assert stack.chat("Hello", max_tokens=2)
 
 
-async def test_others_are_served_during_rapid_resets(stack):
+async def test_other_clients_are_served_during_rapid_resets(stack):
     port = int(stack["gateway"].plan.address.rpartition(":")[2])
     attack = asyncio.create_task(flood(port, REQUEST))
     num_served = 0

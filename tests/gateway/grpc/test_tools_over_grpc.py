@@ -131,7 +131,7 @@ async def test_switches_reach_the_template_and_the_answer(qwen):
     assert qwen.prompt().endswith("high")
 
 
-async def test_a_named_function_is_what_the_worker_is_held_to(qwen):
+async def test_a_named_function_constrains_the_worker(qwen):
     pieces = await qwen.generate(
         '{"city": "Paris"}', tools=TOOLS, tool_choice=pb.ToolChoice(function_name="get_weather")
     )

@@ -181,7 +181,7 @@ async def test_a_gateway_without_keys_accepts_the_configured_origins(settings):
         ("*", APP),
     ],
 )
-def test_what_is_no_origin_is_refused_at_the_start(origins):
+def test_invalid_origins_are_refused_at_the_start(origins):
     with pytest.raises(InvalidRequest, match="cors_origins") as caught:
         GatewayConfig(cors_origins=origins).validate()
     assert caught.value.field == "cors_origins"

@@ -77,7 +77,7 @@ def gateway(site: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         loop.close()
 
 
-def test_pages_of_a_named_origin_read_answers_streams_refusals_and_what_is_left(
+def test_pages_of_a_configured_origin_read_answers_streams_refusals_and_limits(
     chromium: Browser, site: int, gateway: tuple[str, str, str]
 ):
     url, key, small = gateway

@@ -63,7 +63,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
-async def test_what_another_server_might_read_otherwise_is_refused(data):
+async def test_requests_that_servers_parse_differently_are_refused(data):
     async with rest_side(say("x")) as rest:
         async with RawClient.connect(rest.port) as client:
             await client.send(data + get())  # a second request must not be seen behind it
@@ -86,7 +86,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("data", SERVED.values(), ids=SERVED)
-async def test_what_the_standard_allows_is_served(data):
+async def test_all_requests_allowed_by_the_standard_are_served(data):
     async with rest_side(say("x")) as rest, RawClient.connect(rest.port) as client:
         for _ in range(2):
             await client.send(data)
@@ -138,7 +138,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("start", "repeated"), ENDLESS.values(), ids=ENDLESS)
-async def test_what_surrounds_a_bodys_data_is_bounded(start, repeated):
+async def test_chunk_framing_of_a_body_is_bounded(start, repeated):
     async with rest_side() as rest, RawClient.connect(rest.port) as client:
         began = time.process_time()
         await client.send(post(CHUNKED, start))

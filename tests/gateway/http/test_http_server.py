@@ -173,7 +173,7 @@ async def test_a_too_large_body_is_refused_before_it_is_sent(app, server):
     assert not app.exchanges
 
 
-async def test_a_too_large_body_is_answered_though_the_client_goes_on_sending(server):
+async def test_a_too_large_body_is_answered_while_the_client_keeps_sending(server):
     async with RawClient.connect(server.port) as client:
         await client.send(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n")
         for _ in range(30):
@@ -220,7 +220,7 @@ async def test_too_large_headers_are_a_431(server, head):
         (b"CONNECT a:443 HTTP/1.1\r\nhost: x\r\n\r\n", 405),
     ],
 )
-async def test_what_is_no_good_http_is_refused_in_openais_form(server, data, status):
+async def test_invalid_http_is_refused_in_openais_format(server, data, status):
     async with RawClient.connect(server.port) as client:
         await client.send(data)
         answer = await client.answer()

@@ -116,7 +116,7 @@ async def test_a_turn_of_the_event_loop_receives_little_of_what_many_send_fast(m
     assert most <= 1 << 20
 
 
-async def test_what_follows_a_refused_head_is_not_parsed():
+async def test_data_after_a_refused_head_is_not_parsed():
     async with serving() as (app, server), RawClient.connect(server.port) as client:
         lines = "".join(f"x-{number}: v\r\n" for number in range(100_000))
         await client.send(request_of("a", headers=lines))

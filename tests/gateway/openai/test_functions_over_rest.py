@@ -40,7 +40,7 @@ async def test_a_streamed_call_comes_in_deltas(qwen):
     assert chunks[-1].choices[0].finish_reason == "function_call"
 
 
-async def test_a_named_function_is_what_the_worker_is_held_to(qwen):
+async def test_a_named_function_constrains_the_worker(qwen):
     asked = {"functions": FUNCTIONS, "function_call": {"name": "get_weather"}}
     answer = await qwen.chat('{"city": "Paris"}', **asked)
     choice = answer.choices[0]

@@ -107,7 +107,7 @@ def test_prompts_of_one_answer_count_together():
     "fits",
     [request(n=10, max_tokens=10, logprobs=9), request(max_tokens=10_000, logprobs=19, num_prompt=2000), request()],
 )
-def test_what_fits_is_not_changed(fits):
+def test_answers_within_the_limit_are_unchanged(fits):
     assert limit_logprobs([fits], 2048) == [fits]
 
 
@@ -220,7 +220,7 @@ class SlowSink:
         self.usage = usage
 
 
-def test_what_waits_for_a_slow_client_is_merged_into_pieces_of_bounded_size(named):
+def test_pending_data_of_a_slow_client_is_merged_into_bounded_pieces(named):
     sink = SlowSink()
     deltas = DeltaBuffer(sink)
     entry = named()

@@ -246,7 +246,7 @@ async def test_a_truncated_prompt_keeps_its_end(most, kept):
         assert answer.json["choices"][0]["text"] == rest.catalog.get("").tokenizer.decode(kept) + "x"
 
 
-async def test_a_prompt_beyond_the_context_is_truncated_to_what_fits():
+async def test_a_prompt_beyond_the_context_is_truncated():
     async with rest_side(say("x")) as rest:
         assert (await rest.complete([5] * 3000, truncate_prompt_tokens=-1)).status == 200
         assert len(rest.generator.started[0].request.prompt_token_ids) == 2047

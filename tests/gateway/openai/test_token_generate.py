@@ -90,7 +90,7 @@ async def test_a_wrong_field_is_refused_by_name(fields, param):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_generation_side_refuses_has_the_clients_name(stream):
+async def test_refusals_of_the_generation_name_the_clients_field(stream):
     async with rest_side() as rest:
         rest.generator.refusal = InvalidRequest("bad_words.1 is empty", field="bad_words.1")
         answer = await generate(rest, sampling_params={"bad_words": ["a", " "]}, stream=stream)

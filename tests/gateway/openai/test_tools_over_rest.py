@@ -271,7 +271,7 @@ def constraint_of(rig):
     return rig.gateway.worker.submits[-1].constraint
 
 
-async def test_a_named_function_is_what_the_worker_is_held_to(qwen):
+async def test_a_named_function_constrains_the_worker(qwen):
     answer = await qwen.chat('{"city": "Paris"}', tools=TOOLS, tool_choice=NAMED)
     choice = answer.choices[0]
     assert choice.finish_reason == "stop"
@@ -282,7 +282,7 @@ async def test_a_named_function_is_what_the_worker_is_held_to(qwen):
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-async def test_a_required_call_is_what_the_worker_is_held_to(qwen):
+async def test_a_required_call_constrains_the_worker(qwen):
     says = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'
     answer = await qwen.chat(says, tools=TOOLS, tool_choice="required")
     choice = answer.choices[0]
@@ -331,7 +331,7 @@ async def test_a_chat_without_forced_tools_is_free(qwen):
     assert not any(submit.HasField("constraint") for submit in qwen.gateway.worker.submits)
 
 
-async def test_strict_arguments_are_what_the_worker_is_held_to(qwen):
+async def test_strict_arguments_constrain_the_worker(qwen):
     answer = await qwen.chat("Ok." + CALL, tools=STRICT)
     assert calls_of(answer.choices[0].message) == [("get_weather", {"city": "Paris"})]
     form = json.loads(constraint_of(qwen).structural_tag)["format"]
@@ -375,7 +375,7 @@ async def test_no_constraint_waits_for_a_reasoning_that_only_prompts_open(tmp_pa
         assert not constraint.HasField("reasoning_start_token_id")
 
 
-async def test_what_no_grammar_can_hold_to_is_refused_by_name(tmp_path):
+async def test_tools_without_a_grammar_are_refused_by_name(tmp_path):
     async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
         with pytest.raises(openai.BadRequestError, match="cannot be enforced") as refused:
             await oss.chat("x", tools=TOOLS, tool_choice="required")

@@ -16,7 +16,7 @@ LITERALS = st.recursive(
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(value=LITERALS, seed=st.integers(0, 2**16))
-def test_what_python_writes_is_read_as_python_reads_it(value, seed):
+def test_reprs_are_parsed_as_by_python(value, seed):
     parsed = parse(tool_parser("pythonic"), cut(f"[get_time(a={value!r})]", seed))
     ((name, arguments),) = parsed.calls
     assert name == "get_time"

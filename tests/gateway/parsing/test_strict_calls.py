@@ -156,7 +156,7 @@ def text_of(tokenizer, token_ids):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_whatever_the_grammar_allows_is_read_as_valid_calls(vocabulary, name):
+def test_all_texts_of_the_grammar_are_parsed_as_valid_calls(vocabulary, name):
     tokenizer, fresh = vocabulary[0], matcher_of(vocabulary, name)
     names = set()
     num_read = 0

@@ -417,7 +417,7 @@ def test_plain_text_stays_as_it_is(name, text):
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_what_waits_is_bounded(name):
+def test_held_back_text_is_bounded(name):
     """However much of a begun call comes, it is given up as text in the end."""
     begin = {
         "hermes": '<tool_call>{"x": "', "llama3_json": '{"name": "', "mistral": "[TOOL_CALLS]f", "pythonic": "[f",

@@ -289,7 +289,7 @@ def test_an_answer_is_copied(chromium: Browser, running: Stack):
         assert copied.split() == tab[".answer .prose:not(.thought)"].inner_text().split()
 
 
-def test_the_curl_command_asks_what_the_page_would_ask_and_holds_no_key(tab: Tab, running: Stack):
+def test_the_curl_command_is_the_pages_request_without_a_key(tab: Tab, running: Stack):
     tab["details:has(#api_key) > summary"].click()
     tab["#api_key"].fill("sk-secret")
     tab["#temperature"].fill("0")

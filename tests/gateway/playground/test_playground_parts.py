@@ -116,7 +116,7 @@ def test_cached_tokens_are_reported(chromium: Browser):
         expect(tab[".figures dd"].first).to_contain_text(", 1 cached")
 
 
-def test_an_error_in_the_middle_keeps_what_came_before(chromium: Browser):
+def test_an_error_midway_keeps_the_earlier_output(chromium: Browser):
     def script(generation: FakeGeneration) -> None:
         generation.emit("Half of")
         generation.sink.on_error(Unavailable("worker decode-0 has gone"))

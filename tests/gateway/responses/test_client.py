@@ -36,7 +36,7 @@ def test_a_stream_has_the_content_of_the_whole_response(client, response):
     assert events[-1].response.output_text == response.output_text
 
 
-def test_a_response_is_kept_and_gone_on_with(client, response):
+def test_a_response_is_stored_and_continued(client, response):
     assert client.responses.retrieve(response.id).output_text == response.output_text
     follow = client.responses.create(
         model=MODEL_NAME, input="And then?", previous_response_id=response.id, max_output_tokens=4

@@ -11,7 +11,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-async def test_a_large_integer_in_what_the_response_repeats_is_refused(name):
+async def test_a_large_integer_in_a_repeated_field_is_refused(name):
     async with rest_side() as rest:
         answer = await rest.post("/v1/responses", {"input": "x", **FIELDS[name]})
     assert answer.status == 400

@@ -221,7 +221,7 @@ async def prompts(rest):
     return [decode(generation.request.prompt_token_ids) for generation in rest.generator.started]
 
 
-async def test_a_response_goes_on_with_an_earlier_one():
+async def test_a_response_continues_an_earlier_one():
     async with rest_side(say("Hello")) as rest:
         first = (await ask(rest, "One", instructions="Be kind.")).json
         second = (await ask(rest, "Two", previous_response_id=first["id"])).json
@@ -410,7 +410,7 @@ async def test_wrong_queries_are_refused(query):
     assert (answer.status, answer.error["param"]) == (400, query.partition("=")[0])
 
 
-async def test_two_gateways_share_what_redis_keeps(redis_server):
+async def test_two_gateways_share_the_records_in_redis(redis_server):
     async with (
         rest_side(say("Hello"), store=RedisRecordStore(redis_server.url, 60)) as one,
         rest_side(store=RedisRecordStore(redis_server.url, 60)) as other,
@@ -446,7 +446,7 @@ async def other_store_save(redis_server, name, record):
     await store.close()
 
 
-async def test_without_redis_answers_go_on_and_what_is_kept_cannot_be_reached(redis_server):
+async def test_without_redis_answers_continue_and_stored_responses_are_unavailable(redis_server):
     async with rest_side(say("Hello"), store=RedisRecordStore(redis_server.url, 60)) as rest:
         made = (await ask(rest)).json
         redis_server.stop()

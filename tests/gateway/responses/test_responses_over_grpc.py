@@ -68,7 +68,7 @@ async def test_reasoning_and_calls_are_items_of_their_own():
     assert [event.reasoning.text for event in events if event.HasField("reasoning")] == ["Hm."]
 
 
-async def test_what_is_asked_reaches_the_generation():
+async def test_the_requests_fields_reach_the_generation():
     async with both_sides(say("x")) as (rest, stub):
         sampling = types_pb2.SamplingParams(
             temperature=0.5,
@@ -89,7 +89,7 @@ async def test_what_is_asked_reaches_the_generation():
     assert (request.constraint.regex, request.cache_salt, request.priority) == ("[0-9]+", "mine", 3)
 
 
-async def test_conversations_go_on_across_both_apis():
+async def test_conversations_continue_across_both_apis():
     async with both_sides(say("Hello")) as (rest, stub):
         first = (await rest.post("/v1/responses", {"input": "One"})).json
         two = item(message=response_pb2.ItemMessage(role="user", text="Two"))
@@ -226,7 +226,7 @@ async def test_a_slow_client_holds_its_generation_back():
     assert text.startswith("Once upon a time Once")
 
 
-async def test_what_is_deleted_is_gone_and_what_is_not_to_be_kept_too():
+async def test_deleted_and_unstored_responses_are_not_found():
     async with both_sides(say("x")) as (rest, stub):
         made = (await create(stub))[-1].response
         assert made.stored
@@ -291,7 +291,7 @@ async def test_items_kept_by_rest_clients_may_have_any_content():
     assert [(one.message.text, one.status) for one in listed.items] == [("x", 0)]
 
 
-async def test_two_gateways_share_what_redis_keeps_until_it_expires(redis_server):
+async def test_two_gateways_share_the_records_in_redis_until_they_expire(redis_server):
     store, other_store = (RedisRecordStore(redis_server.url, 60) for _ in range(2))
     async with both_sides(say("x"), store=store) as (_, stub), both_sides(store=other_store) as (_, other_stub):
         made = (await create(stub))[-1].response

@@ -172,7 +172,7 @@ async def test_history_has_the_names_that_the_model_sees(monkeypatch):
         ([{"name": "f"}], None, "tools.0.type", "string"),
     ],
 )
-async def test_what_cannot_be_served_is_named(tools, choice, param, said):
+async def test_unsupported_tools_are_named(tools, choice, param, said):
     async with served() as rest:
         answer = await ask(rest, tools, **({} if choice is None else {"tool_choice": choice}))
     assert (answer.status, answer.error["param"]) == (400, param)

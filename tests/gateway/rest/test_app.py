@@ -119,7 +119,7 @@ async def test_the_version_is_the_packages():
 
 
 @pytest.mark.parametrize("request_id", ["Root=1-67891233-abcdef012345678912345678", "a", "x" * 256])
-async def test_a_request_id_comes_back(request_id):
+async def test_a_request_id_is_returned(request_id):
     async with rest_side() as rest:
         answer = await rest.request("GET", "/health", headers={"x-request-id": request_id})
     assert answer.headers["x-request-id"] == request_id
@@ -166,7 +166,7 @@ async def test_metrics_count_requests_times_and_tokens():
     assert samples["baton_gateway_placements_total",] == 0
 
 
-async def test_load_counts_what_runs_and_ping_is_health():
+async def test_load_counts_running_requests_and_ping_is_health():
     async with rest_side() as rest:
         assert (await rest.request("GET", "/load")).json == {"server_load": 0}
         running = asyncio.create_task(rest.chat(n=3))

@@ -84,7 +84,7 @@ def test_the_likely_path_of_any_target_costs_little():
         ("GET", "/v1/conversations/search/items/msg_0"),
     ],
 )
-async def test_a_word_is_not_taken_for_the_id_of_what_is_kept(method, path):
+async def test_a_route_word_is_not_mistaken_for_an_id(method, path):
     async with rest_side() as rest:
         answer = await rest.request(method, path, {"metadata": {}} if method == "POST" else None)
     assert answer.status == 404
@@ -125,7 +125,7 @@ async def test_an_unknown_query_parameter_is_a_400_that_names_it_and_the_known_o
         ("/v1/conversations?api-version=1", {}),
     ],
 )
-async def test_what_real_clients_add_to_the_path_is_taken(path, body):
+async def test_path_additions_of_real_clients_are_accepted(path, body):
     async with rest_side(say("x")) as rest:
         answer = await rest.post(path, body, {"anthropic-version": "2023-06-01"})
     assert answer.status == 200

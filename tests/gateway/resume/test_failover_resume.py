@@ -145,7 +145,7 @@ def last_id(events):
         ("/v1/completions", {**TEXT, "n": 2, "echo": True, "seed": 5}),
     ],
 )
-async def test_another_gateway_goes_on_where_the_client_is(gateways, path, fields):
+async def test_another_gateway_continues_at_the_clients_position(gateways, path, fields):
     first, second = await gateways.start(), await gateways.start()
     fields = {"seed": 11, **fields}
     whole = await listen(first, path, fields, {"x-request-id": "whole"})
@@ -266,7 +266,7 @@ def heard(responses):
     return told, [response.usage.completion_tokens for response in responses if response.HasField("usage")]
 
 
-async def test_a_grpc_stream_goes_on_at_another_gateway(gateways):
+async def test_a_grpc_stream_continues_at_another_gateway(gateways):
     await gateways.start()
     first = gateways.rpc
     await gateways.start()

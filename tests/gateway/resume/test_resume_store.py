@@ -64,7 +64,7 @@ async def test_another_gateway_finds_the_events_so_far(stores):
     await until_known(one, (1, 2, 3, 4), (9,))
 
 
-async def test_what_a_wiped_redis_forgot_is_written_whole_with_the_next_token(stores, client):
+async def test_after_a_wipe_of_redis_the_next_token_rewrites_the_whole_state(stores, client):
     one, other = await stores(), await stores()
     journal = one.begin(head())
     journal.append(0, [1, 2, 3])

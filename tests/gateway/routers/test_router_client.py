@@ -63,7 +63,7 @@ async def test_a_hanging_router_costs_one_attempt(routers):
         assert (await task).response.decode.worker_id == "w1"
 
 
-async def test_a_router_that_comes_back_within_the_time_serves_the_placement(worker):
+async def test_a_router_that_returns_in_time_serves_the_placement(worker):
     async with ScriptedRouter([worker]) as server, client([server.address]) as router:
         await server.stop()
         task = asyncio.create_task(router.place(router_pb2.PlaceRequest()))
@@ -148,7 +148,7 @@ async def test_outcomes_that_a_lost_router_did_not_take_go_to_another(routers):
     assert not used.outcomes
 
 
-async def test_outcomes_wait_for_the_only_router_to_come_back(routers):
+async def test_outcomes_wait_for_the_only_routers_return(routers):
     only = routers[0]
     async with client([only.address]) as router:
         placed = await router.place(router_pb2.PlaceRequest())

@@ -97,7 +97,7 @@ async def test_an_abandoned_placement_is_released(router, answered_first):
     await link.close()
 
 
-async def test_what_was_not_sent_yet_never_is(router, link):
+async def test_cancelled_placements_are_not_sent(router, link):
     waiting = asyncio.create_task(link.place(REQUEST, 5))
     await asyncio.sleep(0)  # the stream is not open yet
     waiting.cancel()

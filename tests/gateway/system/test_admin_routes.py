@@ -177,7 +177,7 @@ async def test_workers_wake_up_as_a_whole_or_not_at_all(levels, query, missing):
     assert "WakeUp" not in sleepers.called
 
 
-async def test_what_does_not_sleep_has_no_tag():
+async def test_parts_that_cannot_sleep_have_no_tag():
     routers = Routers(entry("w"))
     error = await refusal_of(routes_of(routers)["/wake_up"], "tags=scheduling")
     assert "kv_cache, weights" in error.message

@@ -143,7 +143,7 @@ def test_prefix_hits_change_nothing(llama: tuple[Path, PreTrainedModel], executo
     assert check_greedy(llama[1], prompts, found, FP32_ROUNDING) > 80
 
 
-def test_preempted_requests_go_on_as_if_nothing_was(llama: tuple[Path, PreTrainedModel], executor: Executor) -> None:
+def test_preempted_requests_continue_unchanged(llama: tuple[Path, PreTrainedModel], executor: Executor) -> None:
     prompts = make_prompts((60, 70, 80, 90, 100, 50), seed=7)
     sampling = SAMPLING[:6]
     tight = engine_over(executor_for(llama[0], num_blocks=30))
@@ -189,7 +189,7 @@ def test_a_lost_device_ends_the_engine(executor: Executor, monkeypatch: pytest.M
         generate(engine_over(executor), make_prompts((5,)))
 
 
-def test_blocks_come_back_as_they_were_written(executor: Executor) -> None:
+def test_blocks_are_read_as_they_were_written(executor: Executor) -> None:
     size = executor.kv_spec.layer_bytes(0)
     block_ids = [BlockId(block) for block in (7, 3, 599)]
     data = bytes(range(256)) * (3 * size // 256)

@@ -21,7 +21,7 @@ MAX_BLOCKS = MAX_MODEL_LEN // BLOCK_SIZE
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_hold_what_was_written(seed: int) -> None:
+def test_rows_have_the_written_values(seed: int) -> None:
     generator = np.random.default_rng(seed)
     token_ids = np.zeros((NUM_ROWS, MAX_MODEL_LEN), np.int32)
     table = np.zeros((NUM_ROWS, MAX_BLOCKS), np.int32)

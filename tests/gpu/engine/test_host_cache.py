@@ -57,7 +57,7 @@ def fill(executor: Executor, block_ids: list[BlockId], seed: int | None) -> list
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
-def test_blocks_come_back_bit_for_bit(folder: Path, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_restored_bit_for_bit(folder: Path, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = executor_for(folder, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype, host_cache_gb=0.05)
     host = host_of(executor)
     monkeypatch.setattr(host, "_piece", 4)

@@ -47,7 +47,7 @@ def executor(request: pytest.FixtureRequest, folder: Path) -> Iterator[Executor]
     made.close()
 
 
-def test_texts_are_what_was_asked_for(executor: Executor, folder: Path) -> None:
+def test_texts_match_their_constraints(executor: Executor, folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     eos = frozenset(executor.model.eos_token_ids)
     engine, grammars = make_engine(executor, folder, rows=ROWS, budget=256)

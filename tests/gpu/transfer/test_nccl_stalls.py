@@ -83,7 +83,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_receiver_that_stands_still_stops_a_sender_for_seconds_at_most() -> None:
+def test_a_stopped_receiver_blocks_a_sender_for_seconds_at_most() -> None:
     transports = make_transports("nccl", make_pool(1))
     still, lost = Receiver(), Receiver()
     computing = Computing()

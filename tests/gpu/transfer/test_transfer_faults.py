@@ -56,7 +56,7 @@ def test_a_worker_suspended_for_5_s_costs_the_other_its_lease_at_most(rig: Trans
 
 
 @pytest.mark.parametrize("what", ["connection", "stream", "both"])
-def test_what_is_cut_is_dialled_again_and_costs_only_time(rig: TransferRig, what: str) -> None:
+def test_cut_connections_are_dialled_again_without_loss(rig: TransferRig, what: str) -> None:
     asyncio.run(scenarios.cut(rig, what, "accept"))
 
 

@@ -228,7 +228,7 @@ def test_equal_sequences_are_cut_alike_and_one_among_short_ones_is_cut_finely(de
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_cuts_by_length_alone_do_not_know_what_else_there_is(device: str) -> None:
+def test_cuts_by_length_do_not_depend_on_other_sequences(device: str) -> None:
     lengths = [1, 256, 257, 4096, 5000, 131_072]
     alone = [pieces_of(cut_sequences(torch.tensor([n], dtype=torch.int32, device=device), 8, 0)) for n in lengths]
     together = pieces_of(cut_sequences(torch.tensor(lengths, dtype=torch.int32, device=device), 8, 0))

@@ -55,7 +55,7 @@ async def test_a_name_is_resolved_again_and_only_changes_are_reported():
 
 
 @pytest.mark.parametrize("error", [OSError("no such name"), TimeoutError()])
-async def test_a_name_that_cannot_be_resolved_stands_for_what_it_last_stood_for(error, caplog):
+async def test_an_unresolvable_name_keeps_its_last_addresses(error, caplog):
     name = Name("10.0.0.1")
     async with following(DnsDiscovery("workers", 8300, 0.01, name)) as told:
         await eventually(lambda: told, "an answer")

@@ -289,7 +289,7 @@ async def test_a_version_that_is_too_old_means_a_new_list(api, follow):
     await follower.until("10.0.0.2:8300")
 
 
-async def test_while_the_server_is_gone_or_refuses_what_is_known_goes_on(api, follow, caplog):
+async def test_while_the_server_is_unreachable_or_refuses_known_endpoints_are_kept(api, follow, caplog):
     api.put(slice_of("a", endpoint("10.0.0.1")))
     follower = follow()
     await follower.until("10.0.0.1:8300")

@@ -100,7 +100,7 @@ def test_a_model_is_served_with_a_decode_worker(fleet):
     assert fleet.models == {}
 
 
-def test_the_context_is_what_every_decode_worker_can_hold(fleet):
+def test_the_context_is_the_least_of_all_decode_workers(fleet):
     short = state("b")
     short.model.max_model_len = 1000
     fleet.update("one:1", state("a"))
@@ -177,7 +177,7 @@ def test_cordoning_an_unknown_worker_names_the_known_ones(fleet):
         fleet.cordon("b", True)
 
 
-def test_what_discovery_drops_counts_no_more(fleet, caplog):
+def test_workers_dropped_by_discovery_count_no_more(fleet, caplog):
     fleet.update("one:1", state("a"))
     fleet.remove("one:1")
     assert fleet.alive() == []

@@ -35,7 +35,7 @@ def test_a_state_that_comes_at_once_does_not_show_it_a_later_one_does():
     assert len(flight) == 1, "it has not been reported on"
 
 
-def test_what_came_after_a_state_is_what_it_cannot_show():
+def test_placements_after_a_state_are_added_to_it():
     flight = InFlight()
     begin(flight, 1, 10.0, Share("w", 1, 160, 10))
     assert flight.load("w").num_unseen_tokens == 160
@@ -68,7 +68,7 @@ def test_a_report_ends_it_once():
     assert flight.expected_prefixes(blocks(1, 2)) == {}
 
 
-def test_what_ended_before_it_was_known_does_not_begin():
+def test_a_placement_that_ended_before_it_was_known_does_not_begin():
     flight = InFlight()
     assert flight.end(1) is None
     begin(flight, 1, 0.0, Share("d", 1, 160, 10))
@@ -87,7 +87,7 @@ def test_the_last_ends_are_remembered_and_no_more():
     assert list(flight.ended()) == list(range(10_000, 30_000))
 
 
-def test_what_is_only_forgotten_may_begin_again():
+def test_a_dropped_placement_may_begin_again():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 160, 10), origin=5)
     assert flight.end_all_of(5) == 1

@@ -80,7 +80,7 @@ async def test_a_thousand_at_once_are_answered_as_one_by_one(world):
     assert len(set(placed)) == len(placed) == 2 * 900
 
 
-async def test_errors_come_with_their_details_and_the_stream_goes_on(world):
+async def test_errors_have_their_details_and_the_stream_continues(world):
     worker = await world.worker(state("w1", num_running=64, queue_depth=4))
     router = await world.router(worker, max_queue_depth=4)
     async with linked(router) as link:

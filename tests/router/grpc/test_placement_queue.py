@@ -56,7 +56,7 @@ def codes(answers):
     return {one.call_id: grpc.StatusCode.OK.value[0] if one.HasField("placed") else one.failure.code for one in answers}
 
 
-async def test_what_waits_is_answered_in_one_message_in_order():
+async def test_queued_placements_are_answered_in_one_message_in_order():
     desk = Desk()
     desk.send(entry(3), entry(1))
     desk.send(entry(2))
@@ -100,7 +100,7 @@ async def test_more_than_the_bound_is_refused_with_a_retry_time():
     assert codes(await desk.answers()) == {3: 0}
 
 
-async def test_what_is_too_late_or_cancelled_makes_no_placement():
+async def test_late_or_cancelled_requests_are_not_placed():
     desk = Desk()
     desk.send(entry(1, timeout_ms=100), entry(2, timeout_ms=300), entry(3), entry(4), cancel(3), cancel(77))
     desk.clock.now = 0.2
@@ -122,7 +122,7 @@ async def test_a_call_id_that_waits_cannot_be_used_again():
     assert codes(await again.answers()) == {1: 0}
 
 
-async def test_the_streams_end_drops_what_waits_and_a_close_answers_it():
+async def test_the_end_of_the_stream_drops_queued_requests_and_a_close_answers_them():
     ended, closed = Desk(), Desk()
     for desk in (ended, closed):
         desk.send(entry(1))

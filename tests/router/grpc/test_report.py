@@ -35,7 +35,7 @@ def report(world):
     )
 
 
-async def test_others_have_their_turns_while_much_is_reported(world, servicer, report):
+async def test_other_tasks_run_while_many_reports_are_handled(world, servicer, report):
     reporting = asyncio.create_task(servicer.Report(report, None))
     left = []
     while not reporting.done():

@@ -133,7 +133,7 @@ async def test_a_heartbeat_shows_that_a_message_was_lost(kvstore, client):
     assert client.index.lookup(blocks(1)) == {"a": 1}
 
 
-async def test_a_snapshot_that_breaks_off_leaves_what_was_known(kvstore, client):
+async def test_an_incomplete_snapshot_keeps_the_earlier_state(kvstore, client):
     kvstore.snapshot("a", 1)
     kvstore.snapshot("a", 2, barrier=7, last=False)
     kvstore.end()
@@ -162,7 +162,7 @@ async def test_a_worker_that_a_new_stream_does_not_name_counts_no_more_and_is_dr
     assert client.index.num_blocks("a") == 1
 
 
-async def test_a_new_stream_begins_with_what_is_known_and_goes_on_from_there(kvstore, client):
+async def test_a_new_stream_begins_with_the_current_state_and_continues(kvstore, client):
     kvstore.snapshot("a", 1, barrier=4)
     kvstore.batch("a", 5, 2)
     await eventually(lambda: client.index.position("a") == (1, 5), "the batch")

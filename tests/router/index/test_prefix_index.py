@@ -40,7 +40,7 @@ def test_a_lookup_counts_the_first_blocks_without_a_gap():
     assert index.lookup(blocks(1, 2, 3, 4)) == {"a": 3, "b": 2, "d": 1}
 
 
-def test_nothing_is_found_in_nothing():
+def test_an_empty_prompt_has_no_prefix():
     assert PrefixIndex().lookup(blocks(1)) == {}
     assert index_of(a=[1]).lookup(b"") == {}
     assert index_of(a=[1]).lookup(blocks(2)) == {}
@@ -367,7 +367,7 @@ def test_a_long_prompt_is_found_however_it_came():
             assert index.lookup(blocks(*prompt)) == ({"a": gap} if gap else {}), name
 
 
-def test_what_took_the_place_of_an_evicted_block_is_not_taken_for_it():
+def test_a_block_that_replaced_an_evicted_one_is_not_mistaken_for_it():
     index = index_of(a=range(100), b=[])
     for number in range(50, 100):
         index.apply(batch("a", number - 49, removed(number)))

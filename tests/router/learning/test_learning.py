@@ -23,7 +23,7 @@ from baton.v1 import router_pb2
 # Rates.
 
 
-def test_one_wild_rate_moves_nothing_a_lasting_change_does():
+def test_a_single_outlier_rate_is_ignored_and_a_lasting_change_is_not():
     model = RateModel()
     for rate in (10_000, 10_100, 9900, 10_050):
         model.observe(load(prefill_tokens_per_second=rate))
@@ -35,7 +35,7 @@ def test_one_wild_rate_moves_nothing_a_lasting_change_does():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_what_is_no_rate_is_ignored(value):
+def test_invalid_rates_are_ignored(value):
     model = RateModel()
     model.observe(load(prefill_tokens_per_second=value, decode_step_seconds=value, num_running=1))
     assert model.speeds().prefill_tokens_per_second == 0
@@ -71,7 +71,7 @@ def test_batch_and_context_costs_are_learned_separately():
 # Biases and arrivals.
 
 
-def test_a_bias_converges_to_what_was_missed_and_is_bounded():
+def test_a_bias_converges_to_the_error_and_is_bounded():
     bias = Bias()
     for number in range(300):
         bias.observe(0.1, 0.3, 0.5, number / 10)
@@ -112,7 +112,7 @@ def test_one_outlier_hardly_moves_a_bias_and_old_ones_fade():
 
 
 @pytest.mark.parametrize(("work", "rest", "actual"), [(0.1, 0.0, 0.0), (-1.0, 0.0, 0.1), (0.1, -1.0, 0.1)])
-def test_what_was_not_measured_teaches_nothing(work, rest, actual):
+def test_unmeasured_placements_are_not_learned_from(work, rest, actual):
     bias = Bias()
     bias.observe(work, rest, actual, 1.0)
     assert bias.factor(1.0) == 1.0
@@ -128,7 +128,7 @@ def test_arrivals_are_counted_over_the_last_seconds():
     arrivals.observe(1.0)  # another router's clock is behind
 
 
-def test_the_part_of_a_workers_time_that_prompts_take_and_what_is_left_of_them():
+def test_the_time_share_of_prompts_and_their_remaining_work():
     learnt = Learnt()
     for name in ("a", "b"):
         learnt.rates(view(name, prefill_tokens_per_second=10_000), GUESS)
@@ -146,7 +146,7 @@ def test_the_part_of_a_workers_time_that_prompts_take_and_what_is_left_of_them()
     assert learnt.given("b", 200.0)[1] == 0.0
 
 
-def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
+def test_placements_in_transit_expire_after_the_expected_time():
     coming = PendingLoad(num_prefill_tokens=5000)
     assert snapshot(pending=coming).backlog_seconds == pytest.approx(0.5)
     told = view(num_pending_prefill_tokens=3000)
@@ -155,7 +155,7 @@ def test_what_is_on_its_way_is_not_left_longer_than_it_takes():
     assert snapshot_of(told, coming, RATES, 0, given_seconds=0.1, age_seconds=9).backlog_seconds == pytest.approx(0.1)
 
 
-def test_what_a_state_cannot_show_comes_on_top_of_it():
+def test_later_placements_are_added_to_a_state():
     told = view(num_pending_prefill_tokens=3000)
     coming = PendingLoad(num_prefill_tokens=5000, num_unseen_tokens=4000)
     assert snapshot_of(told, coming, RATES, 0, given_seconds=0.1).backlog_seconds == pytest.approx(0.7)
@@ -163,7 +163,7 @@ def test_what_a_state_cannot_show_comes_on_top_of_it():
     assert snapshot_of(told, coming, RATES, 0, given_seconds=9).backlog_seconds == pytest.approx(0.8)
 
 
-def test_what_the_first_worker_measures_counts_for_the_others_at_once():
+def test_the_first_workers_measurements_apply_to_others_at_once():
     learnt = Learnt()
     unknown = view(prefill_tokens_per_second=0)
     assert learnt.fleet_rates(b"m", [unknown, unknown], 0.0).prefill_tokens_per_second == 10_000
@@ -173,7 +173,7 @@ def test_what_the_first_worker_measures_counts_for_the_others_at_once():
     assert learnt.fleet_rates(b"m", [unknown, known], 0.02) is fleet, "the medians of a measured fleet are kept"
 
 
-def test_what_was_given_shrinks_as_fast_as_the_worker_is_now_known_to_be():
+def test_placed_work_shrinks_at_the_workers_current_speed():
     learnt = Learnt()
     learnt.placed([Share("w", 1, 20_000, 10)], 0.0)
     assert learnt.given("w", 0.0)[1] == pytest.approx(2.0), "at the guessed speed"

@@ -32,7 +32,7 @@ def serve(lengths: OutputLengths, seconds: float, per_second: float, seed: int =
     return ended
 
 
-def test_nothing_is_known_at_first_and_no_answer_is_longer_than_asked_for():
+def test_without_observations_no_length_is_predicted_and_max_tokens_bounds_it():
     lengths = OutputLengths()
     assert lengths.expected("m", 0) == 128
     assert lengths.expected("m", 50) == 50
@@ -74,7 +74,7 @@ def test_other_ends_and_unreported_placements_are_not_learned_from():
     assert lengths.expected("m", 0) == pytest.approx(100, rel=0.15)
 
 
-def test_reports_of_what_is_not_known_or_ended_already_change_nothing():
+def test_reports_on_unknown_or_ended_placements_change_nothing():
     lengths = OutputLengths()
     lengths.begin("m", 1, 0.0)
     lengths.end("m", 1, 100, 1.0)

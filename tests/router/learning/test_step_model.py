@@ -7,7 +7,7 @@ import pytest
 from baton.router.learning.step_model import StepModel, drawn_to_fleet, fleet_times
 
 
-def test_nothing_observed_is_nothing_known():
+def test_without_observations_nothing_is_predicted():
     model = StepModel()
     model.observe(0, 0.5)
     model.observe(5, 0.0)
@@ -39,7 +39,7 @@ def test_a_stall_of_the_host_moves_little():
     assert model.times.seconds(8) < 0.03
 
 
-def test_one_that_looked_slow_and_is_idle_is_taken_to_be_like_the_others():
+def test_an_idle_worker_that_looked_slow_is_estimated_like_the_others():
     """Its first steps had long prompts, and a worker that looks slow gets no requests that would correct that."""
     busy, idle = StepModel(), StepModel()
     for _ in range(3):

@@ -39,7 +39,7 @@ def test_a_full_batch_is_waited_for():
     assert local(snapshot(num_running=64, queue_depth=1)).queue == pytest.approx(2 * 100 * 0.0328 / 64)
 
 
-def test_the_decodes_beside_stand_still_during_a_local_prefill_only():
+def test_other_decodes_stall_only_during_a_local_prefill():
     busy = snapshot("d", DECODE, num_running=10)
     there = snapshot("p", PREFILL)
     stalled = 10 * 0.4 * costs.echo(busy, demand())
@@ -59,19 +59,19 @@ def test_a_transfer_hides_behind_the_prefill_but_for_its_last_layer():
     assert remote(snapshot("d"), snapshot("p", PREFILL)).transfer == pytest.approx(moved / 32 + 0.002)
 
 
-def test_what_the_prefill_worker_has_cached_must_be_moved_all_the_same():
+def test_blocks_cached_at_the_prefill_worker_are_still_transferred():
     moved = 4000 * 131_072 / 1e10
     cost = remote(snapshot("d"), snapshot("p", PREFILL, cached=4000))
     assert cost.transfer == pytest.approx(moved - 0.0001 + 0.002)
 
 
-def test_what_the_decode_worker_has_cached_is_not_moved():
+def test_blocks_cached_at_the_decode_worker_are_not_transferred():
     moved = 1000 * 131_072 / 1e10
     cost = remote(snapshot("d", cached=3000), snapshot("p", PREFILL, cached=4000))
     assert cost.transfer == pytest.approx(moved - 0.0001 + 0.002)
 
 
-def test_missing_memory_costs_what_is_computed_again():
+def test_missing_blocks_cost_the_recomputation():
     enough = snapshot(num_free_blocks=4100 // 16 + 1)
     assert local(enough).memory == 0
     assert local(snapshot(num_free_blocks=0)).memory == pytest.approx(0.41)

@@ -357,7 +357,7 @@ def test_a_burst_with_one_prefix_does_not_herd(num_workers, num_shared, is_cache
     assert max(counts.values()) <= 3 * 16
 
 
-def test_explains_every_candidate_and_what_was_known_of_each_worker():
+def test_explains_every_candidate_and_each_workers_evidence():
     world = World(state("d", DECODE, num_running=20), state("p", PREFILL), state("gone", DECODE, draining=True))
     world.cache("d", *range(20))
     placed = world.place(8000, range(30), request_id="q")

@@ -105,7 +105,7 @@ def test_an_idle_worker_takes_everything(promises):
     assert gain(promises, snapshot(), demand(100_000)) > 0, "a prompt that is never in time is not expected to be"
 
 
-def test_a_worker_at_its_limit_takes_what_is_cheap_and_refuses_what_is_not(promises):
+def test_a_worker_at_its_limit_accepts_cheap_requests_and_refuses_others(promises):
     full = snapshot(num_running=60, num_free_blocks=2000)._replace(stalled_part=0.1)
     assert gain(promises, full, demand(16_000)) < 0
     assert gain(promises, full._replace(num_cached_tokens=15_900), demand(16_000)) > 0

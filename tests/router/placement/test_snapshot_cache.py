@@ -44,7 +44,7 @@ def test_each_worker_is_looked_at_once(cache, maker):
     assert cache.places == {"a": 0, "b": 1, "c": 2}
 
 
-def test_one_whose_load_changed_is_looked_at_again(cache, maker):
+def test_a_worker_whose_load_changed_gets_a_new_snapshot(cache, maker):
     views = [view(name) for name in "abc"]
     cache.update(views, RATES, 0.0)
     maker.taken()

@@ -24,7 +24,7 @@ def test_a_workload_is_read_as_it_is_written(text, workload):
 
 
 @pytest.mark.parametrize("text", ["256x512", "x512/256", "0x512/256", "4x0/2", "4x(64+0)/2", "4x8/0", "4x-1/2", ""])
-def test_what_is_no_workload_is_refused(text):
+def test_invalid_workloads_are_refused(text):
     with pytest.raises(ValueError, match=r"workload|must be 1 to"):
         Workload.parse(text)
 

@@ -244,7 +244,7 @@ def test_certificates(tmp_path, capsys):
     assert "must be that of a worker" in wrong.what
 
 
-def test_what_a_service_needs_is_read_from_its_own_package():
+def test_a_services_requirements_are_those_of_its_package():
     requirements = [
         "grpcio>=1.71",
         'torch>=2.11; extra == "worker"',
@@ -272,7 +272,7 @@ def test_without_a_service_every_service_that_cannot_start_is_found(missing, lev
     assert found.fix == fix
 
 
-def test_settings_point_at_what_is_examined():
+def test_settings_select_the_examined_targets():
     from baton.router.config import RouterConfig
 
     config = RouterConfig(workers=("a:1", "k8s://ns/w:8100"), kvstore="k:1,l:2", metrics_listen="0.0.0.0:9")

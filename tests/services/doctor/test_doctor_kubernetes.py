@@ -201,7 +201,7 @@ def _no_metrics_api(one):
         (_role_without_watch, "rights", "failed", "no Role lets the ServiceAccount baton-router"),
     ],
 )
-def test_what_differs_from_the_promises_is_named(doctor, change, topic, level, text):
+def test_differences_from_the_promises_are_named(doctor, change, topic, level, text):
     namespace = Namespace("production")
     change(namespace)
     code, found = doctor(namespace)

@@ -49,7 +49,7 @@ def test_a_secret_is_left_out_of_a_text(text):
     ["redis://redis:6379/0", "tokenizers 0.23.1", "give api_keys (`baton keys create` makes one)", "num_tokens 12",
      "127.0.0.1:8000", "/models/key-west/config.json", "http://collector:4317"],
 )  # fmt: skip
-def test_what_is_no_secret_stays(text):
+def test_other_values_are_kept(text):
     assert without_secrets(text) == text
 
 

@@ -73,7 +73,7 @@ def test_a_second_signal_ends_a_drain_that_hangs(racer):
         assert process.wait(10) == 128 + signal.SIGTERM
 
 
-def test_garbage_collections_do_not_pass_over_what_was_imported(racer):
+def test_garbage_collections_skip_imported_objects(racer):
     """Some 20,000 objects, of gRPC's and ours, for which every stream would wait."""
     assert int(ended(racer, "--fate", "counts").stdout) < 3_000
 

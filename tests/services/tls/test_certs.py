@@ -28,7 +28,7 @@ def test_only_its_owner_can_read_a_key(tmp_path):
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
+def test_existing_files_are_not_overwritten(tmp_path, capsys):
     flags = ["certs", "--dir", str(tmp_path)]
     assert main(flags, {}) == 0
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path, capsys):
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
-def test_what_it_prints_are_flags_that_services_take(tmp_path, capsys):
+def test_the_printed_flags_are_accepted_by_services(tmp_path, capsys):
     assert main(["certs", "--dir", str(tmp_path)], {}) == 0
     printed = capsys.readouterr().out
     lines = [shlex.split(line) for line in printed.splitlines() if line.startswith("  baton ")]

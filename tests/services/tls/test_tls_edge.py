@@ -128,7 +128,7 @@ def test_new_files_are_shown_to_new_connections_on_both_ports(gateway, certifica
     assert metric(body, "baton_tls_reloads_total", set="rest_tls", result="refused") >= 1
 
 
-def test_up_reports_what_a_folder_lacks(tmp_path):
+def test_up_reports_missing_files_of_a_folder(tmp_path):
     with pytest.raises(SettingsError, match="--tls-edge needs --tls-dir"):
         tandem.plan_tls(tandem.UpConfig(tls_edge=True))
     with pytest.raises(SettingsError, match=r"operator\.crt cannot be read: No such file"):

@@ -268,7 +268,7 @@ async def test_a_service_does_not_start_with_a_wrong_certificate(certificates, t
 # Reloads. Last: they change what the stack shows.
 
 
-async def test_new_files_are_shown_to_new_connections_and_a_stream_goes_on(tandem, certificates, in_use, tmp_path):
+async def test_new_files_are_used_by_new_connections_and_a_stream_continues(tandem, certificates, in_use, tmp_path):
     worker = tandem["worker-decode-0"]
     dial = dial_as(certificates, ROUTER, WORKER)
     async with dial(worker.plan.address) as channel:

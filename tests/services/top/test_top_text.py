@@ -59,7 +59,7 @@ def test_durations_are_in_the_unit_that_fits(seconds, text):
     assert words.duration(seconds) == text
 
 
-def test_a_bar_is_within_its_line_whatever_it_stands_for():
+def test_a_bar_is_within_its_line_for_any_value():
     for start, length in ((0, 0), (0, 10), (10, 0), (9.99, 0.01), (0, 20)):
         assert len(words.span(start, length, 10, 40)) == 40
         assert "#" in words.span(start, length, 10, 40)
@@ -78,13 +78,13 @@ def test_the_end_of_a_long_name_stays():
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 200])
-def test_nothing_is_wider_than_the_screen(width):
+def test_no_line_is_wider_than_the_screen(width):
     for lines in (top_text.report(snapshot_of(), width), shown(Picture(), snapshot_of(), width)[0]):
         assert all(len(line) <= width for line in lines)
     assert "w0" in "\n".join(top_text.report(snapshot_of(), max(width, 20)))
 
 
-def test_what_clients_named_steers_no_terminal():
+def test_client_identifiers_cannot_control_the_terminal():
     lines = top_text.report(snapshot_of(request_id="\x1b]0;mine\x07\n\x1b[2J"), 120)
     assert not any(char in line for line in lines for char in "\x1b\x07\n")
 

@@ -24,7 +24,7 @@ from baton.worker.scheduling.settings import EngineSettings
 
 
 @DEPTHS
-def test_a_mixed_batch_gives_what_each_request_gives_alone(depth: int):
+def test_requests_in_a_mixed_batch_have_the_output_of_each_alone(depth: int):
     rig = make_rig(make_executor(depth=depth))
     requests = [make_request(prompt_of(3 + 5 * i, salt=i), 5 + i) for i in range(12)]
     for request in requests:
@@ -116,7 +116,7 @@ def test_sampling_noise_depends_on_seed_and_position_only(depth: int):
 
 
 @DEPTHS
-def test_a_resumed_request_goes_on_where_it_was(depth: int):
+def test_a_resumed_request_continues_its_output(depth: int):
     prompt = prompt_of(13)
     whole = expected_tokens(prompt, 20, 0.9, 5)
     rig = make_rig(make_executor(depth=depth))
@@ -264,7 +264,7 @@ def test_settings_that_contradict_each_other_are_named():
 # Events and statistics.
 
 
-def test_load_counts_what_runs_and_what_waits():
+def test_load_counts_running_and_waiting_requests():
     rig = make_rig(make_executor(max_num_requests=2), max_num_requests=2, max_num_batched_tokens=8)
     rig.submit(*(make_request(prompt_of(10, salt=i), 4) for i in range(3)))
     rig.step()
@@ -330,7 +330,7 @@ def test_resumed_requests_start_before_new_ones():
     assert ended.index(moved.request_id) < ended.index(fresh[-1].request_id)
 
 
-def test_what_the_model_has_no_head_for_is_refused():
+def test_requests_for_a_missing_head_are_refused():
     rig = make_rig()
     rig.executor.model = dataclasses.replace(rig.executor.model, heads=())
     with pytest.raises(Unsupported, match="no head generate; its heads: none"):

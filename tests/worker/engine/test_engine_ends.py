@@ -41,7 +41,7 @@ def test_an_abort_at_any_time_answers_once_and_frees_everything(steps: int, dept
     assert not rig.engine.has_work()
 
 
-def test_a_request_fails_at_its_deadline_and_the_others_go_on():
+def test_a_request_fails_at_its_deadline_and_others_continue():
     clock = Clock()
     rig = make_rig(make_executor(clock, speed=SimSpeed(base=1.0)), clock)
     late = make_request(prompt_of(5), 100, deadline=clock.now + 3.5)

@@ -34,7 +34,7 @@ def make_long_rig(num_blocks: int = 3000, **values: object) -> Rig:
     return make_rig(make_executor(num_blocks=num_blocks, max_model_len=8192), **values)
 
 
-def test_a_long_prompt_becomes_findable_in_parts():
+def test_a_long_prompt_is_cached_in_parts():
     rig = make_long_rig()
     request = receive_long(rig, 9)
     found = []

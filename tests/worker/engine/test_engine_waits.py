@@ -46,7 +46,7 @@ def test_a_running_step_is_left_alone_until_it_has_ended(depth: int) -> None:
     assert not rig.engine.has_work()
 
 
-def test_what_comes_while_a_step_runs_joins_the_next() -> None:
+def test_requests_that_arrive_during_a_step_join_the_next() -> None:
     rig, executor = make_slow_rig(2)
     first = make_request(range(10), max_tokens=4)
     rig.engine.submit(first)

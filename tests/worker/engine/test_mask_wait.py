@@ -9,7 +9,7 @@ from baton.worker.engine.mask_wait import MaskWait, max_wait_seconds
 ALONE = MaskWait(0.01, in_flight=False, others_can_run=False, advancing=True, woken=True)
 
 
-def test_others_lose_a_small_share_of_a_step_and_nothing_while_the_device_computes() -> None:
+def test_other_requests_lose_a_small_share_of_a_step_and_nothing_during_computation() -> None:
     busy = replace(ALONE, others_can_run=True)
     assert 0 < max_wait_seconds(busy) <= 0.05 * busy.step_seconds
     assert max_wait_seconds(busy) < max_wait_seconds(replace(busy, in_flight=True)) < busy.step_seconds

@@ -90,7 +90,7 @@ def test_no_step_computes_beyond_a_rows_blocks_or_limit(max_step_tokens: int, de
 
 @DEPTHS
 @WIDTHS
-def test_a_stop_token_within_a_step_ends_the_request_and_what_follows_is_discarded(max_step_tokens: int, depth: int):
+def test_a_stop_token_within_a_step_ends_the_request_and_discards_later_tokens(max_step_tokens: int, depth: int):
     for place in range(12):
         rig, _ = make_watched(max_step_tokens, depth)
         tokens = expected_tokens(prompt_of(9), 40)
@@ -158,7 +158,7 @@ def test_blocks_that_such_steps_fill_are_found_again(max_step_tokens: int, depth
 
 @DEPTHS
 @WIDTHS
-def test_a_resumed_request_and_a_remote_prefill_go_on_as_usual(max_step_tokens: int, depth: int):
+def test_a_resumed_request_and_a_remote_prefill_continue_as_usual(max_step_tokens: int, depth: int):
     rig, _ = make_watched(max_step_tokens, depth)
     whole = expected_tokens(prompt_of(9), 30)
     resumed = make_request([*prompt_of(9), *whole[:11]], 30, num_prompt_tokens=9)
@@ -186,7 +186,7 @@ def test_an_abort_between_such_steps_frees_everything(depth: int):
     check_all(rig, [other])
 
 
-def test_only_what_the_budget_leaves_is_spent_on_further_tokens():
+def test_only_the_remaining_budget_is_spent_on_further_tokens():
     rig, executor = make_watched(8)
     decoding = [make_request(prompt_of(4, salt=i), 60) for i in range(4)]
     rig.submit(*decoding)

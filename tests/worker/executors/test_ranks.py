@@ -91,7 +91,7 @@ def step_on(engine: Engine) -> None:
         engine.step()
 
 
-def test_followers_draw_what_the_leader_draws_from_the_plans_alone(start):
+def test_followers_sample_the_leaders_tokens_from_plans_only(start):
     """Through chunks, full batches and preemptions: blocks are too few for all requests."""
     leader, (follower, other), group = start(3)
     assert group.size == 3

@@ -86,7 +86,7 @@ def code_of(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> grpc.StatusCo
 
 
 @pytest.mark.parametrize("stop", ["pause", "sleep 1", "sleep 2", "reload"])
-async def test_kept_requests_go_on_with_the_very_tokens_they_would_have_had(worker: Worker, stop: str) -> None:
+async def test_kept_requests_continue_with_identical_tokens(worker: Worker, stop: str) -> None:
     expected = await undisturbed(worker)
     stream = await begun(worker)
     keep = pb.RUNNING_REQUESTS_KEEP
@@ -114,7 +114,7 @@ async def test_kept_requests_go_on_with_the_very_tokens_they_would_have_had(work
     assert (await worker.until_idle()).activity == pb.WORKER_ACTIVITY_SERVING
 
 
-async def test_a_pause_by_default_fails_what_runs_so_that_gateways_move_it(worker: Worker) -> None:
+async def test_a_default_pause_fails_running_requests_so_that_gateways_move_them(worker: Worker) -> None:
     stream = await begun(worker)
     await worker.control.Pause(pb.PauseRequest(), timeout=20)
     (slot,) = await stream.until_ended(0)
@@ -123,7 +123,7 @@ async def test_a_pause_by_default_fails_what_runs_so_that_gateways_move_it(worke
     assert (stats.num_held_blocks, stats.activity) == (0, pb.WORKER_ACTIVITY_PAUSED)
 
 
-async def test_a_pause_may_wait_for_what_runs_and_gives_up_at_its_deadline(worker: Worker) -> None:
+async def test_a_pause_may_wait_for_running_requests_up_to_its_deadline(worker: Worker) -> None:
     stream = await begun(worker)
     wait = pb.RUNNING_REQUESTS_WAIT
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -184,7 +184,7 @@ async def test_an_idle_drain_forgets_every_block_under_a_new_epoch(worker: Worke
     assert (await worker.control.Drain(pb.DrainRequest(), timeout=20)).num_requests == 0
 
 
-async def test_a_drain_fails_what_is_left_at_its_deadline(worker: Worker) -> None:
+async def test_a_drain_fails_remaining_requests_at_its_deadline(worker: Worker) -> None:
     stream = await begun(worker)
     assert (await worker.control.Drain(pb.DrainRequest(timeout_ms=30), timeout=20)).num_requests == 1
     (slot,) = await stream.until_ended(0)

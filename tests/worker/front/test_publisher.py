@@ -107,7 +107,7 @@ def test_removed_blocks_are_published_at_once_with_waiting_events(harness: Harne
     assert [event.WhichOneof("event") for event in batch.batch.events] == ["stored", "removed"]
 
 
-def test_a_snapshot_stands_between_the_batches_it_includes_and_those_that_follow(harness: Harness) -> None:
+def test_a_snapshot_is_ordered_between_earlier_and_later_batches(harness: Harness) -> None:
     harness.log.open(1)
     harness.happen(StoredEvent(block(1)))
     harness.cache.events.append(StoredEvent(block(2)))
@@ -226,7 +226,7 @@ async def until(condition: object, what: str, seconds: float = 5.0) -> None:
     await asyncio.to_thread(wait_until, condition, what, seconds)
 
 
-async def test_the_index_holds_what_the_worker_holds(free_port: int) -> None:
+async def test_the_index_has_the_workers_blocks(free_port: int) -> None:
     index = Index()
     address = f"127.0.0.1:{ports.free_ports(1)[0]}"
     # 40 blocks: the load evicts, so that both kinds of events are on the way.
@@ -271,7 +271,7 @@ async def test_a_worker_serves_without_an_index_and_publishes_when_it_returns(fr
             await worker.stream().generate(submit(0, list(range(200, 248))))
 
 
-async def test_another_replica_is_sent_only_what_it_lacks(free_port: int) -> None:
+async def test_another_replica_gets_only_missing_messages(free_port: int) -> None:
     index = Index()
     first, second = (f"127.0.0.1:{port}" for port in ports.free_ports(2))
     async with running_worker(free_port, kvstore=f"{first},{second}") as worker:
@@ -299,7 +299,7 @@ async def test_a_replica_that_does_not_answer_is_left_for_another(free_port: int
         await until(lambda: index.num_heartbeats, "the one that answers is found", 15)
 
 
-def test_the_window_keeps_what_is_not_acknowledged_and_a_little_more() -> None:
+def test_the_window_keeps_unacknowledged_batches_and_a_few_more() -> None:
     window = EventWindow(max_bytes=1000)
     for sequence in range(1, 8):
         window.add(5, sequence, bytes([sequence]) * 100)
@@ -318,7 +318,7 @@ def test_the_window_keeps_what_is_not_acknowledged_and_a_little_more() -> None:
     assert window.first_kept == 0
 
 
-def test_the_window_lets_go_of_what_is_long_acknowledged() -> None:
+def test_the_window_drops_batches_acknowledged_long_ago() -> None:
     window = EventWindow()
     for sequence in range(1, 11):
         window.add(5, sequence, bytes(100 << 10))

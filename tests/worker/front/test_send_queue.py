@@ -48,7 +48,7 @@ async def test_a_frame_that_cannot_be_merged_keeps_its_place() -> None:
     assert [await queue.take() for _ in range(3)] == [b"ab", b"C", b"d"]
 
 
-async def test_what_may_go_ahead_is_read_before_all_that_waits() -> None:
+async def test_messages_that_may_overtake_are_read_first() -> None:
     queue = SendQueue()
     queue.push(b"X")
     queue.push(frame(1, 0, 1), mergeable=True)
@@ -81,7 +81,7 @@ async def test_a_reader_too_far_behind_is_cut_off() -> None:
         await queue.take()
 
 
-async def test_what_is_there_can_be_taken_after_the_close_and_then_its_error() -> None:
+async def test_queued_messages_can_be_taken_after_the_close_before_its_error() -> None:
     queue = SendQueue()
     queue.push(b"a")
     queue.close(Unavailable("gone"))

@@ -61,7 +61,7 @@ def test_the_first_steps_may_take_any_time():
     assert limit_of(limits_that_know(step, num_steps=START_STEPS), step) == LEAST
 
 
-def test_a_limit_is_ten_times_what_such_steps_take():
+def test_a_limit_is_ten_times_the_usual_duration_of_the_shape():
     step = plan(prompt=2048)
     assert limit_of(limits_that_know(step, 0.3), step) == pytest.approx(FACTOR * 0.3)
 

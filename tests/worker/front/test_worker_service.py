@@ -52,7 +52,7 @@ async def test_a_generation_streams_its_tokens_and_ends_with_its_counts(worker: 
     assert again.tokens == slot.tokens
 
 
-async def test_many_requests_over_one_stream_are_each_what_they_are_alone(worker: Worker) -> None:
+async def test_many_requests_over_one_stream_have_the_output_of_each_alone(worker: Worker) -> None:
     prompts = [[5 + i, 6, 7 + i] * (1 + i % 9) for i in range(100)]
     together = worker.stream()
     slots = await together.generate(*(submit(i, prompt, max_tokens=12) for i, prompt in enumerate(prompts)))
@@ -108,7 +108,7 @@ async def test_a_generation_that_only_lost_its_finish_gets_it(worker: Worker) ->
     assert slot.finish.reason == types_pb2.FINISH_REASON_LENGTH
 
 
-async def test_an_abort_is_answered_with_a_finish_and_the_blocks_come_back(free_port: int) -> None:
+async def test_an_abort_is_answered_with_a_finish_and_frees_the_blocks(free_port: int) -> None:
     async with running_worker(free_port, sim_slowness=1.0) as worker:
         stream = worker.stream()
         await stream.send(submit(0, list(range(5, 100)), max_tokens=5000))
@@ -267,7 +267,7 @@ async def test_a_drain_refuses_new_requests_and_lets_running_ones_finish(free_po
         assert refused.failure.detail.retryable
 
 
-async def test_a_drain_that_takes_too_long_aborts_what_is_left(free_port: int) -> None:
+async def test_a_too_long_drain_aborts_remaining_requests(free_port: int) -> None:
     async with running_worker(free_port, sim_slowness=1.0) as worker:
         stream = worker.stream()
         await stream.send(submit(0, [5], max_tokens=8000))

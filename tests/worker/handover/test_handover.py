@@ -57,7 +57,7 @@ def test_blocks_that_the_decode_worker_has_are_not_sent(pair):
     assert decode.seen.finishes[longer.request_id].num_cached_tokens == 40
 
 
-def test_what_the_prefill_worker_has_cached_is_sent_and_reported(network, pair):
+def test_blocks_cached_at_the_prefill_worker_are_sent_and_reported(network, pair):
     prefill, decode = pair
     other = make_node(network, "other")
     first, second = make_request(prompt_of(50), 4), make_request(prompt_of(50), 4)

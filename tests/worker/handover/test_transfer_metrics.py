@@ -90,7 +90,7 @@ async def scrape(port: int) -> str:
     return await asyncio.to_thread(get)
 
 
-async def test_a_scrape_after_real_transfers_has_what_they_moved():
+async def test_a_scrape_after_real_transfers_has_their_bytes():
     listens = ports.free_ports(4)
     async with (
         running_worker(listens[0], role="prefill", worker_id="p", metrics_listen=f"127.0.0.1:{listens[2]}") as prefill,

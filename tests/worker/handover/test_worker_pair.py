@@ -106,7 +106,7 @@ async def test_an_abort_during_a_hand_over_frees_the_blocks_of_both() -> None:
         await asyncio.gather(decode.until_idle(2.0), prefill.until_idle(2.0))
 
 
-async def test_a_draining_prefill_worker_is_gone_around() -> None:
+async def test_a_draining_prefill_worker_is_avoided() -> None:
     async with running_pair() as (prefill, decode):
         await prefill.control.Drain(control_pb2.DrainRequest())
         asked = prompts(6)

@@ -59,7 +59,7 @@ def test_a_block_is_removed_when_its_last_group_loses_it():
     assert pool.cached_by_groups() == {}
 
 
-def test_what_a_window_leaves_behind_serves_any_group():
+def test_blocks_freed_by_a_window_serve_any_group():
     """The window's early blocks are freed while the full group's stay held; the pool's count is that of all groups."""
     pool = BlockPool(10, num_groups=2)
     full, window = hold(pool, FULL, 1, 2, 3, 4), hold(pool, WINDOW, 1, 2, 3, 4)
@@ -74,7 +74,7 @@ def test_what_a_window_leaves_behind_serves_any_group():
     pool.audit()
 
 
-def test_events_replayed_give_what_each_group_holds():
+def test_replayed_events_give_the_blocks_of_each_group():
     rng = random.Random(3)
     pool = BlockPool(40, num_groups=2)
     held: list[list[BlockId]] = []

@@ -58,7 +58,7 @@ def test_a_computed_block_wakes_only_requests_that_wait_for_it():
     assert prefixes.num_parked == 0
 
 
-def test_only_what_is_not_computed_yet_is_waited_for():
+def test_requests_wait_only_for_uncomputed_blocks():
     prefixes = PrefixesInProgress()
     holder, other = make_state(), make_state()
     prefixes.begin(holder, 1, 5)

@@ -116,7 +116,7 @@ def test_the_end_of_the_front_raises_link_closed(pair) -> None:
         link.receive(1.0)
 
 
-def test_closing_sends_what_was_queued_and_may_be_repeated(pair) -> None:
+def test_closing_sends_queued_messages_and_is_idempotent(pair) -> None:
     ours, link = pair
     link.send(Kind.FAILED, 0, b"why")
     link.close()

@@ -27,7 +27,7 @@ def packed(token_ids: list[int]) -> bytes:
     return np.array(token_ids, "<u4").tobytes()
 
 
-async def test_a_long_prompt_is_hashed_in_slices_to_what_the_whole_is(reader: PromptReader) -> None:
+async def test_a_long_prompt_hashed_in_slices_has_the_hash_of_the_whole(reader: PromptReader) -> None:
     prompt = prompt_of(LONG)
     message = worker_pb2.GenerateStreamRequest(submits=[submit(1, prompt, cache_namespace=NAMESPACE)])
     num_turns = 0
@@ -47,7 +47,7 @@ async def test_a_long_prompt_is_hashed_in_slices_to_what_the_whole_is(reader: Pr
     assert num_turns >= 3, "others had their turns meanwhile"
 
 
-async def test_what_prompts_begin_with_alike_is_hashed_once(reader: PromptReader, monkeypatch) -> None:
+async def test_common_prefixes_are_hashed_once(reader: PromptReader, monkeypatch) -> None:
     hashed: list[int] = []
 
     def hash_and_count(parent: bytes, tokens: bytes, block_size: int) -> bytes:
@@ -86,12 +86,12 @@ async def test_a_prefill_is_hashed_and_other_messages_are_not(reader: PromptRead
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff\xff", b""])
-async def test_what_cannot_be_read_has_no_hashes(reader: PromptReader, payload: bytes) -> None:
+async def test_unreadable_prompts_have_no_hashes(reader: PromptReader, payload: bytes) -> None:
     assert await reader.read_generate(payload) == (payload, [])
     assert await reader.read_prefill(payload) == (payload, [])
 
 
-async def test_what_the_engine_will_refuse_is_not_hashed(reader: PromptReader) -> None:
+async def test_prompts_that_the_engine_will_refuse_are_not_hashed(reader: PromptReader) -> None:
     submits = [
         submit(1, prompt_of(LONG + 1), cache_namespace=NAMESPACE),
         submit(2, prompt_of(20), cache_namespace=b"short"),

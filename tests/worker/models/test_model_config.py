@@ -34,7 +34,7 @@ LLAMA3 = {
 }
 
 
-def test_what_a_config_leaves_out_has_the_architectures_default() -> None:
+def test_missing_keys_have_the_architectures_defaults() -> None:
     config = parse_config(SMALL, "config.json")
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
     (rope,) = config.ropes
@@ -67,7 +67,7 @@ def test_code_that_a_known_architecture_does_not_need_is_left_where_it_is() -> N
     assert config.architecture == "Phi3ForCausalLM"
 
 
-def test_model_type_stands_in_for_missing_architectures() -> None:
+def test_model_type_replaces_missing_architectures() -> None:
     raw = {key: value for key, value in SMALL.items() if key != "architectures"}
     assert parse_config({**raw, "model_type": "qwen3"}, "config.json").architecture == "Qwen3ForCausalLM"
 
@@ -123,7 +123,7 @@ def test_yarn_stretches_the_models_length() -> None:
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, r"logits_scaling is 0; it must be a number"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_would_be_right(change: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_is_named_with_the_allowed_values(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^model/config.json: .*{message}") as caught:
         parse_config({**SMALL, **change}, "model/config.json")
     assert caught.value.field == "model"

@@ -95,7 +95,7 @@ def test_first_tokens_and_their_ends_go_ahead_of_the_others(bench: Bench) -> Non
     assert [end.slot for end in other.finishes] == [4]
 
 
-def test_first_tokens_wait_for_what_must_come_before_them(bench: Bench) -> None:
+def test_first_tokens_wait_for_frames_that_must_precede_them(bench: Bench) -> None:
     a, b, c = bench.submit(1, 4, 5, 6)
     entry = TokenLogprobs(-0.5, 1, (12,), (-0.5,))
     bench.emit(prompt_logprobs=[(a, 1, [entry])])

@@ -148,7 +148,7 @@ def test_only_sampled_trace_contexts_have_spans(traceparent: str, sampled: bool)
     assert is_sampled(traceparent) is sampled
 
 
-def test_a_span_lies_in_wall_time_where_it_lay_in_monotonic_time() -> None:
+def test_a_spans_wall_time_matches_its_monotonic_time() -> None:
     sent: list[bytes] = []
     sender = SpanSender(lambda kind, channel, payload: sent.append(payload), lambda: 110.0, lambda: 5_000_000_000_000)
     request = make_request([1, 2, 3], traceparent=TRACED, arrival=100.0)

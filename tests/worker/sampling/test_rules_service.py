@@ -104,7 +104,7 @@ def test_a_prefill_worker_gets_the_whole_request() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, Any], field: str) -> None:
+def test_invalid_rules_are_refused(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         generation_of(submit(0, PROMPT, sampling=sampling(**fields)), SPEC, "a", 0.0)
     assert caught.value.field == field

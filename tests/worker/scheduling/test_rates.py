@@ -5,7 +5,7 @@ import pytest
 from baton.worker.scheduling.rates import Rates
 
 
-def test_nothing_is_known_before_the_first_step():
+def test_no_rate_is_known_before_the_first_step():
     rates = Rates()
     assert (rates.decode_step_seconds, rates.prefill_tokens_per_second) == (0.0, 0.0)
     rates.observe(0, 0, 1.0)

@@ -30,7 +30,7 @@ def test_a_step_never_passes_its_token_budget():
         assert run_step(scheduler).plan.num_tokens <= 16
 
 
-def test_a_prefill_that_began_goes_on_before_new_ones():
+def test_a_started_prefill_continues_before_new_ones():
     scheduler = make_scheduler()
     first, second = place(scheduler, 20), place(scheduler, 20)
     assert chunks(run_step(scheduler)) == {first: 16}
@@ -116,7 +116,7 @@ def test_a_long_prompt_at_the_front_is_not_overtaken():
     assert long.phase is short.phase is Phase.WAITING
 
 
-def test_nothing_runs_twice_past_its_limit():
+def test_no_token_is_computed_twice_past_its_limit():
     scheduler = make_scheduler()
     state = place(scheduler, 5, max_tokens=3)
     steps = []
@@ -187,7 +187,7 @@ def test_a_request_that_waits_for_a_prefix_holds_no_blocks():
     assert chunks(run_step(scheduler))[second] == 4
 
 
-def test_nothing_to_do_stalls_until_something_changes():
+def test_without_work_the_schedule_stalls_until_a_change():
     scheduler = make_scheduler(num_blocks=10)
     pinned = place(scheduler, 20, prefill_only=True)
     scheduled = run_step(scheduler)

@@ -127,7 +127,7 @@ def test_a_prompt_continues_although_a_more_urgent_one_does_not_fit():
     assert urgent.phase is Phase.WAITING
 
 
-def test_a_tenant_that_comes_back_has_saved_nothing_up():
+def test_a_returning_tenant_has_no_saved_share():
     clock = TenantClock()
     clock.advance(["a", "b"])
     clock.charge("a", 100)

@@ -26,7 +26,7 @@ def test_the_best_rank_comes_first_however_it_was_pushed():
     assert pop_all(queue) == [urgent, early, late]
 
 
-def test_what_is_discarded_never_comes_up():
+def test_discarded_requests_are_never_returned():
     queue = WaitingQueue()
     states = [make_state(number) for number in range(6)]
     for state in states:
@@ -37,7 +37,7 @@ def test_what_is_discarded_never_comes_up():
     assert pop_all(queue) == states[1::2]
 
 
-def test_a_request_may_come_back():
+def test_a_request_may_be_queued_again():
     queue = WaitingQueue()
     first, second = make_state(1), make_state(2)
     queue.push(first)
@@ -49,7 +49,7 @@ def test_a_request_may_come_back():
     assert queue.peek() is first
 
 
-def test_what_was_discarded_does_not_pile_up_behind_a_request_that_waits():
+def test_discarded_requests_do_not_accumulate_in_the_queue():
     queue = WaitingQueue()
     queue.push(make_state(0))
     for number in range(1, 1000):
@@ -76,7 +76,7 @@ def test_each_tenant_and_priority_has_a_line_whose_front_is_its_best_rank():
     assert not queue.lines
 
 
-def test_a_request_that_comes_back_again_and_again_is_there_once():
+def test_a_request_queued_repeatedly_is_in_the_queue_once():
     queue = WaitingQueue()
     queue.push(make_state(0))
     back = make_state(1)

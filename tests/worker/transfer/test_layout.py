@@ -116,7 +116,7 @@ def test_equal_layouts_fit():
         {"tp_size": 2, "tp_rank": 1},
     ],
 )
-def test_what_can_be_converted_fits_both_ways(values):
+def test_convertible_layouts_fit_in_both_directions(values):
     other = spec(**values)
     check_convertible(SPEC, other)
     check_convertible(other, SPEC)
@@ -138,7 +138,7 @@ def test_8_bits_fit_wider_ones_and_themselves():
         ("head_dim", 64, "head_dim=128", "head_dim=64"),
     ],
 )
-def test_what_cannot_be_converted_is_named_on_both_sides(field, value, here, there):
+def test_unsupported_layouts_are_named_on_both_sides(field, value, here, there):
     other = spec(**{field: value})
     with pytest.raises(Mismatch) as caught:
         check_convertible(SPEC, other)

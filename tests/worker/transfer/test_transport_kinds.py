@@ -147,7 +147,7 @@ def test_a_fence_waits_for_the_piece_that_is_being_written(many, kind):
     receiver.wait_for(InboundFenced)
 
 
-def test_fencing_what_is_not_open_is_answered(ends):
+def test_fencing_an_unknown_transfer_is_answered(ends):
     sender, receiver = ends
     receiver.transport.fence_inbound(99)
     assert receiver.wait_for(InboundFenced) == InboundFenced(99)
@@ -274,7 +274,7 @@ def test_an_unreachable_receiver_fails_the_push(many, kind):
     sender.wait_for(PushFenced)
 
 
-def test_a_receiver_that_goes_away_fails_what_is_pushed_to_it(many, kind):
+def test_a_lost_receiver_fails_its_pushes(many, kind):
     sender, receiver = many.pair(kind)
     receiver.transport.open(inbound(TARGET))
     sender.transport.connect(outbound(receiver))
@@ -299,7 +299,7 @@ def test_a_receiver_restarted_at_its_address_is_dialled_again(many, kind):
     assert again.read(TARGET) == sender.read(SOURCE)
 
 
-def test_a_sender_that_goes_away_fails_what_it_pushed(many, kind):
+def test_a_lost_sender_fails_its_pushes(many, kind):
     sender, receiver = many.pair(kind)
     receiver.transport.open(inbound(TARGET))
     sender.transport.connect(outbound(receiver))

@@ -70,7 +70,7 @@ def stalled_receiver(ends):
     return receiver, sender, path
 
 
-def test_a_sender_that_is_gone_is_waited_for_no_more(ends, monkeypatch):
+def test_the_receiver_stops_waiting_for_a_lost_sender(ends, monkeypatch):
     monkeypatch.setattr(stall_watchdog, "_LOST_SECONDS", 0.05)
     receiver, sender, path = stalled_receiver(ends)
     time.sleep(0.3)

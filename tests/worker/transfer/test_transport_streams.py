@@ -137,7 +137,7 @@ def many():
 
 @pytest.mark.parametrize("longest_pause", [0.0, 3e-4, 2e-3])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_blocks_serve_others_as_soon_as_they_may_and_no_transfer_gets_what_is_not_its(many, longest_pause, seed):
+def test_blocks_are_reused_as_early_as_allowed_and_no_transfer_gets_others_kv(many, longest_pause, seed):
     receivers = {}
     sender, receiver = [
         many.make(executor, paths={"ipc": StreamPath(executor, _SLOT_BYTES, receivers, longest_pause)})

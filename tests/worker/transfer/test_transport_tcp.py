@@ -99,7 +99,7 @@ def test_a_piece_of_heads_that_this_rank_has_not_fails_the_transfer(receiver, he
         assert "heads" in receiver.wait_for(InboundFailed).reason
 
 
-def test_a_header_that_lies_about_its_length_is_dropped(receiver):
+def test_a_header_with_a_wrong_length_is_dropped(receiver):
     header = PieceHeader(1, GENERATION, EPOCH, 0, 0, 1, (256 << 20) + 1)
     with connected(receiver) as sock:
         sock.sendall(encode_piece(header))

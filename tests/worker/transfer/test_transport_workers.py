@@ -41,7 +41,9 @@ async def pair(prefill: str, decode: str) -> AsyncIterator[tuple[Worker, Worker]
         ("auto", "tcp", kv_pb2.TRANSPORT_KIND_TCP),
     ],
 )
-async def test_kv_goes_over_what_both_have_in_the_senders_order(prefill: str, decode: str, expected: int) -> None:
+async def test_kv_uses_the_first_common_transport_in_the_senders_order(
+    prefill: str, decode: str, expected: int
+) -> None:
     async with pair(prefill, decode) as (sender, receiver):
         slots = await receiver.stream().generate(*submits(sender))
         assert all(slot.finish.num_transferred_tokens for slot in slots)

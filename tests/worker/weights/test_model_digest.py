@@ -71,7 +71,7 @@ def test_the_digest_of_a_checkpoint_is_that_of_earlier_versions() -> None:
         assert model_digest(load_config(SAMPLE_MODEL), checkpoint).hex() == "d4935f6c8f7ccd621e02a61dc758eac3"
 
 
-def test_the_digest_holds_what_later_families_add() -> None:
+def test_the_digest_includes_properties_of_later_families() -> None:
     granite = {**SMALL, "architectures": ["GraniteForCausalLM"]}
     scales = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     changed = [{}, *({scale: 2.0} for scale in scales)]

@@ -17,9 +17,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["/nowhere/to/be/found", "./nowhere", "nowhere", "a/b/c", ""])
-def test_what_is_no_folder_and_no_hub_id_is_refused(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_folders_and_hub_ids_are_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidRequest, match="no such folder; it must be a folder in Hugging Face form, or a hub id"):
         resolve_model(model)

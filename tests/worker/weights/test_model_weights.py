@@ -220,7 +220,7 @@ def test_the_digest_distinguishes_models(whole: Path, copy: Path) -> None:
     assert digest_of(copy) not in (original, changed)
 
 
-def test_the_digest_leaves_out_what_does_not_change_kv(whole: Path, copy: Path) -> None:
+def test_the_digest_omits_properties_without_effect_on_kv(whole: Path, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "eos_token_id": 9, "_name_or_path": "elsewhere"}))
     (copy / "generation_config.json").unlink()

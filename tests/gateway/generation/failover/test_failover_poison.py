@@ -122,7 +122,7 @@ async def test_a_prefill_worker_and_then_a_decode_worker_are_the_last_that_a_req
     assert len(site.router.places) == 1
 
 
-async def test_one_that_lost_its_prefill_worker_only_is_answered(site):
+async def test_a_request_that_lost_only_its_prefill_worker_is_answered(site):
     sink = await ask(site)
     site.workers["p"].kill()
     async with asyncio.timeout(30):
@@ -132,7 +132,7 @@ async def test_one_that_lost_its_prefill_worker_only_is_answered(site):
     assert site.counters.poisonous_requests == 0
 
 
-async def test_one_that_lost_its_prefill_worker_and_ran_on_is_let_off(site):
+async def test_a_request_that_ran_on_after_losing_its_prefill_worker_is_not_blamed(site):
     sink = await ask(site)
     site.workers["p"].kill()
     await until(lambda: sink.num_tokens > LET_OFF_TOKENS, 30)

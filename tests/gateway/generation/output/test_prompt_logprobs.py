@@ -58,7 +58,7 @@ def test_an_answer_scored_as_a_prompt_has_the_log_probabilities_it_was_drawn_wit
         assert mine == pytest.approx(drawn["logprobs"]["token_logprobs"], abs=1e-3)
 
 
-def test_choices_share_what_one_of_them_asked(tandem_stack):
+def test_choices_share_the_prompt_computed_by_one(tandem_stack):
     status, answer = tandem_stack.post(
         "/v1/completions", {"prompt": "Once upon a time", "n": 2, "max_tokens": 2, "logprobs": 0, "echo": True}
     )

@@ -42,7 +42,7 @@ def test_any_text_in_any_pieces_ends_like_the_naive_search(include):
         assert run(pieces, stops, include) == naive(text, stops, include), (pieces, stops)
 
 
-def test_only_what_may_become_a_stop_string_is_held_back():
+def test_only_possible_stop_strings_are_held_back():
     matcher = StopStrings(["###", "END"])
     assert matcher.push("one #") == ("one ", None)
     assert matcher.push("two EN") == ("#two ", None)

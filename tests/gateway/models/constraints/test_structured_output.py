@@ -134,7 +134,7 @@ BAD = {
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(("fields", "param"), BAD.values(), ids=BAD)
-async def test_what_is_malformed_is_refused_by_name(path, fields, param):
+async def test_malformed_constraints_are_refused_by_name(path, fields, param):
     base = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
     async with rest_side() as rest:
         answer = await rest.post(path, base | fields)

@@ -88,7 +88,7 @@ def test_every_class_of_template_renders_objects_and_texts(model):
         ("a=1", "a=1"),
     ],
 )
-def test_what_is_no_object_stays_text(text, expected):
+def test_arguments_that_are_no_object_stay_text(text, expected):
     assert read_arguments(text) == expected
 
 

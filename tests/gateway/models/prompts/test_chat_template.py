@@ -225,7 +225,7 @@ def test_a_template_cannot_write_down_more_than_there_is_memory_for(text):
         ),
     ],
 )
-def test_what_is_measured_works_as_in_jinja(text, expected):
+def test_measured_filters_work_as_in_jinja(text, expected):
     assert ChatTemplate({"default": text}, {}, "m").render([{"role": "user", "content": "Hi"}]) == expected
 
 

@@ -40,7 +40,7 @@ def test_sequences_spell_the_word(word):
         (["a"] * (MAX_WORDS + 1), "bad_words"),
     ],
 )
-async def test_what_is_no_word_is_refused(words, field):
+async def test_invalid_words_are_refused(words, field):
     with pytest.raises(InvalidRequest) as caught:
         await forbid_words(types_pb2.SamplingParams(bad_words=words), TOKENIZER, VOCAB_SIZE)
     assert caught.value.field == field

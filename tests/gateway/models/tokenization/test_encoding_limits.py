@@ -201,7 +201,7 @@ def test_the_longest_token_is_known_where_no_text_is_dropped(name, expected):
     assert TokenBound(rust, build_token_table(rust)).bytes_per_token == expected
 
 
-def test_what_fits_is_encoded_as_before(model):
+def test_texts_within_the_limits_are_encoded_unchanged(model):
     whole = uncut()
     for seed in range(25):
         text = pieces_of_every_kind(seed)

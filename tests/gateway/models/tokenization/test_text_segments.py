@@ -83,7 +83,7 @@ def test_only_new_segments_are_encoded(rust):
     assert sum(encoded) < len(long_text(4, 2000)) + 2 * 4200
 
 
-def test_what_is_kept_is_bounded(rust):
+def test_the_cache_is_bounded(rust):
     encoder = SegmentEncoder(partial(encode_plainly, rust), 100_000)
     for seed in range(5):
         encoder.encode(long_text(seed, 20_000))
@@ -114,7 +114,7 @@ def test_tokens_that_reach_over_a_space_forbid_cuts():
     assert not cuttable(byte_level([("a", "Ġ"), ("aĠ", "b")], use_regex=False))
 
 
-def test_what_looks_at_the_start_of_a_text_forbids_cuts():
+def test_tokenizers_that_depend_on_the_start_of_a_text_allow_no_cuts():
     rust = byte_level()
     rust.normalizer = normalizers.Prepend("_")
     assert not cuttable(rust)

@@ -44,7 +44,7 @@ def test_encoding_equals_transformers(sample, transformers_sample, text, add_spe
     assert sample.encode(text, add_special_tokens=add_special_tokens) == expected
 
 
-async def test_a_long_text_is_encoded_while_the_event_loop_goes_on(sample):
+async def test_a_long_text_is_encoded_without_blocking_the_event_loop(sample):
     # Words that the tokenizer has not seen take it long enough to be sure of ticks, however busy the machine is.
     letters = random.Random(1)
     text = " ".join("".join(letters.choices(string.ascii_lowercase, k=8)) for _ in range(200_000))
@@ -93,7 +93,7 @@ def test_token_bytes_join_to_the_text(sample):
     assert sample.token_bytes(1_000_000) == b""
 
 
-async def test_what_a_huge_text_took_is_given_back(sample):
+async def test_memory_of_a_huge_text_is_freed(sample):
     process = psutil.Process()
     await sample.encode_async("dog " * 500_000, add_special_tokens=False)
     before = process.memory_info().rss

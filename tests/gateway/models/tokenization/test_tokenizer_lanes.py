@@ -45,7 +45,7 @@ async def test_a_flood_of_texts_holds_back_no_long_one(tokenizer):
         await asyncio.gather(*flood)
 
 
-async def test_the_event_loop_goes_on_while_texts_are_encoded(tokenizer):
+async def test_the_event_loop_runs_while_texts_are_encoded(tokenizer):
     gate = threading.Event()
     work = asyncio.create_task(tokenizer.run_on_thread(gate.wait, 5000))
     for _ in range(3):

@@ -54,7 +54,7 @@ async def test_calls_are_kept_too():
     assert (call["id"], call["function"]) == ("call_1", {"name": "f", "arguments": "{}"})
 
 
-async def test_what_is_not_to_be_kept_is_not():
+async def test_chats_without_store_are_not_stored():
     async with rest_side(say("x")) as rest:
         made = (await rest.chat()).json
         answer = await get(rest, f"/{made['id']}")
@@ -108,7 +108,7 @@ async def test_metadata_is_replaced_and_chats_are_forgotten():
             assert (await rest.request(method, f"{PATH}/{made['id']}", body)).status == 404
 
 
-async def test_two_gateways_share_what_redis_keeps_until_it_expires(redis_server):
+async def test_two_gateways_share_the_records_in_redis_until_they_expire(redis_server):
     stores = [RedisRecordStore(redis_server.url, 60) for _ in range(2)]
     async with rest_side(say("x"), store=stores[0]) as one, rest_side(store=stores[1]) as other:
         made = (await one.chat(store=True)).json

@@ -103,7 +103,7 @@ def test_a_shared_prefix_is_computed_once(subject: Subject) -> None:
     assert branch.output == subject.expected(other)
 
 
-def test_a_preempted_request_goes_on_in_another_row_and_other_blocks(subject: Subject) -> None:
+def test_a_preempted_request_continues_in_another_row_and_other_blocks(subject: Subject) -> None:
     harness = subject.harness()
     admitted = [harness.admit(prompt) for prompt in subject.prompts[:3]]
     for _ in range(6):

@@ -90,7 +90,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def test_what_would_be_launched_is_compiled_and_found_by_the_launch(cache: Path, found: list[bool]) -> None:
+def test_collected_kernels_are_compiled_and_found_by_the_launch(cache: Path, found: list[bool]) -> None:
     wanted = collected(norms) | collected(norms) | collected(decode_on_hopper)
     jobs = [read_job(said, HOPPER) for said in wanted]
     assert len(jobs) == 3

@@ -125,14 +125,14 @@ def test_a_model_that_does_not_fit_reports_needed_and_free_memory_and_a_fix(monk
         check_weights_fit(MODEL, torch.bfloat16, GPU)
 
 
-def test_the_pool_gets_what_weights_steps_and_others_leave() -> None:
+def test_the_pool_gets_the_memory_left_by_weights_steps_and_others() -> None:
     # 4 GiB are others': 80 total, 70 free, 6 ours.
     assert num_blocks_that_fit(1 << 20, 0.9, 20 * GIB, GPU) == (72 - 4 - 20) * 1024
     with pytest.raises(InvalidRequest, match=r"no KV block fits.*gpu_memory_utilization"):
         num_blocks_that_fit(1 << 20, 0.5, 60 * GIB, GPU)
 
 
-def test_blocks_are_those_set_those_of_the_memory_set_or_what_fits_beside_the_peak_and_the_graphs() -> None:
+def test_the_number_of_blocks_is_set_or_by_memory_or_fits_beside_peak_and_graphs() -> None:
     def num_blocks(**values: int | float) -> int:
         return num_kv_blocks(replace(CONFIG, **values), 1 << 20, 2 * GIB, GPU)
 
@@ -170,7 +170,7 @@ def test_a_pool_beyond_memory_is_refused_with_its_size(monkeypatch: pytest.Monke
         allocate_kv(spec, torch.bfloat16, 1_000_000, GPU)
 
 
-def test_what_the_kernels_cannot_do_is_named() -> None:
+def test_unsupported_properties_are_named() -> None:
     check_supported(CONFIG, MODEL, torch.bfloat16, GPU)
     assert "block_size=8" in refused(replace(CONFIG, block_size=8))
     assert "head_dim is 320" in refused(model=of(head_dim=320))
@@ -206,7 +206,7 @@ def test_types_follow_the_configuration_and_travel_by_their_names() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("batch_invariant", True), ("kv_cache_dtype", "fp8_e4m3")])
 @pytest.mark.parametrize("executor", ["cpu", "sim"])
-def test_other_executors_refuse_what_only_the_gpu_has(field: str, value: object, executor: str) -> None:
+def test_other_executors_refuse_gpu_settings(field: str, value: object, executor: str) -> None:
     replace(CONFIG, **{field: value}).validate()
     with pytest.raises(InvalidRequest, match=f"{field}={value} needs executor=cuda") as caught:
         replace(CONFIG, executor=executor, **{field: value}).validate()

@@ -41,7 +41,7 @@ def test_a_request_without_wishes_has_no_lists_and_no_bits():
     assert (words["TOP_P"], words["REPETITION"], words["NUM_PROMPT"]) == (1.0, 1.0, 5)
 
 
-def test_every_list_lies_behind_the_one_before():
+def test_every_list_follows_the_previous_one():
     sampling = SamplingParams(
         logit_bias=((4, 1.5), (99, -2.0)),
         allowed_token_ids=(1, 31, 32, 98),

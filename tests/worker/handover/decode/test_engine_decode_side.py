@@ -42,7 +42,7 @@ def test_a_remote_prefill_gives_the_same_tokens_without_computing_the_prompt(len
     assert rig.seen.finishes[again.request_id].num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
-def test_only_what_is_not_cached_is_transferred():
+def test_only_uncached_blocks_are_transferred():
     rig = make_rig()
     prompt = prompt_of(40)
     rig.run(make_request(prompt[:20], 2))

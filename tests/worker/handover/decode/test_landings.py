@@ -117,7 +117,7 @@ def test_the_first_token_leaves_before_the_next_step_is_launched(pair):
     decode.assert_nothing_held()
 
 
-def test_a_hand_over_is_recorded_when_the_request_goes_on(pair):
+def test_a_hand_over_is_recorded_when_the_request_continues(pair):
     prefill, decode = pair
     records = records_of(decode)
     request = make_request(prompt_of(50), 6)
@@ -151,7 +151,7 @@ def test_a_request_that_waits_for_a_row_is_recorded_once_it_has_one(network):
 
 
 @pytest.mark.parametrize("how", ["its first token is its last", "it is aborted before it has a row"])
-def test_a_request_that_does_not_go_on_is_recorded_too(pair, how):
+def test_a_request_that_does_not_continue_is_recorded_too(pair, how):
     prefill, decode = pair
     records = records_of(decode)
     request = make_request(prompt_of(50), 1 if how.startswith("its") else 8)

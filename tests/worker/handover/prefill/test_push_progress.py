@@ -154,7 +154,7 @@ def test_layers_that_finish_together_share_pieces(sender: int, receiver: int) ->
     assert [(piece.layer, piece.num_layers, piece.num_blocks) for piece in pieces] == [(0, 4, 2), (4, 4, 2)]
 
 
-def test_what_is_read_for_a_piece_is_bounded_where_no_size_is_a_multiple_of_the_other() -> None:
+def test_the_data_read_for_a_piece_is_bounded_with_incommensurable_sizes() -> None:
     model = Model(2, sender_size=4, receiver_size=3, num_tokens=17, first_block=5, max_block_layers=2)
     model.computed = [17, 17]
     model.progress.start(model.target())

@@ -140,7 +140,7 @@ def cache(pool: BlockPool, *numbers: int) -> list[BlockId]:
     return block_ids
 
 
-def test_what_is_evicted_is_copied_out_ahead_of_the_step_that_overwrites_it():
+def test_evicted_blocks_are_copied_out_before_the_step_that_overwrites_them():
     pool, offloads = make_pool(2)
     block_ids = cache(pool, 1, 2)
     assert pool.allocate(1) == block_ids[1:]

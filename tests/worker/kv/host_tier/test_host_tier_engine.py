@@ -67,7 +67,7 @@ def hashes_of(packed: bytes) -> set[bytes]:
 
 
 @DEPTHS
-def test_an_evicted_prefix_comes_back_and_counts_as_cached(depth: int):
+def test_an_evicted_prefix_is_restored_and_counts_as_cached(depth: int):
     rig = make_host_rig(depth=depth)
     prompt = prompt_of(81)
     first, second = make_request(prompt), make_request(prompt)
@@ -137,7 +137,7 @@ def test_without_host_memory_nothing_changes():
     assert rig.engine.load().num_host_blocks == 0
 
 
-def test_others_go_on_while_a_prefix_comes_back():
+def test_other_requests_continue_while_a_prefix_is_restored():
     clock = Clock()
     rig = make_host_rig(clock, speed=SimSpeed(per_copied_token=1e-3))
     prompt = prompt_of(81)
@@ -188,7 +188,7 @@ def test_requests_with_one_prefix_wait_for_one_copy():
     assert rig.engine.counters().num_restored_blocks == 20
 
 
-def test_a_prefix_comes_back_into_blocks_that_a_step_in_flight_still_writes():
+def test_a_prefix_is_restored_to_blocks_that_a_step_in_flight_still_writes():
     clock = Clock()
     rig = make_host_rig(clock, num_blocks=12, depth=2)
     prompt = prompt_of(41)
@@ -208,7 +208,7 @@ def test_a_prefix_comes_back_into_blocks_that_a_step_in_flight_still_writes():
 
 
 @pytest.mark.parametrize("how", ["abort", "deadline"])
-def test_a_request_that_ends_while_its_prefix_comes_back_leaves_it_to_the_cache(how: str):
+def test_a_request_that_ends_during_its_restore_leaves_the_prefix_cached(how: str):
     clock = Clock()
     rig = make_host_rig(clock, speed=SimSpeed(per_copied_token=1e-3))
     prompt = prompt_of(81)
@@ -231,7 +231,7 @@ def test_a_request_that_ends_while_its_prefix_comes_back_leaves_it_to_the_cache(
     assert rig.seen.finishes[again.request_id].num_cached_tokens == 80
 
 
-def test_a_reset_forgets_host_memory_and_what_is_on_its_way_back():
+def test_a_reset_drops_host_memory_and_restores_in_progress():
     clock = Clock()
     rig = make_host_rig(clock)
     prompt = prompt_of(81)
@@ -251,7 +251,7 @@ def test_a_reset_forgets_host_memory_and_what_is_on_its_way_back():
 
 
 @DEPTHS
-def test_events_replayed_give_what_each_tier_holds(depth: int):
+def test_replayed_events_give_the_blocks_of_each_tier(depth: int):
     rig = make_host_rig(num_blocks=24, num_host_blocks=30, depth=depth)
     known: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
     for number in range(14):
@@ -267,7 +267,7 @@ def test_events_replayed_give_what_each_tier_holds(depth: int):
         assert known[tier] == hashes_of(rig.engine.cached_hashes(tier))
 
 
-def test_a_remote_prefill_begins_behind_what_host_memory_gives_back():
+def test_a_remote_prefill_begins_after_the_prefix_restored_from_host_memory():
     clock = Clock()
     rig = make_host_rig(clock, min_remote_prefill_tokens=4)
     prompt = prompt_of(81)
@@ -319,7 +319,7 @@ def test_a_copy_that_cannot_be_started_costs_a_computation(monkeypatch: pytest.M
     assert rig.seen.finishes[again.request_id].num_cached_tokens == 0
 
 
-def test_what_finds_no_staging_is_dropped_and_counted():
+def test_blocks_without_staging_memory_are_dropped_and_counted():
     clock = Clock()
     rig = make_host_rig(clock, host_staging_blocks=1)
     requests = [make_request(prompt_of(81, salt=number % 3), 4) for number in range(9)]
@@ -421,7 +421,7 @@ def test_tokens_on_the_cpu_are_the_same_with_and_without_host_memory(model_folde
     assert (audit.num_held_blocks, audit.num_leased_blocks) == (0, 0)
 
 
-def test_blocks_on_the_cpu_come_back_as_they_went(model_folder: Path):
+def test_blocks_on_the_cpu_are_restored_unchanged(model_folder: Path):
     executor = make_cpu(model_folder, host_cache_gb=0.001)
     host = executor.host
     assert isinstance(host, HostMemory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.processes.worker_harness import running_worker, submit
 
 
-async def test_a_prompt_comes_back_from_host_memory_through_the_service(free_port: int) -> None:
+async def test_a_prompt_is_restored_from_host_memory_through_the_service(free_port: int) -> None:
     prompt = [5 + number * 7 % 3000 for number in range(321)]
     # 0.4 GB are 190 blocks of the model that the simulator stands for.
     async with running_worker(free_port, num_blocks=48, host_cache_gb=0.4, sim_slowness=1.0) as worker:

@@ -172,7 +172,7 @@ def test_equal_constraints_are_compiled_once_while_they_are_kept(folder: Path) -
     assert (compiler.num_compiled, len(compiler)) == (4, 1)
 
 
-def test_what_is_kept_is_bounded_in_bytes(folder: Path) -> None:
+def test_the_cache_is_bounded_in_bytes(folder: Path) -> None:
     limits = GrammarLimits(max_cached_bytes=1000, max_grown_bytes=300)
     compiler = Compiler(load_vocabulary(folder, MODEL), limits)
     for number in range(20):
@@ -204,7 +204,7 @@ def test_matchers_of_one_compilation_share_no_place(compiler: Compiler, tokenize
     assert tokenizer.encode("c").ids[0] not in allowed(first)
 
 
-def test_limits_refuse_what_is_too_expensive(folder: Path) -> None:
+def test_limits_refuse_expensive_grammars(folder: Path) -> None:
     limits = GrammarLimits(max_grammar_size=50, max_lexer_fuel=2000)
     compiler = Compiler(load_vocabulary(folder, MODEL), limits)
     wide = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(200)}}

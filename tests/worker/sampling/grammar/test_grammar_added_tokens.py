@@ -75,7 +75,7 @@ def test_special_tokens_are_no_text(run: Run, executor: CpuExecutor) -> None:
     assert TOKENIZER.token_to_id("<|im_start|>") not in output
 
 
-def test_an_output_that_has_them_goes_on_elsewhere(run: Run, executor: CpuExecutor) -> None:
+def test_an_output_with_rules_continues_elsewhere(run: Run, executor: CpuExecutor) -> None:
     eos = frozenset(executor.model.eos_token_ids)
     digit = TOKENIZER.token_to_id("7")
     given = [[CALL, digit], [CALL, digit, digit, END_CALL], TOKENIZER.encode("<tool", add_special_tokens=False).ids]

@@ -99,7 +99,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("constraint", PLAIN.values(), ids=PLAIN)
-def test_what_a_plain_constraint_keeps_is_within_the_estimate(constraint: Constraint) -> None:
+def test_the_memory_of_a_plain_constraint_is_within_the_estimate(constraint: Constraint) -> None:
     """However many tokens its matchers take: they share one automaton."""
     vocabulary = load_vocabulary(SAMPLE_MODEL, MODEL)
     assert is_plain(constraint)
@@ -136,7 +136,7 @@ def walk(compiler: Compiler, constraint: Constraint, rng: random.Random, num_tok
     return steps
 
 
-def test_what_grew_while_stepping_is_not_kept(grammars: Grammars) -> None:
+def test_grammars_that_grew_during_steps_are_not_cached(grammars: Grammars) -> None:
     """An automaton of 20,000 states, 100 MB, in one answer."""
     constraint = regex("([a-z]*[aeiou][a-z]{40}){10}")
     gc.collect()

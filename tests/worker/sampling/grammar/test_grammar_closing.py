@@ -148,7 +148,7 @@ def test_a_long_chain_of_compositions_is_refused_in_plain_words(compiler: Compil
         compiler.matcher(json_schema({"$ref": "#/$defs/d0", **link, "$defs": {**defs, "d900": link}}))
 
 
-def test_what_references_expand_to_is_bounded(compiler: Compiler) -> None:
+def test_expanded_references_are_bounded(compiler: Compiler) -> None:
     definitions: dict[str, Any] = {"d0": A}
     for level in range(1, 40):
         ref = {"$ref": f"#/$defs/d{level - 1}"}

@@ -320,7 +320,7 @@ def test_a_reasoning_request_may_be_alone_in_its_step(tmp_path: Path) -> None:
     grammars.close()
 
 
-def test_an_output_goes_on_in_its_grammar_on_another_worker(subject: Subject) -> None:
+def test_an_output_continues_in_its_grammar_on_another_worker(subject: Subject) -> None:
     engine, grammars = make_engine(subject.executor, subject.folder)
     whole = Run(engine)
     first = make_request(constraint=json_schema(PERSON), seed=9, eos=subject.eos)

@@ -45,7 +45,7 @@ def test_the_largest_of_the_tenant_that_holds_most_ends(held: list[Holding]) -> 
     assert ended.num_bytes == max(one.num_bytes for one in held if one.tenant == ended.tenant)
 
 
-def test_nothing_ends_where_nothing_is_held() -> None:
+def test_without_holdings_no_request_ends() -> None:
     assert to_end([]) is None
 
 
@@ -103,7 +103,7 @@ def test_a_matcher_grows_by_no_more_than_is_estimated(
     assert allocated_bytes() - before <= grown_bytes(began, now)
 
 
-def test_what_an_ordinary_answer_takes_is_estimated_within_a_few_megabytes(vocabulary: Vocabulary) -> None:
+def test_an_ordinary_answers_memory_is_estimated_within_a_few_megabytes(vocabulary: Vocabulary) -> None:
     for constraint in (SMALL, KINDS["object"], KINDS["free"], KINDS["choices"]):
         matcher = Compiler(vocabulary).matcher(constraint, num_bytes=0)
         began = reported_work(matcher)

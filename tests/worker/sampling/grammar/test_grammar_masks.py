@@ -93,7 +93,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("constraint", ORDINARY.values(), ids=ORDINARY)
-def test_a_large_ordinary_constraint_goes_on(grammars: Grammars, constraint: Constraint) -> None:
+def test_a_large_ordinary_constraint_is_served(grammars: Grammars, constraint: Constraint) -> None:
     match, _ = steps(grammars, constraint, 300)
     assert match.error is None
 

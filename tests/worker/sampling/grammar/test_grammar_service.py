@@ -83,7 +83,7 @@ async def test_both_sides_of_a_hand_over_keep_to_the_grammar(fields: dict[str, o
         await prefill.until_idle()
 
 
-async def test_an_answer_goes_on_midway_on_another_worker(tokenizer: Tokenizer) -> None:
+async def test_an_answer_continues_midway_on_another_worker(tokenizer: Tokenizer) -> None:
     first, second = ports.free_ports(2)
     async with running_worker(first, **SIM) as one:
         (whole,) = await one.stream().generate(ask(1))
@@ -100,7 +100,7 @@ async def test_an_answer_goes_on_midway_on_another_worker(tokenizer: Tokenizer) 
         assert failed.failure.detail.field == "resume.output_token_ids"
 
 
-async def test_what_cannot_be_compiled_fails_its_slot_alone(free_port: int) -> None:
+async def test_an_uncompilable_constraint_fails_only_its_slot(free_port: int) -> None:
     async with running_worker(free_port, **SIM) as worker:
         stream = worker.stream()
         bad = [
@@ -124,7 +124,7 @@ async def test_what_cannot_be_compiled_fails_its_slot_alone(free_port: int) -> N
         await worker.until_idle()
 
 
-async def test_an_idle_worker_wakes_for_what_it_compiled(free_port: int, tokenizer: Tokenizer) -> None:
+async def test_an_idle_worker_wakes_for_a_finished_compilation(free_port: int, tokenizer: Tokenizer) -> None:
     async with running_worker(free_port, **SIM) as worker:
         stream = worker.stream()
         for slot in range(5):

@@ -75,7 +75,7 @@ def wait_for(grammars: Grammars, match: GrammarMatch, seconds: float = 60.0) -> 
     return time.monotonic() - began
 
 
-def test_what_is_cheap_passes_with_its_cost(trials: Trials) -> None:
+def test_cheap_constraints_pass_with_their_cost(trials: Trials) -> None:
     verdict = trials.run(regex("[a-z]+@[a-z]+"))
     assert not verdict.problem
     assert verdict.grammar
@@ -84,7 +84,7 @@ def test_what_is_cheap_passes_with_its_cost(trials: Trials) -> None:
 
 
 @pytest.mark.parametrize("constraint", [ENDLESS[0], TWO_SECONDS, json_schema({"type": "integer", "multipleOf": 99991})])
-def test_what_costs_too_much_is_refused_within_the_limit(trials: Trials, constraint: Constraint) -> None:
+def test_expensive_constraints_are_refused_within_the_limit(trials: Trials, constraint: Constraint) -> None:
     trials.run(regex("warm"))
     assert trials._process is not None
     before = psutil.Process(trials._process.pid).cpu_times()
@@ -97,7 +97,7 @@ def test_what_costs_too_much_is_refused_within_the_limit(trials: Trials, constra
     assert children(trials) == []
 
 
-def test_the_process_keeps_no_memory_of_what_it_tried(trials: Trials) -> None:
+def test_the_trial_process_keeps_no_memory(trials: Trials) -> None:
     trials.run(regex("warm"))
     assert trials._process is not None
     process = psutil.Process(trials._process.pid)
@@ -268,7 +268,7 @@ def test_owners_take_turns_and_leave_a_place() -> None:
     assert queue.take() is None
 
 
-def test_one_place_is_shared_too() -> None:
+def test_a_single_slot_is_shared_too() -> None:
     queue: FairQueue[str] = FairQueue(1)
     queue.put(b"a", "x")
     queue.put(b"a", "y")
@@ -294,7 +294,7 @@ def test_the_engine_compiles_after_the_vocabulary_was_missing(tmp_path: Path) ->
     grammars.close()
 
 
-def test_what_constraints_need_is_there_before_the_first() -> None:
+def test_the_tokenizer_and_trial_process_are_ready_before_the_first_constraint() -> None:
     asked: list[Path] = []
 
     def find_folder() -> Path:

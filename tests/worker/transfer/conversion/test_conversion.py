@@ -168,7 +168,7 @@ def scales_of(layout: KvSpec) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("receiver", [scaled(), scaled(64), layout("float8_e4m3", 16), layout("float8_e4m3", 32)])
-def test_8_bits_are_what_the_receivers_kernel_stores(dtype, receiver):
+def test_8_bit_values_are_those_of_the_receivers_kernel(dtype, receiver):
     sender = layout(dtype, 16)
     kv = random_kv(dtype, 2, 130, 4, seed=3)
     # Every scale has values beyond its range, subnormal ones, and ties.
@@ -185,7 +185,7 @@ def test_8_bits_are_what_the_receivers_kernel_stores(dtype, receiver):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_every_16_bit_number_becomes_what_the_receivers_kernel_stores(dtype):
+def test_every_16_bit_number_is_converted_as_by_the_receivers_kernel(dtype):
     """Ties included: a few come out otherwise where a value is multiplied with 1 / scale."""
     sender, receiver = layout(dtype, 16, heads=1, head_dim=4096), scaled(heads=1, head_dim=4096)
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(DTYPES[dtype])
@@ -315,7 +315,7 @@ def test_ranks_get_their_heads_of_the_whole(num_senders, num_receivers, heads, d
     "values",
     [{"model_digest": bytes([1]) * 16}, {"head_dim": 8}, {"heads": 4}, {"num_layers": 2}, {"dtype": "simulated"}],
 )
-def test_what_cannot_be_converted_is_refused(values):
+def test_unsupported_conversions_are_refused(values):
     with pytest.raises(Mismatch, match=r"the prefill worker has .*, the decode worker has "):
         conversion_to(layout(), layout(**values))
 

@@ -63,7 +63,7 @@ def test_block_sizes_may_differ(network, prefill_size, decode_size):
 
 
 @pytest.mark.parametrize(("prefill_size", "decode_size"), [(16, 4), (4, 16), (6, 4)])
-def test_what_the_decode_worker_has_need_not_end_with_the_senders_blocks(network, prefill_size, decode_size):
+def test_the_decode_workers_prefix_need_not_end_at_the_senders_blocks(network, prefill_size, decode_size):
     pair = _, decode = pair_of(network, prefill_size, decode_size)
     first = make_request(prompt_of(21), 4)
     hand_over(pair, first)
@@ -78,7 +78,7 @@ def test_what_the_decode_worker_has_need_not_end_with_the_senders_blocks(network
 
 
 @pytest.mark.parametrize(("prefill_size", "decode_size"), [(4, 16), (16, 4)])
-def test_what_the_prefill_worker_has_is_sent_in_the_receivers_blocks(network, prefill_size, decode_size):
+def test_cached_blocks_of_the_prefill_worker_are_sent_in_the_receivers_size(network, prefill_size, decode_size):
     pair = prefill, _ = pair_of(network, prefill_size, decode_size)
     other = make_node(network, "other", make_executor(block_size=decode_size))
     first, second = make_request(prompt_of(50), 4), make_request(prompt_of(50), 4)

@@ -202,7 +202,7 @@ def test_a_machine_without_nccl_is_found_at_the_start(library: Nccl) -> None:
         nccl_pair.load_kernels()
 
 
-def test_communicators_are_bounded_and_their_seats_come_back(library: Nccl) -> None:
+def test_communicators_are_bounded_and_freed(library: Nccl) -> None:
     seats = nccl_path._Seats(2)
     pairs = [seats.pair(None, 1) for _ in range(2)]
     with pytest.raises(NoCapacity, match="open"):

@@ -220,7 +220,7 @@ def test_slots_out_of_range_are_refused_by_both_ends(path, steady_peer, connect,
     receiver.close(True)
 
 
-def test_what_is_larger_than_a_slot_is_refused_by_both_ends(path, steady_peer, pool, connect):
+def test_pieces_larger_than_a_slot_are_refused_by_both_ends(path, steady_peer, pool, connect):
     sender = connect(steady_peer)
     with pytest.raises(InvalidRequest, match=f"the receiver's slots have {SLOT_BYTES}"):
         sender.put(piece(range(BLOCKS_PER_SLOT + 1)), 0, None)
@@ -282,7 +282,7 @@ def test_numbers_of_slots_have_bounds(path, slots):
         path.connect(slots)
 
 
-def test_what_was_refused_leaves_nothing(path):
+def test_refused_connections_leave_no_resources(path):
     slots = slots_of(path)
     wrong = changed(slots, metadata=b"nothing")
     with pytest.raises(Mismatch):
@@ -343,7 +343,7 @@ def test_a_peer_that_stops_for_a_moment_gets_everything(stoppable_peer, pool, co
         check_piece(stoppable_peer, pool, FULL, slot, list(FULL.block_ids))
 
 
-def test_connecting_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_path):
+def test_connecting_to_a_stopped_peer_has_a_deadline(stoppable_peer, open_path):
     path = open_path(connect_seconds=0.2)
     slots = stoppable_peer.call("accept", path.offer())
     stop(stoppable_peer)
@@ -351,7 +351,7 @@ def test_connecting_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, o
         path.connect(slots)
 
 
-def test_a_copy_to_a_peer_that_stands_still_has_a_deadline(stoppable_peer, open_path, connect):
+def test_a_copy_to_a_stopped_peer_has_a_deadline(stoppable_peer, open_path, connect):
     sender = connect(stoppable_peer, open_path(copy_seconds=0.2))
     stop(stoppable_peer)
     pending = sender.put(FULL, 0, None)
@@ -374,7 +374,7 @@ def test_an_abort_ends_copies_that_the_peer_does_not_take(stoppable_peer, connec
     sender.close()
 
 
-def test_what_an_aborted_sender_left_in_the_wires_meets_no_other_senders_slots(stoppable_peer, pool, path):
+def test_late_writes_of_an_aborted_sender_reach_no_other_senders_slots(stoppable_peer, pool, path):
     slots = stoppable_peer.call("accept", path.offer())
     sender = path.connect(slots)
     stop(stoppable_peer)
@@ -470,7 +470,7 @@ def test_regions_serve_again_after_a_while(pool):
     agent.close()
 
 
-def test_memory_whose_sender_may_still_write_comes_back_with_another_agent(open_path):
+def test_memory_that_a_sender_may_still_write_is_reused_with_another_agent(open_path):
     path = open_path(max_peers=2)
     lost, used = path.accept(path.offer()), path.accept(path.offer())
     sender = path.connect(lost.slots)

@@ -115,7 +115,7 @@ def test_a_header_that_names_a_slot_that_is_not_the_senders_ends_its_connection(
     assert receiver.transport.totals_by_kind()["ipc"].num_bad_connections == 1
 
 
-def test_slots_come_back_at_once_whatever_the_senders_kernel_acknowledges(many):
+def test_slots_are_returned_at_once_for_any_acknowledgement_of_the_kernel(many):
     """Held back until the frame before is acknowledged, a small one comes 40 ms late."""
     receiver, path = receiving_end(many)
     headers = [PieceHeader(9, GENERATION, EPOCH, 0, 0, 1, 128, slot=slot) for slot in range(3)]  # of no transfer
@@ -167,7 +167,7 @@ def slow(executor):
     return executor, go_on
 
 
-def test_a_sender_without_credits_waits_and_goes_on(many):
+def test_a_sender_without_credits_waits_and_continues(many):
     executor, go_on = slow(HostKv())
     sender, (receiver, _) = many.make(filled(HostKv()), "ipc"), receiving_end(many, executor, num_slots=2)
     receiver.transport.open(inbound(TARGET))

@@ -193,7 +193,7 @@ def test_a_piece_is_announced_before_the_next_is_copied(rig, way, monkeypatch):
     assert num_finished == [0, 1, 2, 3, 4]
 
 
-def test_a_slot_that_comes_back_is_used_while_another_copy_is_under_way(rig, way):
+def test_a_returned_slot_is_used_while_another_copy_runs(rig, way):
     push = rig.begin(1)
     rig.rested()
     way.gives_back_early = True
@@ -274,7 +274,7 @@ def test_a_push_does_not_end_before_its_last_piece(rig, way):
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_what_goes_wrong_with_a_piece_started_elsewhere_fails_the_link(rig, way, is_busy):
+def test_the_error_of_a_piece_started_by_another_thread_fails_the_connection(rig, way, is_busy):
     push = rig.begin(1)
     rig.rested()
     if is_busy:
@@ -300,7 +300,7 @@ def test_a_fence_waits_for_pieces_of_any_thread(rig, way):
     assert len(way.copies) == 1
 
 
-def test_another_connection_is_made_when_what_is_under_way_has_ended(rig, way):
+def test_another_connection_is_opened_when_running_pushes_have_ended(rig, way):
     first = rig.begin(1)
     rig.rested()
     rig.link.send(first, piece(0))

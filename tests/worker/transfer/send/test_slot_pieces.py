@@ -76,7 +76,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.mark.parametrize("checksum", [True, False])
 @pytest.mark.parametrize("announces_first", [True, False])
-def test_nothing_is_read_between_a_piece_and_its_announcement(
+def test_no_message_is_read_between_a_piece_and_its_announcement(
     ends: tuple[socket.socket, socket.socket], announces_first: bool, checksum: bool
 ) -> None:
     ours, peer = ends
@@ -190,7 +190,9 @@ def test_a_slot_is_free_only_when_its_piece_is_finished(
     assert outgoing.has_capacity()
 
 
-def test_a_copys_end_is_seen_whether_or_not_its_slot_comes_back(outgoing: SlotPieceSender, copies: list[Copy]) -> None:
+def test_the_end_of_a_copy_is_detected_with_or_without_its_credit(
+    outgoing: SlotPieceSender, copies: list[Copy]
+) -> None:
     first, *_ = [outgoing.start(outbound_of(False), PIECE) for _ in range(3)]
     later(copies[0].ended.set)
     assert outgoing.await_end(first)

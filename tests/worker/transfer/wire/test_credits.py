@@ -57,13 +57,13 @@ def test_a_credit_may_come_in_parts(slots: FreeSlots, peer: socket.socket) -> No
 
 
 @pytest.mark.parametrize("slot", [NUM_SLOTS, 0xFFFF])
-def test_a_slot_that_there_is_not_cannot_come_back(slots: FreeSlots, peer: socket.socket, slot: int) -> None:
+def test_an_unknown_slot_cannot_be_returned(slots: FreeSlots, peer: socket.socket, slot: int) -> None:
     peer.sendall(encode_credit(slot))
     with pytest.raises(DataLoss, match=f"received for slot {slot}, which is not in use"):
         slots.any()
 
 
-def test_a_slot_comes_back_once(slots: FreeSlots, peer: socket.socket) -> None:
+def test_a_slot_is_returned_once(slots: FreeSlots, peer: socket.socket) -> None:
     peer.sendall(encode_credit(1) * 2)
     with pytest.raises(DataLoss, match="received for slot 1, which is not in use"):
         slots.any()

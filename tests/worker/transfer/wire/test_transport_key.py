@@ -96,6 +96,6 @@ def test_the_key_is_asked_for_again_on_every_connection(many):
         assert isinstance(refusal(sock), PermissionDenied)
 
 
-def test_the_key_is_not_in_what_is_printed(many):
+def test_the_key_is_not_printed(many):
     receiver = many.make(kind="tcp")
     assert repr(key_of(receiver)) not in repr(Open(1, 0, 3, b"", key_of(receiver)))

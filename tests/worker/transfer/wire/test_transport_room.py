@@ -161,7 +161,7 @@ def test_a_push_under_way_keeps_its_connection(many):
     assert first.wait_for(Landed).transfer_id == 1
 
 
-def test_what_does_not_go_is_not_waited_for_for_long(monkeypatch):
+def test_the_wait_for_a_blocked_send_is_bounded(monkeypatch):
     monkeypatch.setattr(room, "_GONE_SECONDS", 0.1)
     asked = []
 

@@ -96,7 +96,7 @@ def through(proxy, receiver, number=1):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_that_moves_can_be_read_on_the_way(many, kind, proxied):
+def test_no_data_in_transit_is_readable(many, kind, proxied):
     sender, receiver = many.make(filled(make_kv(kind)), kind), many.make(None, kind)
     proxy = proxied(receiver)
     proxy.listens = True
@@ -197,7 +197,7 @@ def test_a_plain_sender_does_not_fall_back_to_the_clear(many):
     assert not receiver.transport.totals().num_received_pieces
 
 
-def test_new_files_are_used_by_the_next_connection_and_old_connections_go_on(many, tmp_path):
+def test_new_files_are_used_by_the_next_connection_and_old_ones_continue(many, tmp_path):
     in_use = make_certs(tmp_path / "in-use")
     tls = kv_tls(WORKER, in_use)
     sender, receiver = many.make(filled(HostKv()), "direct", tls=tls), many.make(kind="direct", tls=tls)
@@ -251,7 +251,7 @@ def test_a_connection_with_a_worn_key_is_replaced_when_idle(many, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["nccl", "rdma"])
-def test_what_encrypts_nothing_must_be_allowed(name):
+def test_unencrypted_transports_must_be_allowed(name):
     with pytest.raises(Unsupported, match=f"{name} encrypts nothing.*kv_plain") as caught:
         make_paths(f"{name},tcp", HostKv(), SLOT_BYTES, None, encrypted=True)
     assert caught.value.field == "transports"
@@ -270,7 +270,7 @@ def pair():
     return client, made[0]
 
 
-def test_what_is_buffered_counts_as_readable():
+def test_buffered_data_counts_as_readable():
     client, server = pair()
     try:
         assert not readable(client, 0)
