@@ -71,7 +71,7 @@ def test_only_clients_methods_are_for_anybody():
 def test_an_unknown_method_accepts_no_client():
     assert accepted_by("/baton.v1.WorkerService/Whatever") == frozenset()
     context = {"peer_uri": [b"spiffe://baton/dev/operator/me"]}
-    assert refusal(context, "dev", accepted_by("/x.Y/Z")).endswith("accepted: nobody")
+    assert refusal(context, "dev", accepted_by("/x.Y/Z")).endswith("accepted: no service")
 
 
 @pytest.mark.parametrize("service", SERVICES)
