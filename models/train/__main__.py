@@ -35,7 +35,7 @@ class _Clock:
     def elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(f"[{self.elapsed:.0f} s] {text}", flush=True)
 
 
@@ -55,7 +55,7 @@ class _Candidates:
         lost = self.marks[name].lost(self.marks["start"])
         figures = {**self.marks[name].perplexity, **{one: s.share for one, s in self.marks[name].skills.items()}}
         shown = ", ".join(f"{one} {value:.3f}" for one, value in figures.items())
-        self._clock.tell(f"{name}: {shown}" + (f"; worse than the start in: {', '.join(lost)}" if lost else ""))
+        self._clock.log(f"{name}: {shown}" + (f"; worse than the start in: {', '.join(lost)}" if lost else ""))
 
     def best(self) -> tuple[str, Network]:
         name = choose(self.marks, "start")
@@ -75,38 +75,38 @@ def main(arguments: list[str] | None = None) -> None:
     network = load(options.start, read_shape(options.start), kernels).to(device)
     tokenizer_file = str(options.start / "tokenizer.json")
     check_compiles(network, teacher, _plan(options, 1.0), losses)
-    clock.tell("kernels are compiled")
-    text = gather(teacher, tokenizer_file, options, clock.tell)
+    clock.log("kernels are compiled")
+    text = gather(teacher, tokenizer_file, options, clock.log)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     reporter = Reporter(text.exam, text.held_out, Tokenizer.from_file(tokenizer_file))
     columns = {"earlier": reporter.figures(teacher)}
-    clock.tell("the earlier model is measured")
+    clock.log("the earlier model is measured")
     begun = clock.elapsed
     columns["start"] = reporter.figures(copied(network))
     reporting = clock.elapsed - begun
-    clock.tell("the start is measured")
+    clock.log("the start is measured")
     candidates = _Candidates(text.choosing, clock)
     candidates.add("start", copied(network))
     for share in _BLENDS:
         candidates.add(f"start with {share:.0%} of the earlier weights", blended(network, teacher, share))
     name, first = candidates.best()
-    clock.tell(f"the training starts from: {name}")
+    clock.log(f"the training starts from: {name}")
     _take_weights(network, first)
     # The start's figures took longer than the last will, because kernels were compiled; the rest is for a slow moment.
     reserve = reporting + _NUM_TRAINED * candidates.seconds + 0.01 * options.minutes * 60
     plan = _plan(options, max(1.0, options.minutes * 60 - clock.elapsed - reserve))
-    clock.tell(f"training for {plan.seconds:.0f} s, {reserve:.0f} s are kept for the figures")
+    clock.log(f"training for {plan.seconds:.0f} s, {reserve:.0f} s are kept for the figures")
     for trained, one in train(network, teacher, text.documents, text.pools, plan, losses).items():
         candidates.add(trained, one)
     chosen, best = candidates.best()
     save(best, options.out / "model.safetensors")
-    clock.tell(f"saved: {chosen}")
+    clock.log(f"saved: {chosen}")
     saved = load(options.out, read_shape(options.start), kernels).to(device).requires_grad_(False)
     columns["after"] = reporter.figures(saved)
     _write(options, columns, chosen, candidates.marks)
     print(table(columns), flush=True)
-    clock.tell("done")
+    clock.log("done")
 
 
 def _plan(options: argparse.Namespace, seconds: float) -> Plan:

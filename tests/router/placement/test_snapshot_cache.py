@@ -41,7 +41,7 @@ def test_each_worker_is_looked_at_once(cache, maker):
         cache.update(views, RATES, number / 1000)
     assert maker.taken() == ["a", "b", "c"]
     assert [one.view.worker_id for one in cache.snapshots] == ["a", "b", "c"]
-    assert cache.places == {"a": 0, "b": 1, "c": 2}
+    assert cache.indices == {"a": 0, "b": 1, "c": 2}
 
 
 def test_a_worker_whose_load_changed_gets_a_new_snapshot(cache, maker):
@@ -74,7 +74,7 @@ def test_with_other_workers_all_are_looked_at(cache, maker, names):
     cache.update([views[name] for name in names], RATES, 0.0)
     assert maker.taken() == sorted(names)
     assert [one.view.worker_id for one in cache.snapshots] == list(names)
-    assert [cache.places[name] for name in names] == list(range(len(names)))
+    assert [cache.indices[name] for name in names] == list(range(len(names)))
 
 
 def test_with_another_fallback_all_are_looked_at(cache, maker):

@@ -113,7 +113,7 @@ def screen(decodes: Sequence[WorkerSnapshot], demand: Demand, floor_seconds: flo
     Computed in one pass, because every placement needs the whole fleet.
     """
     prompt, output, adapter = demand.num_prompt_tokens, demand.num_output_tokens, demand.adapter
-    places = demand.num_choices
+    num_choices = demand.num_choices
     strained = demand.itl_seconds > 0
     part = demand.stream_part / demand.itl_seconds if strained else demand.stream_part
     half = output / 2
@@ -145,7 +145,7 @@ def screen(decodes: Sequence[WorkerSnapshot], demand: Demand, floor_seconds: flo
             alone += missing * block_size / speed
         if adapter:
             alone += one.adapter_seconds(demand)
-        excess = requests + places - behind - view.max_num_requests
+        excess = requests + num_choices - behind - view.max_num_requests
         queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
         moving = (uncached if uncached > 0 else 0) * view.kv_bytes_per_token / rates.transfer_bytes_per_second
         there = alone + moving / (view.num_layers or 1) + _HANDOVER_SECONDS

@@ -25,7 +25,7 @@ class Option(NamedTuple):
     prefill: WorkerSnapshot | None  # None: the decode worker prefills
     costs: Costs
     total: float  # seconds
-    turn: int  # between equals the lowest wins
+    tie_rank: int  # between equals the lowest wins
 
     @property
     def num_cached_tokens(self) -> int:
@@ -55,12 +55,12 @@ def rank(
     decider = _Decider(decodes, prefills, demand, floor, rotation, traffic, spare or complete)
     totals = screened.totals
     if spare or complete:
-        places = sorted(range(len(totals)), key=lambda place: (totals[place], decider.turn(place)))
-        del places[len(totals) if complete else _LOCALS :]
+        indices = sorted(range(len(totals)), key=lambda index: (totals[index], decider.tie_rank(index)))
+        del indices[len(totals) if complete else _LOCALS :]
     else:
         least = min(totals)
-        places = [min((place for place, total in enumerate(totals) if total == least), key=decider.turn)]
-    options = list(map(decider.local, places))
+        indices = [min((index for index, total in enumerate(totals) if total == least), key=decider.tie_rank)]
+    options = list(map(decider.local, indices))
     if prefills:
         stalls = screened.stalls if prefills is decodes else None
         bounds = costs.remote_bounds(prefills, demand, traffic, stalls)
@@ -68,7 +68,7 @@ def rank(
         if max(min(bounds.queued) + min(screened.alone), min(bounds.work) + min(screened.queued)) <= best:
             options += decider.pairs(screened, bounds, best)
     # Not disaggregating needs one worker less: it wins between equals.
-    options.sort(key=lambda option: (option.total, option.prefill is not None, option.turn))
+    options.sort(key=lambda option: (option.total, option.prefill is not None, option.tie_rank))
     return options
 
 
@@ -84,16 +84,16 @@ class _Decider:
     traffic: Traffic
     spare: bool
 
-    def turn(self, place: int) -> int:
+    def tie_rank(self, index: int) -> int:
         """Returns a decode worker's rank among equal costs: the lowest wins."""
-        return -1 if self.decodes[place].is_preferred else (place - self.rotation) % len(self.decodes)
+        return -1 if self.decodes[index].is_preferred else (index - self.rotation) % len(self.decodes)
 
-    def local(self, place: int) -> Option:
+    def local(self, index: int) -> Option:
         """Returns the option in which a decode worker prefills."""
-        decode = self.decodes[place]
+        decode = self.decodes[index]
         alone = costs.decode_alone(decode, self.demand, self.floor)
         cost = costs.local(decode, self.demand, alone, self.traffic)
-        return Option(decode, None, cost, sum(cost), self.turn(place))
+        return Option(decode, None, cost, sum(cost), self.tie_rank(index))
 
     def pairs(self, screened: Screened, bounds: RemoteBounds, best: float) -> list[Option]:
         """Ranks each side by its own cost, then pairs the best while a pair may still win.
@@ -102,38 +102,38 @@ class _Decider:
         """
         count, least_work, least_alone = len(bounds.work), min(bounds.work), min(screened.alone)
         sides = [
-            (seconds, self.turn(place), place)
-            for place, seconds in enumerate(screened.queued)
+            (seconds, self.tie_rank(index), index)
+            for index, seconds in enumerate(screened.queued)
             if seconds + least_work <= best
         ]
         partners = [
-            (seconds, (place - self.rotation) % count, place)
-            for place, seconds in enumerate(bounds.queued)
+            (seconds, (index - self.rotation) % count, index)
+            for index, seconds in enumerate(bounds.queued)
             if seconds + least_alone <= best
         ]
         sides.sort()
         partners.sort()
         options: list[Option] = []
-        for _, turn, side in sides[:_PAIRED_DECODES]:
+        for _, tie_rank, side in sides[:_PAIRED_DECODES]:
             decode, alone = self.decodes[side], None
             moving = costs.moving_seconds(decode, self.demand)
             num_paired = 0
-            for bound, _, place in partners:
+            for bound, _, index in partners:
                 least = bound + screened.alone[side]
                 # Bounds are met where a prompt's transfer hides: between equals the first one stays.
                 if num_paired == _PAIRED_PREFILLS or least >= best * _EQUAL:
                     break
-                prefill = self.prefills[place]
+                prefill = self.prefills[index]
                 if _fit(decode, prefill):
                     num_paired += 1
                     if not self.spare:
                         # Mostly all that the bounds leave out: it is quicker than a pair's costs.
-                        least += costs.not_hidden(decode, moving, prefill.backlog_seconds, bounds.seconds[place])
+                        least += costs.not_hidden(decode, moving, prefill.backlog_seconds, bounds.seconds[index])
                         if least >= best * _EQUAL:
                             continue
                     alone = alone or costs.decode_alone(decode, self.demand, self.floor)
                     cost = costs.remote(decode, prefill, self.demand, alone, self.traffic)
-                    options.append(Option(decode, prefill, cost, sum(cost), turn))
+                    options.append(Option(decode, prefill, cost, sum(cost), tie_rank))
                     best = best if best == math.inf else min(best, options[-1].total)
         return options
 

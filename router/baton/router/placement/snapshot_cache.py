@@ -19,7 +19,7 @@ class SnapshotCache:
     def __init__(self, make: Make, changed: set[str]) -> None:
         self.changed = changed
         self.snapshots: list[WorkerSnapshot] = []  # in the order of the views
-        self.places: dict[str, int] = {}  # by worker
+        self.indices: dict[str, int] = {}  # by worker
         self._make = make
         self._views: Sequence[WorkerView] = ()
         self._fallback: Rates | None = None
@@ -34,19 +34,19 @@ class SnapshotCache:
             if now - at >= _FRESH_SECONDS:
                 changed.add(worker_id)
         for worker_id in changed:
-            place = self.places.get(worker_id)
-            if place is None:
+            index = self.indices.get(worker_id)
+            if index is None:
                 continue
-            self.snapshots[place] = self._made(views[place], fallback, now)
+            self.snapshots[index] = self._made(views[index], fallback, now)
         changed.clear()
 
     def _take(self, views: Sequence[WorkerView], fallback: Rates, now: float) -> None:
         before, self._views = self._views, views
-        places = {view.worker_id: place for place, view in enumerate(views)}
-        if fallback is self._fallback and places == self.places:
+        indices = {view.worker_id: index for index, view in enumerate(views)}
+        if fallback is self._fallback and indices == self.indices:
             self.changed.update([view.worker_id for view, old in zip(views, before, strict=True) if view is not old])
             return
-        self._fallback, self.places = fallback, places
+        self._fallback, self.indices = fallback, indices
         self._backlogs.clear()
         self.changed.clear()
         self.snapshots = [self._made(view, fallback, now) for view in views]

@@ -107,11 +107,11 @@ class Snapshots:
         if session is not None:
             special = {*special, session.worker_id}
         for worker_id in special:
-            place = cache.places.get(worker_id)
-            if place is not None:
-                num_tokens, num_host_tokens = self._cached_tokens(views[place], held, coming, session, most, hashes)
+            index = cache.indices.get(worker_id)
+            if index is not None:
+                num_tokens, num_host_tokens = self._cached_tokens(views[index], held, coming, session, most, hashes)
                 is_preferred = session is not None and session.worker_id == worker_id
-                snapshots[place] = snapshots[place].with_prefix(num_tokens, num_host_tokens, is_preferred)
+                snapshots[index] = snapshots[index].with_prefix(num_tokens, num_host_tokens, is_preferred)
         return snapshots
 
     def _snapshot(
