@@ -60,7 +60,7 @@ def audit(lock: Path, service: str) -> Finding:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: nothing is known. 1: something is. 2: it could not be found out."""
+    """Returns 0 without known vulnerabilities, 1 with some, 2 if the look-up failed."""
     parser = argparse.ArgumentParser(prog="audit.py", description=__doc__)
     parser.add_argument("--service", choices=("pypi", "osv"), default="pypi", help="whose database (pypi)")
     finding = audit(FOLDER / "all.lock", parser.parse_args(words).service)

@@ -65,7 +65,7 @@ class Pin:
 
 
 def lock_files(project: Mapping[str, object]) -> tuple[LockFile, ...]:
-    """The files that a pyproject.toml's [project] asks for."""
+    """Returns the lock files that a pyproject.toml's [project] requires."""
     shipped = tuple(sorted(set(_extras(project)) - NOT_SHIPPED - {"all"}))
     on_cpu = tuple(extra for extra in shipped if extra not in GPU_EXTRAS)
     return LockFile("all.lock", shipped, True), LockFile("cpu.lock", on_cpu, False)
@@ -82,7 +82,7 @@ def image_files() -> tuple[LockFile, ...]:
 
 
 def requirements_of(project: Mapping[str, object], extras: Sequence[str]) -> list[str]:
-    """What is asked for directly, sorted; extras that name other extras are followed. None: what builds the project."""
+    """Returns the direct requirements, sorted, with extras of extras. None: the build requirements."""
     if not extras:
         return sorted(_texts(project["build-requires"]))
     own = f"{canonicalize_name(str(project['name']))}["
@@ -106,7 +106,7 @@ def fingerprint(project: Mapping[str, object], extras: Sequence[str]) -> str:
 
 
 def pins_of(text: str) -> list[Pin]:
-    """The packages of a lock file. Raises ValueError for a line that is no pin, a comment or a hash."""
+    """Returns the packages of a lock file. Raises ValueError for any line but a pin, a comment or a hash."""
     pins: list[Pin] = []
     for block in _blocks(text):
         head = block.partition("\\")[0].partition(" #")[0].strip()
@@ -118,7 +118,7 @@ def pins_of(text: str) -> list[Pin]:
 
 
 def problems_of(project: Mapping[str, object], file: LockFile, text: str) -> Iterator[str]:
-    """What is wrong with a lock file, in words."""
+    """Yields the problems of a lock file."""
     try:
         pins = pins_of(text)
     except ValueError as error:
@@ -172,7 +172,7 @@ def make(project: Mapping[str, object], file: LockFile) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """1: a lock file is wrong, or there is no solution."""
+    """Returns 1 if a lock file is wrong, or if there is no solution."""
     parser = argparse.ArgumentParser(prog="lock.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("make", "check"))
     parser.add_argument("files", nargs="*", help="of these names alone")
@@ -195,7 +195,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def read_project() -> dict[str, object]:
-    """pyproject.toml's [project], and what [build-system] asks for as `build-requires`."""
+    """Returns pyproject.toml's [project], with [build-system]'s requirements as `build-requires`."""
     document = tomllib.loads(PYPROJECT.read_text())
     return {**document["project"], "build-requires": document["build-system"]["requires"]}
 
@@ -205,7 +205,7 @@ def _what(file: LockFile) -> str:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Each package's lines; what stands before the first is left out."""
+    """Yields each package's lines, without those before the first."""
     block: list[str] = []
     for line in text.splitlines():
         if line and not line[0].isspace() and not line.startswith("#"):

@@ -33,7 +33,7 @@ class Score:
         return self.right / self.total
 
     def is_below(self, other: Score) -> bool:
-        """Whether this share is smaller by more than chance explains."""
+        """Returns whether this share is smaller by more than chance explains."""
         pooled = (self.right + other.right) / (self.total + other.total)
         deviation = math.sqrt(pooled * (1 - pooled) * (1 / self.total + 1 / other.total))
         return other.share - self.share > _DEVIATIONS * deviation
@@ -74,7 +74,7 @@ def _greedy(network: Network, hidden: Tensor) -> Tensor:
 
 
 def _runs(hits: np.ndarray, trained: np.ndarray) -> list[bool]:
-    """Whether each run of tokens that are trained on has hits alone."""
+    """Returns whether each run of tokens that are trained on has hits alone."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], trained, [False])).astype(np.int8)))
     return [bool(hits[start:stop].all()) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 

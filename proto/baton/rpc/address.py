@@ -26,7 +26,7 @@ def split_addresses(addresses: str, field: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Returns whether only this machine reaches what listens there."""
     name = host.strip("[]")
     try:
         return ipaddress.ip_address(name).is_loopback

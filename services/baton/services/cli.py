@@ -148,7 +148,7 @@ def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def _configs() -> dict[str, tuple[str, str]]:
-    """The location of each service's config class."""
+    """Returns the location of each service's config class."""
     return {name: (f"{command.package}.config", command.config) for name, command in SERVICES.items()}
 
 

@@ -167,7 +167,7 @@ def prefill_attention_hopper(
     block_n: int = 128,
     num_stages: int = 2,
 ) -> Tensor:
-    """Causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
+    """Computes causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
     tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing.
 
     With a workspace, tiles are cut where `tiles` says so: a part of the keys a program, merged by the last of them.

@@ -35,12 +35,12 @@ class Publishers:
         return self._publishers.get(worker_id)
 
     def is_own(self, worker_id: str) -> bool:
-        """Whether the publisher is a stream of this replica, ended or not."""
+        """Returns whether the publisher is a stream of this replica, ended or not."""
         publisher = self._publishers.get(worker_id)
         return publisher is not None and publisher.is_own
 
     def is_live(self, worker_id: str) -> bool:
-        """Whether the worker has a publisher that has not ended."""
+        """Returns whether the worker has a publisher that has not ended."""
         return worker_id in self._publishers and worker_id not in self._ended
 
     def term(self, worker_id: str) -> int:

@@ -51,7 +51,7 @@ class WorkerBlocks:
         return cls(parts[0].worker_id, parts[0].epoch, parts[0].barrier, join_parts(parts))
 
     def __len__(self) -> int:
-        """Number of blocks over all tiers. Exact if the worker never stores a block twice."""
+        """Returns the number of blocks over all tiers. Exact if the worker never stores a block twice."""
         return self._num_blocks
 
     @property
@@ -60,11 +60,11 @@ class WorkerBlocks:
         return self.log_bytes > max(_MIN_LOG_BYTES, self.base.num_bytes)
 
     def follows(self, batch: kv_pb2.KvEventBatch) -> bool:
-        """Whether the batch is the next one."""
+        """Returns whether the batch is the next one."""
         return batch.epoch == self.epoch and batch.sequence == self.sequence + 1
 
     def has(self, batch: kv_pb2.KvEventBatch) -> bool:
-        """Whether the batch was applied before."""
+        """Returns whether the batch was applied before."""
         return batch.epoch == self.epoch and batch.sequence <= self.sequence
 
     def apply(self, batch: kv_pb2.KvEventBatch, encoded: bytes) -> int:

@@ -238,7 +238,7 @@ class WriteBehind(IndexListener):
             self._wake.set()
 
     def _is_ours(self, worker_id: str) -> bool:
-        """Whether the worker publishes to this replica. If not, drops its queue: another replica writes it."""
+        """Returns whether the worker publishes to this replica. If not, drops its queue: another replica writes it."""
         publisher = self._publishers.get(worker_id)
         if publisher is not None and not publisher.is_own:
             self._drop_queued(worker_id)

@@ -40,7 +40,7 @@ class HostRule:
         self._suffixes = (".localhost", *(name[1:] for name in names if name.startswith("*.")))
 
     def accepts(self, host: bytes) -> bool:
-        """Whether a Host header names this server."""
+        """Returns whether a Host header names this server."""
         if self._any:
             return True
         match = _HOST.fullmatch(host.decode("latin-1")) if len(host) <= _MAX_BYTES else None

@@ -41,7 +41,7 @@ def sampled_context(traceparent: str) -> SpanContext | None:
 
 
 def is_context(traceparent: str) -> bool:
-    """Whether a header names a span, sampled or not: its sender has decided on sampling."""
+    """Returns whether a header names a span, sampled or not: its sender has decided on sampling."""
     return _TRACEPARENT.fullmatch(traceparent) is not None
 
 

@@ -111,5 +111,5 @@ class _Backoff:
 
 
 def _is_before(version: str, other: str) -> bool:
-    """Whether a resource version is older. Kubernetes compares those of one kind as numbers."""
+    """Returns whether a resource version is older. Kubernetes compares those of one kind as numbers."""
     return version.isdecimal() and other.isdecimal() and int(version) < int(other)

@@ -210,7 +210,7 @@ class Fleet:
         return list(self._cordons.values())
 
     def is_cordoned(self, worker_id: str) -> bool:
-        """Whether an operator took it out of placement."""
+        """Returns whether an operator took it out of placement."""
         cordon = self._cordons.get(worker_id)
         return cordon is not None and cordon.cordoned
 

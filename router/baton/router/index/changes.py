@@ -25,7 +25,7 @@ class Changes:
         self._stores: list[bool] = []
 
     def __len__(self) -> int:
-        """Number of events, not blocks."""
+        """Returns the number of events, not blocks."""
         return len(self._hashes)
 
     def add(self, slot: int, events: Iterable[kv_pb2.KvEvent]) -> None:

@@ -62,7 +62,7 @@ class PrefixIndex:
         self._live: int | None = None  # bits of the slots that count; None: to be recomputed
 
     def __len__(self) -> int:
-        """Number of distinct blocks, including those of dead slots until they are cleaned."""
+        """Returns the number of distinct blocks, including those of dead slots until they are cleaned."""
         return len(self._store)
 
     @property
@@ -197,7 +197,7 @@ class PrefixIndex:
             self._live = None
 
     def is_silent(self, worker_id: str) -> bool:
-        """Whether the worker's entries do not count now."""
+        """Returns whether the worker's entries do not count now."""
         return worker_id in self._silent
 
     def drop(self, worker_id: str) -> int:

@@ -60,7 +60,7 @@ class BlockTable:
         self.lines = Lines()
 
     def __len__(self) -> int:
-        """Number of stored blocks."""
+        """Returns the number of stored blocks."""
         return int(self._fill[: self._num_segments].sum())
 
     @property

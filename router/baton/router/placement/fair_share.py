@@ -45,7 +45,7 @@ def wait_pressure(costs: Costs, ttft_seconds: float) -> float:
 def exceeds_share(
     tenants: Mapping[str, TenantLoad], tenant: str, weight: float, num_tokens: int, how_full: float
 ) -> bool:
-    """Whether `num_tokens` more exceed the tenant's share of a fleet that is this full."""
+    """Returns whether `num_tokens` more exceed the tenant's share of a fleet that is this full."""
     own = tenants.get(tenant)
     if how_full <= 0 or own is None or len(tenants) == 1:
         return False

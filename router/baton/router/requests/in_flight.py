@@ -101,7 +101,7 @@ class InFlight:
         self._watchers: list[set[str]] = []
 
     def __len__(self) -> int:
-        """Number of placements without an outcome."""
+        """Returns the number of placements without an outcome."""
         return len(self._placements)
 
     def watch(self) -> set[str]:
@@ -221,7 +221,7 @@ class InFlight:
         return pending.load if pending is not None else NO_LOAD
 
     def has_less_urgent(self, priority: int) -> bool:
-        """Whether a request of this priority overtakes any."""
+        """Returns whether a request of this priority overtakes any."""
         return any(other > priority for other in self._priorities)
 
     def share_ahead(self, worker_id: str, priority: int) -> float:

@@ -22,7 +22,7 @@ class PlacedAdapters:
                 del placed[old]
 
     def is_placed(self, adapter: str, worker_id: str, now: float) -> bool:
-        """Whether the worker is loading the adapter, or has just loaded it."""
+        """Returns whether the worker is loading the adapter, or has just loaded it."""
         at = self._at.get(worker_id, {}).get(adapter)
         return at is not None and now - at <= _REMEMBER_SECONDS
 

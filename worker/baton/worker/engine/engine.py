@@ -166,12 +166,12 @@ class Engine:
         return self._requests.take_outputs()
 
     def is_running(self, request_id: str) -> bool:
-        """Whether the request has a row: a step that computes it is launched."""
+        """Returns whether the request has a row: a step that computes it is launched."""
         state = self._states.get(request_id)
         return state is not None and state.phase is Phase.RUNNING
 
     def has_work(self) -> bool:
-        """Whether step() would do anything now. Requests that only wait for a remote prefill do not count."""
+        """Returns whether step() would do anything now. Requests that only wait for a remote prefill do not count."""
         runnable = not self.frozen and self._scheduler.runnable()
         return self._working or self._constraints.pending or runnable
 

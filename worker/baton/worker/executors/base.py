@@ -122,7 +122,7 @@ class Executor(Protocol):
         """Waits for the oldest launched step. Call once for each launch."""
 
     def ended(self) -> bool:
-        """Whether collect returns at once. Always True if collect itself computes the step."""
+        """Returns whether collect returns at once. Always True if collect itself computes the step."""
 
     def watch(self, wake: Callable[[], None] | None) -> None:
         """Calls `wake`, on any thread, when a launched step has ended. None stops that."""

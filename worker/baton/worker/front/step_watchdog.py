@@ -99,7 +99,7 @@ class StepWatchdog:
             self._report(True)
 
     def _is_alive(self, elapsed: float) -> bool:
-        """Whether the device used CPU time since the step was first seen, delays of this process included."""
+        """Returns whether the device used CPU time since the step was first seen, delays of this process included."""
         since = max(elapsed, self._loop.time() - self._seen_at)
         return self._read_cpu_seconds() - self._cpu_seconds >= _ALIVE_PART * since
 

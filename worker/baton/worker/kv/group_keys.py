@@ -26,5 +26,5 @@ def split_key(key: BlockHash) -> tuple[BlockHash, int]:
 
 
 def is_key(key: BlockHash) -> bool:
-    """Whether these bytes are a key."""
+    """Returns whether these bytes are a key."""
     return HASH_BYTES <= len(key) <= HASH_BYTES + 1

@@ -51,7 +51,7 @@ class LifecycleActions(Protocol):
         """Stops launching steps, or launches them again."""
 
     def settled(self) -> bool:
-        """Whether no step is in flight and no peer may write a block."""
+        """Returns whether no step is in flight and no peer may write a block."""
 
     def num_open_transfers(self) -> int:
         """Returns the hand-overs that have not ended."""
@@ -257,7 +257,7 @@ class Lifecycle:
         self.check()
 
     def _is_quiet(self, change: _Change) -> bool:
-        """Whether nothing is left to wait for. Freezes kept requests once no hand-over needs them."""
+        """Returns whether nothing is left to wait for. Freezes kept requests once no hand-over needs them."""
         if self._actions.num_open_transfers():
             return False
         if change.running == Running.RUNNING_REQUESTS_KEEP:

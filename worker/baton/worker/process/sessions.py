@@ -41,7 +41,7 @@ class Runner(Protocol):
         """Ends a request. Idempotent."""
 
     def is_running(self, request_id: str) -> bool:
-        """Whether a launched step computes the request."""
+        """Returns whether a launched step computes the request."""
 
 
 class RemotePrefills(Protocol):

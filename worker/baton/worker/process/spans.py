@@ -38,7 +38,7 @@ class _Span(NamedTuple):
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the traceparent requests spans."""
+    """Returns whether the traceparent requests spans."""
     return sampled_context(traceparent) is not None
 
 

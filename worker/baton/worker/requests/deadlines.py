@@ -42,5 +42,5 @@ class Deadlines:
 
 
 def _counts(state: RequestState) -> bool:
-    """Whether a deadline counts. A computed prefill waits for its peer, whose lease has a limit of its own."""
+    """Returns whether a deadline counts. A computed prefill waits for its peer, whose lease has a limit of its own."""
     return state.phase not in (Phase.DONE, Phase.HOLDING)

@@ -110,7 +110,7 @@ class StepOutputs:
     num_decodes: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything to report."""
+        """Returns whether there is anything to report."""
         return bool(
             self.token_ids
             or self.prompt_logprobs

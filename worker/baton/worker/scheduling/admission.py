@@ -45,7 +45,7 @@ class Admissions:
         self._pin_blocked: Rank | None = None  # of a request that waits for pinned blocks since the last step
 
     def may_lease(self, state: RequestState) -> bool:
-        """Whether no request of a better rank waits for pinned blocks: leases pin more of them."""
+        """Returns whether no request of a better rank waits for pinned blocks: leases pin more of them."""
         return self._pin_blocked is None or self._pin_blocked >= state.rank
 
     def begin_step(self) -> None:

@@ -75,7 +75,7 @@ class Batch:
         return Row(row)
 
     def start_decoding(self, state: RequestState) -> None:
-        """From the next step on, the request computes what it samples."""
+        """Makes the request decode from the next step on."""
         self._prefilling.remove(state)
         self._decoding[state.row] = True
         self._decode_rows = None
@@ -90,7 +90,7 @@ class Batch:
         self._followed[rows] = followed
 
     def follows(self, rows: Int32) -> bool:
-        """Whether a step with these rows must be launched without its masks."""
+        """Returns whether a step with these rows must be launched without its masks."""
         return bool(self._followed[rows].any())
 
     def release(self, row: int) -> None:
@@ -146,7 +146,7 @@ class Batch:
         return rows[wanted > capacity]
 
     def has_block(self, row: int) -> bool:
-        """Whether the row can compute at least one more token in its blocks."""
+        """Returns whether the row can compute at least one more token in its blocks."""
         return bool(self.num_computed[row] < self.capacity[row])
 
     def step_tokens(self, rows: Int32, spare: int) -> Int32:

@@ -29,7 +29,7 @@ class RequestQueues:
         return len(self.waiting) + len(self.ready)
 
     def may_admit(self) -> bool:
-        """Whether an attempt to admit one of them may succeed."""
+        """Returns whether an attempt to admit one of them may succeed."""
         return self.num_queued > 0 and not self.stalled
 
     def list_waiting(self) -> list[RequestState]:

@@ -54,7 +54,7 @@ class RestoreCost:
         self.seconds_per_block = known + _WEIGHT * (seconds - known)
 
     def pays(self, num_tokens: int, num_blocks: int, num_ahead: int) -> bool:
-        """Whether to restore `num_tokens`, after `num_ahead` other blocks, instead of computing them."""
+        """Returns whether to restore `num_tokens`, after `num_ahead` other blocks, instead of computing them."""
         rate = self._rates.prefill_tokens_per_second
         if self._min_tokens == 0 or not rate or not self.seconds_per_block:
             return num_tokens >= self._min_tokens

@@ -67,7 +67,7 @@ class TenantShares:
         self._clock = TenantClock()
 
     def wanted(self) -> bool:
-        """Whether several tenants have prompts. If not, the order of ranks decides."""
+        """Returns whether several tenants have prompts. If not, the order of ranks decides."""
         tenants = {state.request.tenant for state in self._queues.batch.prefilling}
         tenants.update([line.tenant for line in self._queues.waiting.lines])
         if len(tenants) < 2:

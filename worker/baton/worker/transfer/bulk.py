@@ -29,14 +29,14 @@ class SlotCopy(Protocol):
     """A copy into or out of a slot that was started."""
 
     def done(self) -> bool:
-        """Whether the copy has ended. Raises the copy's error."""
+        """Returns whether the copy has ended. Raises the copy's error."""
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds`, without the GIL, and returns `done`."""
 
 
 def has_ended(pending: SlotCopy) -> bool:
-    """Whether `wait` returns or raises at once."""
+    """Returns whether `wait` returns or raises at once."""
     try:
         return pending.done()
     except Exception:  # raised again by `wait`

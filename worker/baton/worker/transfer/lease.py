@@ -94,7 +94,7 @@ class Lease:
         return math.inf if self.ended else self._due
 
     def is_late(self, now: float, seconds: float) -> bool:
-        """Whether the lease was broken more than `seconds` ago and still holds its blocks."""
+        """Returns whether the lease was broken more than `seconds` ago and still holds its blocks."""
         return not self.ended and now - self._broken_at > seconds
 
     def renew(self, now: float) -> None:

@@ -138,7 +138,7 @@ class Checker:
                 self.late.append(_words(phantom, now))
 
     def _blame(self, since: float, now: float) -> None:
-        """The last fault before a phantom was seen is not over yet."""
+        """Extends the last fault before a phantom was seen, which is not over yet."""
         before = [mark for mark in self.marks if mark.due_from <= since]
         if before:
             last = max(before, key=lambda mark: mark.due_from)

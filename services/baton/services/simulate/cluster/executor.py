@@ -71,7 +71,7 @@ class VirtualExecutor:
         self._launched.append(_Launched(plan, starts, starts + self._device.step_seconds(plan)))
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """One step is in flight at a time: no mask follows its step."""
+        """Raises NotImplementedError. With one step in flight, masks never follow a launch."""
         raise NotImplementedError("the virtual executor takes no masks")
 
     def collect(self) -> StepResult:
@@ -109,7 +109,7 @@ class VirtualExecutor:
         return step.starts + (step.ends - step.starts) * (step.num_reported + 1) / _NUM_LAYERS
 
     def ended(self) -> bool:
-        """Whether the launched step is over."""
+        """Returns whether the launched step is over."""
         return self._clock.now >= self._launched[0].ends
 
     def watch(self, wake: Callable[[], None] | None) -> None:

@@ -50,7 +50,7 @@ class LatencyLimits:
     ttft_per_token: float = 0.0  # added to ttft for each prompt token
 
     def is_good(self, record: Record) -> bool:
-        """Whether it finished within the limits. A refused or failed request is not good."""
+        """Returns whether it finished within the limits. A refused or failed request is not good."""
         if record.finished < 0 or record.error:
             return False
         return record.ttft <= self.ttft + self.ttft_per_token * record.num_prompt_tokens and record.tpot <= self.itl

@@ -85,7 +85,7 @@ class Network:
                 self._cut(stream)
 
     def reachable(self, one: str, other: str) -> bool:
-        """Whether bytes pass between two workers."""
+        """Returns whether bytes pass between two workers."""
         return frozenset((one, other)) not in self._cut_pairs and other in self._nodes
 
     def _deliver(self, node: Node, kind: int, channel: int, payload: bytes) -> None:

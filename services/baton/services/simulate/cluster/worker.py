@@ -248,7 +248,7 @@ class SimWorker(EngineListener):
             self._schedule(coast.end if limit is None else min(coast.end, coast.boundary(limit)))
 
     def _follow_step(self) -> None:
-        """While KV moves, reads messages beside the running step, and reports layers as they are written."""
+        """Reads messages during the running step while KV moves, and reports layers when they are written."""
         due = ends = self._executor.ends
         if (limit := self.handover.deadline) is not None:
             due = min(due, max(limit, self.clock.now))
@@ -356,7 +356,7 @@ class SimWorker(EngineListener):
             self._report(self._reported_at + num_missed * _MAX_REPORT_SECONDS)
 
     def _set_observable(self) -> None:
-        """Without `exact`, lets events wait for the next report, which is due every tenth of a second."""
+        """Delays events to the next report, which is due every tenth of a second, unless `exact`."""
         if self._settings.exact and (self._coast is not None or self._events):
             self.observable_at = 0.0
         else:

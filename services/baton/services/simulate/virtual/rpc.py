@@ -34,7 +34,7 @@ class IndexServer(Protocol):
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    """The error that a call raises."""
+    """Returns the error that a call raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 

@@ -42,7 +42,7 @@ class HostTier:
         self._events = events_of(Tier.HOST, num_groups)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        """Whether the block is here, or being copied."""
+        """Returns whether the block is here, or being copied."""
         return block_hash in self._kept or block_hash in self._filling
 
     @property

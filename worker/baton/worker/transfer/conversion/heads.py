@@ -57,6 +57,6 @@ def ranks_of(spec: KvSpec) -> list[KvSpec]:
 
 
 def _is_chosen(sender: KvSpec, receiver: KvSpec, index: int) -> bool:
-    """Whether this sender rank, among those with the same heads, serves this receiver rank."""
+    """Returns whether this sender rank, among those with the same heads, serves this receiver rank."""
     num_twins = max(1, sender.tp_size // sender.groups[index].num_kv_heads)
     return sender.tp_rank % num_twins == receiver.tp_rank % num_twins

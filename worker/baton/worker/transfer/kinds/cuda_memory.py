@@ -35,7 +35,7 @@ class CudaCopy:
         self._done.record(stream)
 
     def done(self) -> bool:
-        """Whether the device has completed the work."""
+        """Returns whether the device has completed the work."""
         return bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def wait(self, seconds: float) -> bool:

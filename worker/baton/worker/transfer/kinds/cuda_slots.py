@@ -86,7 +86,7 @@ class _Written:
         self._pending = pending
 
     def done(self) -> bool:
-        """Whether the write has ended. Raises DataLoss if the wait for the bytes was aborted."""
+        """Returns whether the write has ended. Raises DataLoss if the wait for the bytes was aborted."""
         return self._checked(self._pending.done())
 
     def wait(self, seconds: float) -> bool:

@@ -48,7 +48,7 @@ class OpenTransfers:
         self._open[inbound.transfer_id] = OpenTransfer(inbound, Coverage(grids))
 
     def is_open(self, transfer_id: int) -> bool:
-        """Whether the transfer has neither landed nor been fenced."""
+        """Returns whether the transfer has neither landed nor been fenced."""
         return transfer_id in self._open
 
     def num_landed_bytes(self, transfer_id: int) -> int:
@@ -117,7 +117,7 @@ class OpenTransfers:
         return part
 
     def enter(self, transfer: OpenTransfer) -> bool:
-        """Whether blocks may be written now. If so, `leave` must follow."""
+        """Returns whether blocks may be written now. If so, `leave` must follow."""
         with transfer.lock:
             if transfer.closed:
                 return False

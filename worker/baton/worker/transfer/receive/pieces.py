@@ -88,11 +88,11 @@ class ConnectionTransfers:
             self._ids = {known for known in self._ids if self._transfers.is_open(known)}
 
     def any_open(self) -> bool:
-        """Whether any of the transfers expects more pieces."""
+        """Returns whether any of the transfers expects more pieces."""
         return any(self._transfers.is_open(transfer_id) for transfer_id in tuple(self._ids))
 
     def last_is_open(self) -> bool:
-        """Whether the transfer of the last piece expects more."""
+        """Returns whether the transfer of the last piece expects more."""
         return self._last_id is not None and self._transfers.is_open(self._last_id)
 
     def fail(self, reason: str) -> None:
@@ -116,11 +116,11 @@ class PieceAdmission:
             self._involved.add(header.transfer_id)
 
     def any_open(self) -> bool:
-        """Whether more pieces are expected. For any thread."""
+        """Returns whether more pieces are expected. For any thread."""
         return self._involved.any_open()
 
     def expects_more(self) -> bool:
-        """Whether the next piece is likely to follow at once: the last one's transfer expects more."""
+        """Returns whether the next piece is likely to follow at once: the last one's transfer expects more."""
         return self._involved.last_is_open()
 
     def admit(self, header: PieceHeader, checksum: Callable[[], int]) -> tuple[OpenTransfer, Part] | None:

@@ -27,7 +27,7 @@ class FreeSlots:
         self._num_read = 0  # bytes of the credit
 
     def any(self) -> bool:
-        """Whether a slot is free.
+        """Returns whether a slot is free.
 
         Never waits. Raises ConnectionError at the stream's end, DataLoss for an invalid credit.
         """

@@ -53,10 +53,10 @@ class PieceSender(Protocol):
     kind: str  # of the transport
 
     def has_capacity(self) -> bool:
-        """Whether a piece can be started."""
+        """Returns whether a piece can be started."""
 
     def starts_at_once(self, outbound: Outbound) -> bool:
-        """Whether `start` never waits, so that any thread may call it if no other does."""
+        """Returns whether `start` never waits, so that any thread may call it if no other does."""
 
     def wait_for_capacity(self) -> None:
         """Waits until a piece can be started. Raises TimeoutError."""
@@ -65,7 +65,7 @@ class PieceSender(Protocol):
         """Starts to read the piece's blocks, and to move them if the transport can."""
 
     def is_due(self, started_piece: StartedPiece) -> bool:
-        """Whether the receiver could be notified of the oldest piece now, and only `finish` does that."""
+        """Returns whether the receiver could be notified of the oldest piece now, and only `finish` does that."""
 
     def await_end(self, started_piece: StartedPiece) -> bool:
         """Waits until the oldest piece can be finished (True), or another can be started (False)."""
@@ -77,7 +77,7 @@ class PieceSender(Protocol):
         """Returns when the piece's blocks are no longer read. For pieces of a connection that was cut."""
 
     def ended(self) -> bool:
-        """Whether the receiver has closed its end."""
+        """Returns whether the receiver has closed its end."""
 
     def cut(self) -> None:
         """Makes every call end soon."""
@@ -200,7 +200,7 @@ class SlotPieceSender:
         watch(sock, peer, self._over, self._unfinished_since, _STUCK_SECONDS, self._give_up)
 
     def has_capacity(self) -> bool:
-        """Whether a slot is free and no slot's last piece is unfinished; both share one SlotCopy."""
+        """Returns whether a slot is free and no slot's last piece is unfinished; both share one SlotCopy."""
         return self._any_free() and len(self._unfinished) < self._num_slots
 
     def starts_at_once(self, outbound: Outbound) -> bool:

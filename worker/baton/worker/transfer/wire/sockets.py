@@ -106,7 +106,7 @@ def skip(buffers: list[memoryview], first: int, num_bytes: int) -> int:
 
 
 def readable(sock: Connection, seconds: float) -> bool:
-    """Whether a read would return at once: with bytes, or at the end of the stream."""
+    """Returns whether a read would return at once: with bytes, or at the end of the stream."""
     if isinstance(sock, TlsSocket) and sock.buffered:
         return True
     poll = select.poll()
@@ -122,7 +122,7 @@ def wait_for_peers_end(sock: Connection) -> None:
 
 
 def needs_new_key(sock: Connection) -> bool:
-    """Whether an idle connection should be replaced, as its TLS key has encrypted much."""
+    """Returns whether an idle connection should be replaced, as its TLS key has encrypted much."""
     return isinstance(sock, TlsSocket) and sock.needs_new_key
 
 

@@ -89,7 +89,7 @@ class LaunchedSteps:
         return result
 
     def ended(self) -> bool:
-        """Whether collect would return at once."""
+        """Returns whether collect would return at once."""
         return not self._launched or self._launched[0].done.query()  # type: ignore[no-untyped-call]
 
     def watch(self, wake: Callable[[], None] | None) -> None:

@@ -34,7 +34,7 @@ class Memory:
 
 
 def installed() -> bool:
-    """Whether NIXL is installed. Loads nothing."""
+    """Returns whether NIXL is installed. Loads nothing."""
     return any(importlib.util.find_spec(package) is not None for package in _PACKAGES)
 
 
@@ -169,7 +169,7 @@ class Copy:
         self._ended = False
 
     def done(self) -> bool:
-        """Whether every byte is in the peer's memory. Raises Unavailable if the copy failed."""
+        """Returns whether every byte is in the peer's memory. Raises Unavailable if the copy failed."""
         if not self._ended:
             if self._agent.in_progress(self.status):
                 self.status = self._agent.status_of(self._handle)

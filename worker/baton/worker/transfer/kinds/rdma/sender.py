@@ -39,7 +39,7 @@ class RdmaCopy:
         self._sender = sender
 
     def done(self) -> bool:
-        """Whether the copy has ended. Raises Unavailable or DeadlineExceeded if it failed."""
+        """Returns whether the copy has ended. Raises Unavailable or DeadlineExceeded if it failed."""
         if not self.ended:
             self._sender.advance()
         return self.ended
