@@ -1,4 +1,4 @@
-"""How tokens choose experts, and how an expert gates, as data. Knows no tensors."""
+"""The description of routers and of the gates of experts. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Score = Literal["softmax", "sigmoid", "sqrtsoftplus", "sparsemixer"]
 
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
-    """From logits to a token's experts and their weights."""
+    """The mapping from logits to a token's experts and their weights."""
 
     num_experts: int
     top_k: int
     score: Score = "softmax"
-    scores_chosen: bool = False  # of the chosen experts' logits alone, after the choice
+    scores_chosen: bool = False  # of the chosen experts' logits only, after the choice
     corrected: bool = False  # a bias an expert is added to scores for the choice, and not to weights
     num_groups: int = 1  # equal runs of experts; a token chooses in those whose two best scores have the largest sums
     top_groups: int = 1
     renormalized: bool = False  # a token's weights sum to 1, before `scale`
-    smallest_sum: float = 1e-20  # by which weights are divided at least
+    smallest_sum: float = 1e-20  # weights are divided by at least this
     scale: float = 1.0
     jitter: float = 0.0  # sparsemixer: logits that are further below the largest than 2 x this part of it count nothing
 

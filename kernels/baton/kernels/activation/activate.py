@@ -50,7 +50,7 @@ def _activate_kernel(
 
 
 def activate(x: Tensor, activation: str, *, gated: bool) -> Tensor:
-    """activation (silu, gelu or gelu_tanh) of x [num_tokens, size]; `gated`: of its first half, times the second."""
+    """Returns silu, gelu or gelu_tanh of x [num_tokens, size]; if `gated`, of its first half, times the second."""
     num_tokens, width = x.shape
     size = width // 2 if gated else width
     out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)

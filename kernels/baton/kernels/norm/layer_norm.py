@@ -1,4 +1,4 @@
-"""LayerNorm, with the residual's addition in the same pass."""
+"""LayerNorm, fused with the addition to the residual."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _layer_norm_kernel(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None) -> Tensor:
-    """LayerNorm of x [num_rows, size]. With `residual` [num_rows, size], adds x to it and returns the norm of the sum.
+    """Returns LayerNorm of x [num_rows, size]. With `residual`, adds x to it and returns the norm of the sum.
 
     weight [size], or [k, size], whose row r % k belongs to row r of x; bias [size].
     """

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
 def _rope_kernel(
     qkv_ptr,  # [num_tokens, (num_q_heads + 2 num_kv_heads) * HEAD_DIM]; q is rotated in place
@@ -37,7 +37,7 @@ def _rope_kernel(
     QUERY_SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """(a, b) -> (a cos - b sin, b cos + a sin) for the pairs a, b of each head, normed first where asked"""
+    """(a, b) -> (a cos - b sin, b cos + a sin) for the pairs a, b of each head, after its norm if NORM"""
     # grid: (num_tokens, (num_q_heads + 2 num_kv_heads) / HEADS)
     if OVERLAP:
         gdc_launch_dependents()
@@ -48,8 +48,8 @@ def _rope_kernel(
     dims = tl.arange(0, HALF_PAD)
     num_heads = num_q_heads + 2 * num_kv_heads
     real = (heads < num_heads)[:, None] & (dims < half)[None, :]
-    # Where the pairs lie: in the halves of a head; side by side; or in the halves of its first dimensions, and behind
-    # them those that do not rotate, whose cosines are 1 and whose sines are 0.
+    # Pairs are in the halves of a head, or adjacent, or in the halves of its first dimensions. Dimensions after those
+    # do not rotate; their cosines are 1 and their sines are 0.
     first = dims
     second = dims + half
     if INTERLEAVED:
@@ -108,7 +108,7 @@ def _rope_kernel(
 
 @triton.jit
 def _within(x):
-    """The nearest value that e4m3 can hold: what lies beyond would become NaN."""
+    """Clamps to the range of e4m3, because larger values would become NaN."""
     return tl.minimum(tl.maximum(x, -448.0), 448.0)
 
 
@@ -131,10 +131,10 @@ def rope_and_cache(
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
-    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
+    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines per position. With `kv_scale`
     [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it. Of each head the first
-    `rotary_dim` dimensions rotate (0: all), in pairs of their halves or, `interleaved`, of neighbours. Queries at
-    a position are multiplied with `query_scale` [max_position] fp32 of it.
+    `rotary_dim` dimensions rotate (0: all), in pairs of their halves or, if `interleaved`, of adjacent ones. Queries at
+    a position are multiplied by `query_scale` [max_position] fp32.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_heads = num_q_heads + 2 * num_kv_heads

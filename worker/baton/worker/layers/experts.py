@@ -1,4 +1,4 @@
-"""The MLP half of a layer that mixes experts: its weights, and its order of ops on any device."""
+"""The MLP half of a layer with experts: its weights, and the order of its ops on any device."""
 
 from __future__ import annotations
 

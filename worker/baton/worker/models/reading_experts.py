@@ -49,7 +49,7 @@ def read_grouped_router(fields: Fields, num_experts_keys: tuple[str, ...]) -> Ro
 
 
 def check_silu(fields: Fields) -> None:
-    """Raises InvalidRequest where experts have another activation."""
+    """Raises InvalidRequest if experts have another activation."""
     if fields.text("hidden_act", default="silu") != "silu":
         raise fields.error("hidden_act", "silu")
 

@@ -1,4 +1,4 @@
-"""How the linears of a layer's experts are kept: the interface of a weight format, as base has it for one linear."""
+"""The interface of weight formats of experts, as base has it for one linear."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from baton.worker.quantization.neighbours import Kernels
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What a checkpoint calls the experts' tensors. A name with {} is of one expert, one without of all, stacked."""
+    """The names of experts' tensors in a checkpoint. A name with {} is of one expert, one without of all, stacked."""
 
     gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")  # or one, fused
     down: str = "mlp.experts.{}.down_proj.weight"
     gate_up_bias: tuple[str, ...] = ()
     down_bias: str = ""
     transposed: bool = False  # matrices are [in_features, out_features]
-    interleaved: bool = False  # gates and ups take turns; else gates come first
+    interleaved: bool = False  # gates and ups alternate; else gates come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class ExpertsShape:
 
 
 class ExpertsOps(ABC):
-    """A format on a device."""
+    """A format's ops on a device."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
 
     def reset(self) -> None:  # noqa: B027 - most formats have no scratch memory
-        """Restores scratch memory after a step that failed midway."""
+        """Restores scratch memory after a failed step."""
 
     @abstractmethod
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
@@ -57,13 +57,13 @@ class ExpertsMethod(Protocol):
 
     @property
     def name(self) -> str:
-        """As the registry has it."""
+        """The name in the registry."""
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Params:
         """Allocates the parameters of all experts."""
 
     def load(self, params: Params, shape: ExpertsShape, source: Source) -> None:
-        """Fills them from a checkpoint."""
+        """Fills the parameters from a checkpoint."""
 
     def on_cpu(self, kernels: Kernels) -> ExpertsOps:
         """Returns the format's ops on a CPU."""

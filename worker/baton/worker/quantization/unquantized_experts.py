@@ -1,4 +1,4 @@
-"""Experts as they are computed with: two stacks of matrices, and of biases where there are any."""
+"""Unquantized experts: two stacks of matrices, and of biases if there are any."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UnquantizedExperts:
         return {name: torch.empty(shape.num_experts, *size, dtype=dtype, device=device) for name, size in sizes.items()}
 
     def load(self, params: Params, shape: ExpertsShape, source: Source) -> None:
-        """Copies each expert, or all at once where the checkpoint has stacks, converted to the parameters' dtype."""
+        """Copies each expert, or all at once if the checkpoint has stacks, converted to the parameters' dtype."""
         names = shape.names
         _fill(params["gate_up"], names.gate_up, shape, source, _Layout(names.transposed, names.interleaved))
         _fill(params["down"], (names.down,), shape, source, _Layout(names.transposed, False))
@@ -39,11 +39,11 @@ class UnquantizedExperts:
             _fill(params["down_bias"], (names.down_bias,), shape, source, _Layout(False, False))
 
     def on_cpu(self, kernels: Kernels) -> ExpertsOps:
-        """Returns a product for each expert that has tokens."""
+        """Returns ops that use a product for each expert with tokens."""
         return _Ops(kernels, Case("cpu"))
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
-        """Returns the kernels of the card. Raises LookupError where there are none."""
+        """Returns ops that use the GPU's kernels. Raises LookupError if there are none."""
         capability, _ = torch.cuda.get_device_capability(device)
         return _Ops(kernels, Case("cuda", capability, batch_invariant=batch_invariant))
 
@@ -59,14 +59,14 @@ class _Ops(ExpertsOps):
 
 
 class _Layout(NamedTuple):
-    """How a checkpoint's tensor differs from ours."""
+    """The layout of a checkpoint's tensor, as differences from ours."""
 
     transposed: bool
     interleaved: bool
 
 
 def _fill(stack: Tensor, names: Sequence[str], shape: ExpertsShape, source: Source, layout: _Layout) -> None:
-    """Fills the rows of `stack` [num_experts, rows, ...] with the named parts, one below the other."""
+    """Fills the rows of `stack` [num_experts, rows, ...] with the named parts, in order."""
     rows = stack.shape[1] // len(names)
     for index, name in enumerate(names):
         part = stack[:, index * rows : (index + 1) * rows]

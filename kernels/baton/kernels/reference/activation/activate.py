@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 def activate(x: Tensor, activation: str, *, gated: bool) -> Tensor:
-    """activation (silu, gelu or gelu_tanh) of x [num_tokens, size]; `gated`: of its first half, times the second."""
+    """Returns silu, gelu or gelu_tanh of x [num_tokens, size]; if `gated`, of its first half, times the second."""
     if gated:
         gate, up = x.chunk(2, dim=-1)
         return _activated(gate, activation).mul_(up)

@@ -1,4 +1,4 @@
-"""What the chosen experts make of the tokens: tokens sorted by expert, one product for each expert that has any."""
+"""The experts of a mixture: tokens are sorted by expert, with one product for each expert that has tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_experts(
     rows = x.index_select(0, order.div(top_k, rounding_mode="floor"))
     gated = gated_by(_products(rows, gate_up, gate_up_bias, experts, groups), gate)
     out = _products(gated, down, down_bias, experts, groups)
-    # Sums over a token's experts are in the order of its choice, whatever other tokens there are.
+    # Sums over a token's experts are in the order of its choice, independent of other tokens.
     pairs = torch.empty_like(out).index_copy_(0, order, out).view(num_tokens, top_k, -1)
     return torch.bmm(weights.to(out.dtype).unsqueeze(1), pairs).squeeze(1)
 

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with which weights."""
+"""The router of a mixture: each token's experts and their weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 def route(logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor, Tensor]:
     """Returns weights [num_tokens, top_k] fp32 and expert ids [num_tokens, top_k] for logits [num_tokens, num_experts].
 
-    `bias` [num_experts] corrects the choice, where spec.corrected.
+    `bias` [num_experts] corrects the choice if spec.corrected.
     """
     logits = logits.float()
     if spec.score == "sparsemixer":
@@ -40,7 +40,7 @@ def route(logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor
 
 
 def _within_groups(choice: Tensor, spec: RouterSpec) -> Tensor:
-    """Leaves the scores of the best groups, and -inf elsewhere."""
+    """Returns the scores of the best groups, and -inf elsewhere."""
     grouped = choice.view(len(choice), spec.num_groups, -1)
     sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
     best = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, sums.topk(spec.top_groups, dim=-1).indices, True)

@@ -12,7 +12,7 @@ from baton.kernels.reference.norm.rms_norm import rms_norm
 def rotation(
     cos_sin: Tensor, positions: Tensor, rotary_dim: int = 0, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The two factors of `rotate` at these positions, each [num_tokens, 1, rotary_dim]; 0: of whole heads.
+    """Returns the two factors of `rotate` at these positions, [num_tokens, 1, rotary_dim]; 0: of whole heads.
 
     cos_sin [max_position, head_dim] holds head_dim / 2 cosines, then as many sines.
     """
@@ -25,7 +25,7 @@ def rotation(
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """(a, b) -> (a cos - b sin, b cos + a sin) for pairs of the first dimensions of heads [num_tokens, num_heads,
-    head_dim], as many as cos and sin have: their halves a, b, or `interleaved` each even one and the one behind it."""
+    head_dim], as many as cos and sin have: their halves a, b or, if `interleaved`, each even one and the next."""
     width = cos.shape[-1]
     if width < heads.shape[-1]:
         return torch.cat((rotate(heads[..., :width], cos, sin, interleaved), heads[..., width:]), -1)
@@ -35,7 +35,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
 
 
 def write_kv(cache: Tensor, block_ids: Tensor, offsets: Tensor, kv: Tensor) -> None:
-    """kv [num_tokens, 2, num_kv_heads, head_dim] into cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    """Writes kv [num_tokens, 2, kv_heads, head_dim] into cache [num_blocks, 2, kv_heads, block_size, head_dim]."""
     cache.permute(0, 3, 1, 2, 4)[block_ids, offsets] = kv
 
 
@@ -78,9 +78,9 @@ def rope_and_cache(
     """Rotates the queries of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place and writes K and V into cache
     [num_blocks, 2, num_kv_heads, block_size, head_dim] at slot_mapping [num_tokens] int32 (-1: not at all).
 
-    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines a position. With `kv_scale`
+    cos_sin [max_position, head_dim] fp32 holds head_dim / 2 cosines and as many sines per position. With `kv_scale`
     [2, num_kv_heads] fp32, cache is float8_e4m3fn and holds keys and values divided by it. `rotary_dim` and
-    `interleaved` as in `rotate`; 0: whole heads rotate. Queries at a position are multiplied with `query_scale`
+    `interleaved` as in `rotate`; 0: whole heads rotate. Queries at a position are multiplied by `query_scale`
     [max_position] fp32 of it.
     """
     _, _, num_kv_heads, block_size, head_dim = cache.shape
@@ -92,7 +92,7 @@ def rope_and_cache(
     if kv_scale is None:
         keys_values = keys_values.to(cache.dtype)
     else:
-        # As bytes, which every device can index.
+        # As bytes, which all devices can index.
         keys_values, cache = quantize_kv(keys_values, kv_scale).view(torch.uint8), cache.view(torch.uint8)
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()

@@ -1,4 +1,4 @@
-"""One step's inputs on a CPU: what all layers share."""
+"""The inputs of a step on a CPU, shared by all layers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from baton.kernels.reference.attention.paged_attention import DecodePlan, Prefil
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decoding sequences of like length."""
+    """Decoding sequences of similar length."""
 
-    tokens: Tensor | None  # their places among the step's tokens; None: the first num_tokens
+    tokens: Tensor | None  # indices of their tokens in the step; None: the first num_tokens
     num_tokens: int
     plans: dict[int, DecodePlan]  # by window
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """One sequence's chunk: a run of the step's tokens."""
+    """One sequence's chunk, as a range of the step's tokens."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ class StepInputs:
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    block_ids: Tensor  # [num_tokens] int64, where each token's KV goes
+    block_ids: Tensor  # [num_tokens] int64, the block of each token's KV
     offsets: Tensor  # [num_tokens] int64, within its block
     decodes: list[DecodeGroup]
     prefills: list[PrefillChunk]
@@ -41,5 +41,5 @@ class StepInputs:
 
     @property
     def fuse_norms(self) -> bool:
-        """PyTorch's products fuse nothing."""
+        """False, because PyTorch's products fuse nothing."""
         return False

@@ -1,4 +1,4 @@
-"""One step's inputs on a GPU: what all layers share."""
+"""The inputs of a step on a GPU, shared by all layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.kernels.attention.prefill import PrefillTiles
 
 
 class StepInputs(NamedTuple):
-    """Implements baton.worker.models.decoder.Step. On the device, int32. Sequences that decode one token come first."""
+    """Implements baton.worker.models.decoder.Step. Tensors are int32 on the device. Decodes of one token come first."""
 
     tokens: Tensor  # [num_tokens]
     positions: Tensor  # [num_tokens]
@@ -20,10 +20,10 @@ class StepInputs(NamedTuple):
     seq_lens: Tensor  # [num_seqs]
     query_start_loc: Tensor  # [num_seqs + 1]
     num_decodes: int
-    tiles: PrefillTiles | None  # of the sequences behind the decodes, numbered from 0
+    tiles: PrefillTiles | None  # of the sequences after the decodes, numbered from 0
     cuts: dict[int, list[DecodeCuts]]  # of the decodes, as PagedAttention.cut returns them
 
     @property
     def fuse_norms(self) -> bool:
-        """Steps with prompts compute the same with and without graphs, which record norms on their own."""
+        """False with prompts: graphs record norms separately, and results must not depend on the use of graphs."""
         return self.tiles is None

@@ -1,4 +1,4 @@
-"""One layer of blocks between the KV pool of a CUDA device and host memory, for transfers over the host."""
+"""Copies one layer of blocks between the KV pool of a CUDA device and host memory, for transfers over the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.worker.kv_spec import KvSpec
 
 
 class HostPieces:
-    """Copies on a stream of its own, beside steps. Thread-safe as KvCopies."""
+    """Copies on a separate stream, beside steps. Thread-safe, as KvCopies."""
 
     def __init__(self, kv: KvCopies, spec: KvSpec, device: torch.device) -> None:
         self._kv = kv
@@ -37,7 +37,7 @@ class HostPieces:
     def write(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """Copies one layer of these blocks from the host. Returns when they are in. Takes no part of the heads."""
+        """Copies one layer of these blocks from the host, and waits for that. Accepts only all heads."""
         if heads is not None:
             raise InvalidRequest("a piece has a part of the heads; this worker holds all of them", field="heads")
         expected = len(block_ids) * self._spec.layer_bytes(layer)

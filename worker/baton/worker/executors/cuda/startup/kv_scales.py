@@ -1,4 +1,4 @@
-"""The scales of quantized KV, as a checkpoint has them."""
+"""The scales of quantized KV, from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def scaled_kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dt
 
 
 def kv_scales_of(loaded: LoadedModel, device: torch.device) -> Tensor:
-    """Returns [num_layers, 2, num_kv_heads]. The checkpoint has one a tensor."""
+    """Returns scales [num_layers, 2, num_kv_heads]. The checkpoint has one per tensor."""
     scales = loaded.kv_scales.to(device)
     return scales[:, :, None].repeat(1, 1, loaded.config.num_kv_heads)

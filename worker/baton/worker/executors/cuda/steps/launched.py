@@ -1,4 +1,4 @@
-"""Steps that the device computes, from their last kernel's launch until their results are read. Knows no model."""
+"""The steps in flight on the device, from their last launch until their results are read. Knows no model."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class _Launched:
     computed: Computed
     started: torch.cuda.Event
     done: torch.cuda.Event
-    waited: tuple[torch.cuda.Event, torch.cuda.Event] | None  # from when to when the device waited for masks
+    waited: tuple[torch.cuda.Event, torch.cuda.Event] | None  # begin and end of the device's wait for masks
 
     @property
     def seconds(self) -> float:
-        """How long the device computed. Valid once it is done."""
+        """Returns the device time of the step. Valid once it is done."""
         waited = 0.0 if self.waited is None else self.waited[0].elapsed_time(self.waited[1])
         return float(self.started.elapsed_time(self.done) - waited) / 1000
 
 
 class LaunchedSteps:
-    """Reads results in the order of launches. `wait` waits for the device; `traced`: results have idle_seconds."""
+    """Reads results in the order of launches. `wait` waits for the device. If `traced`, results have idle_seconds."""
 
     def __init__(
         self, num_rows: int, depth: int, watch: DeviceWatch, wait: Callable[[], None], *, traced: bool
@@ -55,7 +55,7 @@ class LaunchedSteps:
         started: torch.cuda.Event,
         waited: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
     ) -> None:
-        """Queues the copy of a step's tokens to the host. All else of the step is queued."""
+        """Queues the copy of a step's tokens to the host, after the rest of the step."""
         self._turn = (self._turn + 1) % len(self._pinned)
         token_ids = self._pinned[self._turn][: len(computed.token_ids)]
         token_ids.copy_(computed.token_ids, non_blocking=True)
@@ -65,7 +65,7 @@ class LaunchedSteps:
             self._watch.add(done, self._wake)
 
     def collect(self) -> StepResult:
-        """Waits for the oldest step."""
+        """Waits for the oldest step. Returns its result."""
         launched = self._launched.popleft()
         try:
             launched.done.synchronize()
@@ -93,20 +93,20 @@ class LaunchedSteps:
         return not self._launched or self._launched[0].done.query()  # type: ignore[no-untyped-call]
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """Calls `wake`, from a thread, when a step has ended, those in flight included. None: no more."""
+        """Calls `wake`, on another thread, when a step has ended, including those in flight. None stops that."""
         if wake is not None and self._wake is None:
             for launched in self._launched:
                 self._watch.add(launched.done, wake)
         self._wake = wake
 
     def drop(self) -> bool:
-        """Forgets the steps. Returns whether there were any."""
+        """Drops the steps. Returns whether there were any."""
         launched, self._launched = self._launched, deque()
         return bool(launched)
 
 
 def record_event() -> torch.cuda.Event:
-    """Returns an event that takes the time at this place of the current stream."""
+    """Records an event with timing on the current stream. Returns it."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
