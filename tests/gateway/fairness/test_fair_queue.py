@@ -100,6 +100,44 @@ async def test_work_runs_at_once_where_nothing_waits_and_one_piece_a_loop_turn_o
     assert ran == [1, 2, 3]
 
 
+async def test_pieces_that_begin_within_a_turns_seconds_share_a_loop_turn_in_fair_order():
+    ran, now = [], [0.0]
+    turns = Turns(2.0, clock=lambda: now[0])
+
+    def work(name):
+        ran.append(name)
+        now[0] += 1.0
+
+    turns.take("a", 1, lambda: work("a1"))
+    for name in ("a2", "a3", "a4", "b1", "b2"):
+        turns.take(name[0], 1, lambda name=name: work(name))
+    assert ran == ["a1"]
+    await asyncio.sleep(0)
+    assert ran == ["a1", "a2", "b1"]
+    await asyncio.sleep(0)
+    assert ran == ["a1", "a2", "b1", "a3", "b2"]
+    await asyncio.sleep(0)
+    assert ran == ["a1", "a2", "b1", "a3", "b2", "a4"]
+
+
+async def test_a_rest_ends_a_turn_that_has_seconds_left():
+    turns, ran = Turns(60.0), []
+    turns.take("a", 1, lambda: ran.append("first"))
+
+    def heavy():
+        ran.append("heavy")
+        turns.rest(0.02)
+
+    turns.take("a", 1, heavy)
+    turns.take("b", 1, lambda: ran.append("b1"))
+    turns.take("a", 1, lambda: ran.append("last"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert ran == ["first", "heavy"]
+    await asyncio.sleep(0.05)
+    assert ran == ["first", "heavy", "b1", "last"]
+
+
 async def test_work_that_asks_for_a_rest_gets_it_before_anyones_next():
     turns, ran = Turns(), []
 

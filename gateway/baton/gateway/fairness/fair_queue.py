@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,10 +76,15 @@ class FairQueue:
 
 
 class Turns:
-    """Runs one piece of work per iteration of the event loop; at once if nothing waits."""
+    """Runs work in turns of the event loop; at once if nothing waits.
 
-    def __init__(self) -> None:
+    A turn is one piece of work, and the next ones that begin within `turn_seconds`.
+    """
+
+    def __init__(self, turn_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._queue = FairQueue()
+        self._turn_seconds = turn_seconds
+        self._clock = clock
         self._scheduled = False
         self._rest_seconds = 0.0
 
@@ -98,8 +104,11 @@ class Turns:
         self._scheduled = work is not None
         if work is None:
             return
+        until = self._clock() + self._turn_seconds
         try:
-            work()
+            while work is not None:
+                work()
+                work = self._queue.pop() if self._goes_on(until) else None
         finally:
             seconds, self._rest_seconds = self._rest_seconds, 0.0
             loop = asyncio.get_running_loop()
@@ -107,3 +116,6 @@ class Turns:
                 loop.call_later(seconds, self._run)
             else:
                 loop.call_soon(self._run)
+
+    def _goes_on(self, until: float) -> bool:
+        return bool(self._queue) and not self._rest_seconds and self._clock() < until

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.gateway.fairness.fair_queue import Turns
 from baton.gateway.http.exchange import Exchange
 
 _IPV6_NETWORK_BITS = 64  # the usual allocation of one client
+_REQUESTS_SECONDS = 0.002  # of requests in one turn of the event loop
 
 
 def network_of(host: str) -> str:
@@ -33,7 +35,8 @@ class Intake:
     """The turns of one server, shared by tenant, or by address without a tenant."""
 
     tenant_of: Callable[[Exchange], str] = _no_tenant  # empty: unknown
-    requests: Turns = field(default_factory=Turns)  # for handling requests up to their first wait
+    # For handling requests up to their first wait. The placements of one turn go to the router in one message.
+    requests: Turns = field(default_factory=partial(Turns, _REQUESTS_SECONDS))
     chunks: Turns = field(default_factory=Turns)  # for reading chunks of bodies
     bulks: Turns = field(default_factory=Turns)  # for reading data that arrives faster than it is read
 
