@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, Int32, ModelSpec, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from baton.worker.core import BlockId, Int32, Int64, ModelSpec, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
@@ -297,37 +297,51 @@ class SimExecutor:
         self._draws.admit(row, init)
 
     def _compute(self, step: _Launched) -> StepResult:
-        plan, masks = step.plan, step.masks
+        plan = step.plan
         self._read_admitted(plan)
         self._prefill(plan)
-        counts = plan.samples.astype(np.int32)
+        counts, masks = plan.samples.astype(np.int32), step.masks
+        if len(step.undrawn):
+            masks = self._decode_but_undrawn(step, counts)
+        else:
+            self._decode(plan.rows[: plan.num_decodes])
+        indices = np.flatnonzero(counts)
+        tokens, logprobs, bits = self._draw(plan.rows[indices], masks)
+        result = StepResult(plan.step, tokens, counts, logprobs)
+        if self.max_step_tokens > 1:
+            self._decode_further(plan, indices, bits, result)
+        result.prompt_logprobs = self._prompt_logprobs(plan)
+        return result
+
+    def _decode_but_undrawn(self, step: _Launched, counts: Int32) -> TokenMasks | None:
+        """Decodes, and takes back what `draw` left out. Returns the masks of the other rows."""
+        plan = step.plan
         left_out = np.flatnonzero(plan.samples)[step.undrawn]
         digests = self._digests[plan.rows[left_out]]
         self._decode(plan.rows[: plan.num_decodes])
-        if len(left_out):
-            # Their last tokens will be computed again, but their KV is kept.
-            counts[left_out] = 0
-            self._digests[plan.rows[left_out]] = digests
-            self._num_computed[plan.rows[left_out]] -= left_out < plan.num_decodes
-            if masks is not None:
-                masks = masks.among(counts[plan.samples] > 0)
-        indices = np.flatnonzero(counts)
-        tokens, logprobs, bits = self._draw(plan.rows[indices], masks)
+        # Their last tokens will be computed again, but their KV is kept.
+        counts[left_out] = 0
+        self._digests[plan.rows[left_out]] = digests
+        self._num_computed[plan.rows[left_out]] -= left_out < plan.num_decodes
+        return None if step.masks is None else step.masks.among(counts[plan.samples] > 0)
+
+    def _decode_further(self, plan: StepPlan, indices: Int64, bits: UInt64, result: StepResult) -> None:
+        """Decodes more tokens of the plan's rows at `indices`: as many as their `bits` give."""
+        counts = result.counts
         decodes = indices[indices < plan.num_decodes]
         most = plan.num_scheduled_tokens[decodes]
         counts[decodes] += (bits[: len(decodes)] % most.astype(np.uint64)).astype(np.int32)
         firsts = np.cumsum(counts) - counts  # index of each row's first token
-        result = StepResult(plan.step, np.empty(counts.sum(), np.int32), counts)
-        result.token_ids[firsts[indices]] = tokens
-        result.logprobs = {int(firsts[indices[index]]): entry for index, entry in logprobs.items()}
+        token_ids = np.empty(counts.sum(), np.int32)
+        token_ids[firsts[indices]] = result.token_ids
+        result.logprobs = {int(firsts[indices[index]]): entry for index, entry in result.logprobs.items()}
         for offset in range(1, counts.max(initial=0)):
             several = np.flatnonzero(counts[: plan.num_decodes] > offset)
             self._decode(plan.rows[several])
             tokens, logprobs, _ = self._draw(plan.rows[several])
-            result.token_ids[firsts[several] + offset] = tokens
+            token_ids[firsts[several] + offset] = tokens
             result.logprobs.update((int(firsts[several[index]]) + offset, entry) for index, entry in logprobs.items())
-        result.prompt_logprobs = self._prompt_logprobs(plan)
-        return result
+        result.token_ids = token_ids
 
     def _read_admitted(self, plan: StepPlan) -> None:
         """Computes the digests of admitted rows from their cached blocks."""
