@@ -14,6 +14,7 @@ _WARM = SamplingParams(temperature=0.7)
 _QWEN = replace(_WARM, top_k=20, top_p=0.8)  # Qwen2.5's generation_config.json, but for its repetition penalty
 _QWEN_REPETITION = replace(_QWEN, repetition_penalty=1.05)
 _PENALTIES = replace(_WARM, presence_penalty=0.5, frequency_penalty=0.5)
+_PENALTIES_TOP_P = replace(_PENALTIES, top_p=0.95)
 _BIASES = replace(_WARM, logit_bias=((100, 5.0), (200, -5.0), (300, 1.0)))
 _LOGPROBS = replace(GREEDY, logprobs=5)
 _MIXED = (
@@ -40,6 +41,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
     "qwen": _all(_QWEN),
     "qwen_rep": _all(_QWEN_REPETITION),
     "penalties": _all(_PENALTIES),
+    "penalties_top_p": _all(_PENALTIES_TOP_P),
     "bias3": _all(_BIASES),
     "logprobs5": _all(_LOGPROBS),
     "mixed": lambda number: replace(_MIXED[number % len(_MIXED)], seed=number),

@@ -13,7 +13,8 @@ from torch import Tensor
 from baton.kernels.sampling import SamplingState, Sizes, sample_special, sample_tokens, score_tokens
 from baton.kernels.sampling.columns import FLAGS, PENALIZED
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, TokenLogprobs, TokenMasks
-from baton.worker.executors.cuda.sampling.row_parameters import column_words, is_penalized, row_lists
+from baton.worker.executors.cuda.sampling.row_parameters import column_words, row_lists
+from baton.worker.sampling.penalties import is_penalized
 from baton.worker.sampling.sampler import Sampler
 
 TINY = Sizes(part=1024, capacity=512, few=128, sample=1024, scan=2048)

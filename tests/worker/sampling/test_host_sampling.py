@@ -15,8 +15,9 @@ from baton.kernels import reference
 from baton.kernels.reference.sampling import logits as edits
 from baton.kernels.reference.sampling.noise import gumbel_noise as reference_gumbel
 from baton.kernels.reference.sampling.noise import vocabulary_noise_words as reference_words
-from baton.worker.core import RowInit, TokenMasks
-from baton.worker.sampling.draw import Draws, draw_tokens
+from baton.worker.core import Row, RowInit, SamplingParams, TokenMasks
+from baton.worker.sampling.candidates import Draws
+from baton.worker.sampling.draw import draw_tokens
 from baton.worker.sampling.noise import gumbel_noise, noise_bounds, noise_words, vocabulary_noise_words
 from baton.worker.sampling.output_rules import OutputRules
 from baton.worker.sampling.sampler import Sampler, drawn_temperature
@@ -118,6 +119,32 @@ def test_all_that_tie_with_the_kth_count_for_top_p(shared: int) -> None:
     assert len(found) > 10
 
 
+def test_rows_with_few_possible_tokens_draw_as_the_reference() -> None:
+    generator = np.random.default_rng(0)
+    for share in (0.0, 0.0005, 0.01, 0.02):
+        logits = (generator.standard_normal((60, 4096)) * 3).astype(np.float32)
+        logits[generator.random(logits.shape) >= share] = -np.inf
+        draws, positions = random_draws(generator, 60, 4096), generator.integers(0, 1000, 60)
+        tokens = draw_tokens(logits, draws, positions)
+        np.testing.assert_array_equal(tokens, reference_tokens(logits, draws, positions))
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_a_top_p_at_the_very_mass_of_some_tokens_cuts_as_in_the_reference(spread: float) -> None:
+    generator = np.random.default_rng(1)
+    logits = torch.from_numpy((generator.standard_normal((200, 4096)) * spread).astype(np.float32))
+    values = logits.topk(30, dim=1).values
+    before = torch.exp(values - values[:, :1]).cumsum(1)[:, -1]
+    total = torch.exp(torch.logsumexp(logits, 1) - values[:, 0])
+    exact = (before / total).numpy()
+    for top_p in (exact, np.nextafter(exact, np.float32(0)), np.nextafter(exact, np.float32(1))):
+        zeros = np.zeros(200, np.int64)
+        seeds = random_seeds(generator, 200)
+        draws = Draws(np.ones(200, np.float32), zeros, top_p, np.zeros(200, np.float32), seeds)
+        expected = reference_tokens(logits.numpy(), draws, zeros)
+        np.testing.assert_array_equal(draw_tokens(logits.numpy(), draws, zeros), expected)
+
+
 class TorchRows:
     """Samples requests with the references, row by row."""
 
@@ -199,3 +226,33 @@ def test_requests_with_any_wishes_get_the_references_tokens(vocab_size: int, num
         expected = oracle.draw(logits, masks)
         drawn, _ = sampler.sample(logits, rows, num_outputs, masks)
         assert drawn.tolist() == expected
+
+
+def test_long_outputs_are_penalized_as_by_the_references_when_rows_are_used_again() -> None:
+    vocab_size, num_rows = 700, 6
+    sampler, generator = Sampler(num_rows, vocab_size), np.random.default_rng(0)
+    for seed in range(3):
+        inits = [
+            RowInit(
+                Row(row),
+                generator.integers(0, vocab_size, 90).astype(np.int32),
+                40 + 10 * (row % 3),
+                SamplingParams(
+                    seed=seed * num_rows + row,
+                    repetition_penalty=1.0 if (row + seed) % 3 else 1.3,
+                    frequency_penalty=0.3 * (row % 2),
+                    presence_penalty=0.2 * (seed % 2),
+                ),
+            )
+            for row in range(num_rows)
+        ]
+        oracle = TorchRows(inits, vocab_size)
+        for init in inits:
+            sampler.free(init.row)
+            sampler.admit(init)
+        for _ in range(120):
+            logits = torch.from_numpy(generator.standard_normal((num_rows, vocab_size))).float()
+            num_outputs = oracle.num_outputs
+            expected = oracle.draw(logits, None)
+            drawn, _ = sampler.sample(logits, np.arange(num_rows), num_outputs)
+            assert drawn.tolist() == expected

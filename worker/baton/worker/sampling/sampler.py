@@ -10,8 +10,9 @@ from torch import Tensor
 
 from baton.kernels.reference.sampling.logprobs import row_logprobs, token_logprobs
 from baton.worker.core import Int64, RowInit, SamplingParams, TokenLogprobs, TokenMasks
-from baton.worker.sampling.draw import Draws, draw_tokens
-from baton.worker.sampling.edits import LogitsEdits, apply_edits, apply_masks, edits_of
+from baton.worker.sampling.candidates import Draws
+from baton.worker.sampling.draw import draw_tokens
+from baton.worker.sampling.edits import LogitsEdits, apply_masks
 
 _NO_LOGPROBS = -1
 _COLDEST = 1e-5  # lower temperatures sample the argmax
@@ -37,7 +38,7 @@ class Sampler:
         )
         self._num_logprobs = np.full(num_rows, _NO_LOGPROBS)
         self._chosen: dict[int, tuple[int, ...]] = {}  # by row: the alternatives that the request lists
-        self._edits: dict[int, LogitsEdits] = {}  # by row
+        self._edits = LogitsEdits(num_rows, vocab_size)
 
     def admit(self, init: RowInit) -> None:
         """Stores a row's parameters, and its tokens if edits need them."""
@@ -54,21 +55,11 @@ class Sampler:
         if wanted is not None and sampling.logprob_token_ids:
             self._num_logprobs[row] = 0
             self._chosen[row] = sampling.logprob_token_ids
-        edits = edits_of(init, self._vocab_size)
-        if edits is None:
-            self._edits.pop(row, None)
-        else:
-            self._edits[row] = edits
+        self._edits.admit(init)
 
     def free(self, row: int) -> None:
-        self._edits.pop(row, None)
+        self._edits.free(row)
         self._chosen.pop(row, None)
-
-    def count(self, row: int, token_id: int) -> None:
-        """Counts an output token in a row's edits."""
-        edits = self._edits.get(row)
-        if edits is not None:
-            edits.add(token_id)
 
     def sample(
         self, logits: Tensor, rows: Int64, num_outputs: Int64, masks: TokenMasks | None = None
@@ -78,15 +69,12 @@ class Sampler:
         requested = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
         # Copied before the edits, because logprobs are the model's.
         raw = logits.index_select(0, torch.from_numpy(requested)) if requested.size else None
-        edited = logits.float().numpy()
-        edits = self._edits_of(rows)
-        if edits:
-            apply_edits(edited, edits, num_outputs)
+        edited = logits.float().contiguous().numpy()
+        self._edits.apply(edited, rows, num_outputs)
         if masks is not None:
             apply_masks(edited, masks)
         token_ids = draw_tokens(edited, self._draws.of(rows), num_outputs)
-        for index, edit in edits:
-            edit.add(int(token_ids[index]))
+        self._edits.add(rows, token_ids)
         if raw is None:
             return token_ids, {}
         return token_ids, self._logprobs(raw, token_ids, requested, num_logprobs, rows)
@@ -102,11 +90,6 @@ class Sampler:
                     values = token_logprobs(raw[row_of_raw : row_of_raw + 1], torch.tensor([chosen]))[0]
                     found[index] = replace(found[index], top_token_ids=chosen, top_logprobs=tuple(values.tolist()))
         return found
-
-    def _edits_of(self, rows: Int64) -> list[tuple[int, LogitsEdits]]:
-        if not self._edits:
-            return []
-        return [(index, self._edits[row]) for index, row in enumerate(rows.tolist()) if row in self._edits]
 
 
 def _logprobs(raw: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64) -> dict[int, TokenLogprobs]:

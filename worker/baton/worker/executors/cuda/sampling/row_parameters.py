@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from baton.kernels.sampling import columns
 from baton.worker.core import Int32, RowInit, SamplingParams
 from baton.worker.sampling.output_rules import has_rules
+from baton.worker.sampling.penalties import is_penalized
 from baton.worker.sampling.sampler import drawn_temperature
 
 _LOW_64 = (1 << 64) - 1
@@ -78,11 +79,6 @@ def flags_of(sampling: SamplingParams, lists: RowLists) -> int:
     if flags or (filtered and drawn_temperature(sampling) > 0):
         flags |= columns.SPECIAL.value
     return flags
-
-
-def is_penalized(sampling: SamplingParams) -> bool:
-    """Returns whether penalties apply."""
-    return (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1.0, 0.0, 0.0)
 
 
 def column_words(

@@ -14,14 +14,9 @@ from baton.kernels.sampling.columns import SPECIAL
 from baton.worker.core import Int32, RowInit, SamplingParams, StepPlan, TokenMasks
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.uploads import Patches, PinnedRing
-from baton.worker.executors.cuda.sampling.row_parameters import (
-    RowLists,
-    column_words,
-    flags_of,
-    is_penalized,
-    row_lists,
-)
+from baton.worker.executors.cuda.sampling.row_parameters import RowLists, column_words, flags_of, row_lists
 from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprobs
+from baton.worker.sampling.penalties import is_penalized
 
 _USUAL_LISTS = 1 << 14  # words
 
