@@ -35,6 +35,10 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
@@ -78,6 +82,8 @@ _CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 _GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}
 _WITHOUT_GROUPS = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 
+_SCALED_QUERIES = _rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3)
+
 _SCALES = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -91,6 +97,16 @@ def _granite4(**more: Any) -> PreTrainedModel:
     kinds = ["full_attention"] * 3
     shape = {"shared_intermediate_size": 80, "num_local_experts": 0, "layer_types": kinds, "mamba_n_heads": 4}
     return GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**SHAPE, **_SCALES, **shape, **more))
+
+
+def _phi3_longrope(original_length: int) -> PreTrainedModel:
+    """A model whose sequences of 3 tokens and more are all short, or all long."""
+    factors = {
+        "short_factor": [1.0 + 0.2 * pair for pair in range(8)],
+        "long_factor": [9.0 - pair for pair in range(8)],
+    }
+    more = {"pad_token_id": 0, "original_max_position_embeddings": original_length}
+    return Phi3ForCausalLM(Phi3Config(**SHAPE, **more, rope_parameters=_rope("longrope", **factors)))
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
@@ -137,6 +153,15 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         GPTNeoXConfig(**_WITHOUT_GROUPS, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True)
     ),
     "starcoder2": lambda: Starcoder2ForCausalLM(Starcoder2Config(**SHAPE, sliding_window=9)),
+    "llama-dynamic-rope": lambda: _llama(rope_parameters=_rope("dynamic", factor=4.0)),
+    "phi3-long": lambda: _phi3_longrope(original_length=2),
+    "phi3-short": lambda: _phi3_longrope(original_length=512),
+    "ministral": lambda: MinistralForCausalLM(
+        MinistralConfig(**SHAPE, head_dim=24, sliding_window=9, layer_types=_TYPES)
+    ),
+    "ministral3": lambda: Ministral3ForCausalLM(
+        Ministral3Config(**SHAPE, head_dim=24, rope_parameters=_SCALED_QUERIES)
+    ),
 }
 
 

@@ -25,6 +25,7 @@ SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"]}
 GPT2 = {"architectures": ["GPT2LMHeadModel"]}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 GRANITE4 = {"architectures": ["GraniteMoeHybridForCausalLM"]}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -103,7 +104,12 @@ def test_yarn_stretches_the_models_length() -> None:
         ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; it must be silu"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config is .*only unquantized weights"),
         ({"eos_token_id": "2"}, r"eos_token_id is '2'; it must be an integer or a list"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, r"rope_type is 'longrope'; it must be one of default, linear"),
+        (
+            {"rope_scaling": {"rope_type": "proportional"}},
+            r"rope_type is 'proportional'; it must be one of default, lin",
+        ),
+        ({"rope_scaling": {"rope_type": "longrope"}}, r"short_factor is None; it must be a list of 8 numbers above 0"),
+        ({"rope_scaling": {**LONG, "long_factor": [1.0] * 7}}, r"long_factor is .*must be a list of 8 numbers above 0"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling: factor is missing"),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, r"high_freq_factor is 0.5; it must be above"),
         ({"rope_scaling": 3}, r"rope_scaling is 3; it must be an object"),
@@ -118,7 +124,10 @@ def test_yarn_stretches_the_models_length() -> None:
         ({**SMOLLM3, "no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be a list of 4 x 0 or 1"),
         ({**GRANITE4, "layer_types": ["attention", "mamba"] * 2}, r"layer_types is .* must be a list of 4 x attention"),
         ({**GRANITE4, "layer_types": ["attention"] * 4}, r"num_local_experts is None; it must be 0"),
-        ({**PHI3, "rope_scaling": {"type": "longrope"}}, r"type is 'longrope'; it must be one of default, linear"),
+        (
+            {**PHI3, "rope_scaling": {"type": "su", "short_factor": [0] * 8}},
+            r"short_factor is .*list of 8 numbers above 0",
+        ),
         ({"auto_map": {"AutoModel": "a.B"}}, r"auto_map is .* no code of a model folder is run"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, r"logits_scaling is 0; it must be a number"),
     ],

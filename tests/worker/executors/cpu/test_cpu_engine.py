@@ -27,6 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
         *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "granitemoe", "glm4_moe", "ernie4_5_moe", "minimax_m2"),
         *("smollm3", "glm", "glm4", "granitemoehybrid", "olmo", "olmo3", "cohere-normed", "cohere2"),
         *("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "starcoder2"),
+        *("ministral", "ministral3", "phi3-long"),
         "storyteller-7m",
     ],
 )

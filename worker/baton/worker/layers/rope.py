@@ -29,6 +29,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Returns radians per position, [rotated pairs] fp32."""
     if rope.kind == NO_ROPE:
         return torch.empty(0)
+    assert rope.kind != "dynamic", "RopeConfig.at_length resolves it"
+    assert not rope.long_factors, "RopeConfig.at_length chooses one of two"
     head_dim = rope.rotary_dim or head_dim
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.kind == "linear":
@@ -37,15 +39,27 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return _llama3(rope, plain)
     if rope.kind == "yarn":
         return _yarn(rope, plain, head_dim)
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.factors)
     return plain
 
 
+def query_scales(rope: RopeConfig, num_positions: int) -> Tensor | None:
+    """Returns the factor [num_positions] fp32 of queries at each position; None if all are 1."""
+    if not rope.query_beta:
+        return None
+    periods = torch.arange(num_positions) // rope.original_length
+    return 1 + rope.query_beta * torch.log1p(periods.float())
+
+
 def attention_factor(rope: RopeConfig) -> float:
-    """Returns the factor that YaRN scales cosines and sines with; scores are scaled by its square."""
-    if rope.kind != "yarn":
+    """Returns the factor that scales cosines and sines; scores are scaled by its square."""
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.kind == "longrope":
+        return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
     if rope.mscale and rope.mscale_all_dim:
         return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
     return _mscale(rope.factor, 1.0)

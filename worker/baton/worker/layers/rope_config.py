@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 NO_ROPE = "none"  # no rotation; not a kind of config.json
 
 
@@ -26,6 +26,30 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     rotary_dim: int = 0  # rotated dimensions, at the start of each head; 0: all
     interleaved: bool = False  # pairs are neighbours, not halves of the rotated dimensions
+    factors: tuple[float, ...] = ()  # longrope: of the rotated pairs, up to original_length
+    long_factors: tuple[float, ...] = ()  # and beyond it
+    query_beta: float = 0.0  # queries are scaled by 1 + query_beta * log(1 + position // original_length)
+
+    @property
+    def longest_length(self) -> int:
+        """Tokens that dynamic scaling can extend to, on request."""
+        return int(self.factor * self.original_length) if self.kind == "dynamic" else self.extended_length
+
+    def at_length(self, length: int, head_dim: int) -> RopeConfig:
+        """Returns the RoPE of a model that serves sequences of up to `length` tokens.
+
+        Dynamic scaling and longrope depend on the length of a sequence. Cached keys do not change as it grows, so one
+        length counts for all positions of all sequences.
+        """
+        if self.kind == "longrope":
+            factors = self.long_factors if length > self.original_length else self.factors
+            return replace(self, factors=factors, long_factors=())
+        if self.kind == "dynamic":
+            width = self.rotary_dim or head_dim
+            grown = self.factor * max(length, self.original_length) / self.original_length - (self.factor - 1)
+            theta = self.theta * grown ** (width / (width - 2))
+            return replace(self, kind="default", theta=theta, factor=1.0, original_length=0)
+        return self
 
     @property
     def extended_length(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
@@ -68,6 +68,19 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """Distinct RoPE configs, in the order of the layers."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+
+    def at_length(self, wanted: int) -> ModelConfig:
+        """Returns the config of a model that serves sequences of up to `wanted` tokens; 0: max_model_len."""
+        longest = max(self.max_model_len, *(rope.longest_length for rope in self.ropes))
+        length = min(wanted or self.max_model_len, longest)
+        ropes = {rope: rope.at_length(length, self.head_dim) for rope in self.ropes}
+        if all(rope is resolved for rope, resolved in ropes.items()):
+            return self
+        layers = (
+            replace(layer, attention=replace(layer.attention, rope=ropes[layer.attention.rope]))
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers), max_position_embeddings=max(self.max_position_embeddings, length))
 
     @property
     def max_model_len(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from baton.worker.layers.rope_config import KINDS, RopeConfig
 from baton.worker.models.fields import Fields
@@ -16,6 +17,9 @@ class RopeDefaults:
     theta: float = 10000.0
     partial: float | None = None  # rotated fraction of each head; None: configs may not set one
     interleaved: bool = False
+    original_length: int = 0  # of longrope; 0: max_position_embeddings
+    spellings: Mapping[str, str] = field(default_factory=dict)  # of kinds, in older configs
+    scales_queries: bool = False  # configs may have llama_4_scaling_beta
 
 
 _PLAIN = RopeDefaults()
@@ -48,9 +52,19 @@ def _read_set(outside: Fields, scaling: Fields | None, model: Fields, defaults: 
     if nested := [key for key, value in scaling.raw.items() if isinstance(value, dict)]:
         raise scaling.error(nested[0], "absent: all layers of this architecture share one set of parameters")
     theta = scaling.positive_float("rope_theta", default=outside.positive_float("rope_theta", default=defaults.theta))
-    rope = _read_scaled(scaling, theta, read_max_position_embeddings(model))
     rotary_dim = _rotary_dim(scaling, outside, read_head_dim(model), defaults)
-    return replace(rope, rotary_dim=rotary_dim, interleaved=defaults.interleaved)
+    kind_key = "rope_type" if "rope_type" in scaling.raw else "type"
+    kind = scaling.text(kind_key, default="default")
+    kind = defaults.spellings.get(kind, kind)
+    if kind not in KINDS:
+        raise scaling.error(kind_key, f"one of {', '.join(KINDS)}")
+    if kind == "longrope":
+        rope = _longrope(scaling, theta, model, rotary_dim or read_head_dim(model), defaults)
+    else:
+        rope = _read_scaled(scaling, kind, theta, read_max_position_embeddings(model))
+    rope = replace(rope, rotary_dim=rotary_dim, interleaved=defaults.interleaved)
+    beta = scaling.number("llama_4_scaling_beta", default=0.0) if defaults.scales_queries else 0.0
+    return replace(rope, query_beta=beta) if beta and rope.original_length else rope
 
 
 def _rotary_dim(scaling: Fields, outside: Fields, head_dim: int, defaults: RopeDefaults) -> int:
@@ -67,16 +81,14 @@ def _rotary_dim(scaling: Fields, outside: Fields, head_dim: int, defaults: RopeD
     return width if width < head_dim else 0
 
 
-def _read_scaled(scaling: Fields, theta: float, max_position_embeddings: int) -> RopeConfig:
-    kind_key = "rope_type" if "rope_type" in scaling.raw else "type"
-    kind = scaling.text(kind_key, default="default")
-    if kind not in KINDS:
-        raise scaling.error(kind_key, f"one of {', '.join(KINDS)}")
+def _read_scaled(scaling: Fields, kind: str, theta: float, max_position_embeddings: int) -> RopeConfig:
     if kind == "default":
         return RopeConfig(kind, theta)
     factor = scaling.positive_float("factor")
     if kind == "linear":
         return RopeConfig(kind, theta, factor)
+    if kind == "dynamic":
+        return RopeConfig(kind, theta, factor, max_position_embeddings)
     if kind == "llama3":
         return _llama3(scaling, theta, factor)
     return _yarn(scaling, theta, factor, max_position_embeddings)
@@ -89,6 +101,34 @@ def _llama3(scaling: Fields, theta: float, factor: float) -> RopeConfig:
         raise scaling.error("high_freq_factor", f"above low_freq_factor ({low:g})")
     original = scaling.positive_int("original_max_position_embeddings")
     return RopeConfig("llama3", theta, factor, original, low_freq_factor=low, high_freq_factor=high)
+
+
+def _longrope(scaling: Fields, theta: float, model: Fields, width: int, defaults: RopeDefaults) -> RopeConfig:
+    longest = read_max_position_embeddings(model)
+    key = "original_max_position_embeddings"
+    original = scaling.positive_int(key, default=defaults.original_length or longest)
+    original = model.positive_int(key, default=original)
+    has_factor = scaling.raw.get("attention_factor") is not None
+    return RopeConfig(
+        "longrope",
+        theta,
+        scaling.positive_float("factor", default=longest / original),
+        original,
+        attention_factor=scaling.positive_float("attention_factor") if has_factor else None,
+        factors=_factors(scaling, "short_factor", width // 2),
+        long_factors=_factors(scaling, "long_factor", width // 2),
+    )
+
+
+def _factors(scaling: Fields, key: str, count: int) -> tuple[float, ...]:
+    values = scaling.raw.get(key)
+    if not isinstance(values, list) or len(values) != count or not all(_is_positive(value) for value in values):
+        raise scaling.error(key, f"a list of {count} numbers above 0")
+    return tuple(float(value) for value in values)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
 def _yarn(scaling: Fields, theta: float, factor: float, max_position_embeddings: int) -> RopeConfig:

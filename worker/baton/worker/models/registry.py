@@ -17,6 +17,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 _MODULES = (  # of baton.worker.models.families
     "llama",
     "mistral",
+    "ministral",
+    "ministral3",
     "qwen2",
     "qwen3",
     "phi3",

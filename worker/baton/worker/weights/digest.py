@@ -14,7 +14,14 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.weights.checkpoint import Checkpoint
 
 DIGEST_BYTES = 16
-_LATER_ROPE: Mapping[str, Any] = {"rotary_dim": 0, "interleaved": False}  # what earlier versions assume
+# What earlier versions assume.
+_LATER_ROPE: Mapping[str, Any] = {
+    "rotary_dim": 0,
+    "interleaved": False,
+    "factors": (),
+    "long_factors": (),
+    "query_beta": 0.0,
+}
 _SAMPLES = 4  # a tensor
 _SAMPLE_BYTES = 64
 

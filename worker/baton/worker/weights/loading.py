@@ -36,11 +36,14 @@ class LoadedModel:
     kv_scales: Tensor  # [num_layers, 2] fp32 on the host, of a quantized cache's keys and values
 
 
-def read_config(model: str, load_format: str) -> ModelConfig:
-    """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Reads no weights."""
+def read_config(model: str, load_format: str, max_model_len: int = 0) -> ModelConfig:
+    """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Reads no weights.
+
+    `max_model_len`: the longest sequence that is served, which some kinds of RoPE depend on; 0: the model's own.
+    """
     if load_format == "dummy" and model in PRESETS:
-        return parse_config(PRESETS[model], f"preset {model}")
-    return load_config(resolve_model(model))
+        return parse_config(PRESETS[model], f"preset {model}").at_length(max_model_len)
+    return load_config(resolve_model(model)).at_length(max_model_len)
 
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
@@ -69,17 +72,18 @@ def load_model(
     load_format: str,
     dtype: torch.dtype,
     device: torch.device = torch.device("cpu"),  # noqa: B008
+    max_model_len: int = 0,
 ) -> LoadedModel:
     """Loads a folder or hub id; with load_format dummy, returns random weights for its config or for a preset."""
     started = time.monotonic()
     if load_format == "dummy":
-        config = read_config(model, load_format)
+        config = read_config(model, load_format, max_model_len)
         weights = dummy_weights(config, dtype, _DUMMY_SEED, device)
         digest = dummy_digest(config, _DUMMY_SEED, device.type)
         loaded = LoadedModel(config, weights, digest, unit_scales(config.num_layers))
     else:
         folder = resolve_model(model)
-        config = load_config(folder)
+        config = load_config(folder).at_length(max_model_len)
         with Checkpoint(folder) as checkpoint:
             loaded = LoadedModel(
                 config,

@@ -64,7 +64,7 @@ class CpuExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
         dtype = _DTYPES[config.dtype]
-        loaded = load_model(config.model, config.load_format, dtype)
+        loaded = load_model(config.model, config.load_format, dtype, max_model_len=config.max_model_len)
         self._config = loaded.config
         self._source = config.model
         self._load_format = config.load_format
@@ -73,6 +73,7 @@ class CpuExecutor:
         self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.kv_spec.bytes_per_block)
         max_model_len = _max_model_len(config.max_model_len, loaded.config)
+        self._max_model_len = max_model_len
         self.model = ModelSpec(
             loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids, loaded.config.heads
         )
@@ -154,8 +155,9 @@ class CpuExecutor:
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture, while the others stay in use."""
         source = model or self._source
-        check_same(self._config, read_config(source, self._load_format), source)
-        loaded = load_model(source, self._load_format, self._dtype)
+        longest = self._max_model_len
+        check_same(self._config, read_config(source, self._load_format, longest), source)
+        loaded = load_model(source, self._load_format, self._dtype, max_model_len=longest)
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def use_weights(self, new: NewWeights) -> None:

@@ -75,11 +75,11 @@ class CudaExecutor:
         device = open_device()
         self._wait = partial(torch.cuda.synchronize, device)
         phases = StartPhases(self._wait)
-        model_config = read_config(config.model, config.load_format)
+        model_config = read_config(config.model, config.load_format, config.max_model_len)
         dtype = compute_dtype(config, model_config)
         check_supported(config, model_config, dtype, device)
         check_weights_fit(model_config, dtype, device)
-        loaded = load_model(config.model, config.load_format, dtype, device)
+        loaded = load_model(config.model, config.load_format, dtype, device, config.max_model_len)
         phases.end("weights")
         max_model_len = checked_model_len(config.max_model_len, model_config)
         self._kv_dtype = kv_dtype(config, dtype)
@@ -194,8 +194,9 @@ class CudaExecutor:
         """Reads weights of the same architecture into host memory."""
         source = model or self._source
         load_format = self._config.load_format
-        check_same(self._model_config, read_config(source, load_format), source)
-        loaded = load_model(source, load_format, self._dtype)
+        longest = self.model.max_model_len
+        check_same(self._model_config, read_config(source, load_format, longest), source)
+        loaded = load_model(source, load_format, self._dtype, max_model_len=longest)
         kv_spec = scaled_kv_spec(self._model_config, loaded, self.kv_spec.block_size, self._kv_dtype)
         if kv_spec.groups != self.kv_spec.groups:
             raise Mismatch(

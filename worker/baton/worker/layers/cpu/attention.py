@@ -16,8 +16,15 @@ class CpuAttention:
     """Implements AttentionOps over cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
 
     def __init__(
-        self, cache: Tensor, spec: AttentionSpec, cos_sin: Tensor, q_norm: Norm | None, k_norm: Norm | None
+        self,
+        cache: Tensor,
+        spec: AttentionSpec,
+        cos_sin: Tensor,
+        query_scale: Tensor | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
     ) -> None:
+        self._query_scale = query_scale  # [max_model_len] fp32
         self._cache = cache
         self._spec = spec
         self._cos_sin = cos_sin
@@ -37,7 +44,10 @@ class CpuAttention:
         heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
         keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
         write_kv(self._cache, step.block_ids, step.offsets, keys_values)
-        return rotated[:, :num_q]
+        queries = rotated[:, :num_q]
+        if self._query_scale is None:
+            return queries
+        return (queries * self._query_scale.index_select(0, step.positions).view(-1, 1, 1)).to(queries.dtype)
 
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
         """Returns the attention of what `write` returned. Nothing on a CPU needs `out`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from baton.kernels.table import Case, find
 from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
@@ -55,4 +56,6 @@ class CpuDevice:
 
     def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CpuAttention:
         """Returns layer `index`'s ops."""
-        return CpuAttention(self._cache[index], spec, self._cos_sin[spec.rope], q_norm, k_norm)
+        cos_sin = self._cos_sin[spec.rope]
+        scales = query_scales(spec.rope, len(cos_sin))
+        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm)

@@ -113,12 +113,14 @@ class CudaAttention:
         spec: AttentionSpec,
         shared: PagedAttention,
         cos_sin: Tensor,
+        query_scale: Tensor | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
     ) -> None:
         self.spec = spec
         self._index = index
         self._shared = shared
+        self._query_scale = query_scale  # [max_model_len] fp32
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 1e-6 if q_norm is None else q_norm.eps
@@ -149,6 +151,7 @@ class CudaAttention:
             kv_scale=shared.kv_scales[self._index],
             rotary_dim=self.spec.rope.rotary_dim,
             interleaved=self.spec.rope.interleaved,
+            query_scale=self._query_scale,
         )
         return qkv
 

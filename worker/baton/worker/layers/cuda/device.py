@@ -11,6 +11,7 @@ from torch.nn import functional
 from baton.kernels.table import Case, find
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
 from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
@@ -38,10 +39,15 @@ class CudaDevice:
         self.kernels = CudaKernels()
         self._device = paged.cache.device
         self._cos_sin = {rope: table.to(self._device) for rope, table in cos_sin.items()}
+        self._query_scales = {rope: self._query_scale(rope, len(table)) for rope, table in cos_sin.items()}
         self._invariant = batch_invariant
         self._linear_ops: dict[str, LinearOps] = {}
         self._experts_ops: dict[str, ExpertsOps] = {}
         self._layers: dict[int, CudaAttention] = {}
+
+    def _query_scale(self, rope: RopeConfig, num_positions: int) -> Tensor | None:
+        scales = query_scales(rope, num_positions)
+        return None if scales is None else scales.to(self._device)
 
     def linear_ops(self, method: QuantMethod) -> LinearOps:
         """Returns the ops of a weight format."""
@@ -68,7 +74,9 @@ class CudaDevice:
     def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CudaAttention:
         """Returns layer `index`'s ops."""
         cos_sin = self._cos_sin[spec.rope]
-        self._layers[index] = CudaAttention(index, spec, self.paged, cos_sin, q_norm, k_norm)
+        self._layers[index] = CudaAttention(
+            index, spec, self.paged, cos_sin, self._query_scales[spec.rope], q_norm, k_norm
+        )
         return self._layers[index]
 
     def reset(self) -> None:

@@ -14,10 +14,12 @@ from baton.worker.models.reading_rope import RopeDefaults, read_rope
 ARCHITECTURE = "Phi3ForCausalLM"
 _NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
+_ROPE = RopeDefaults(partial=1.0, original_length=4096, spellings={"su": "longrope", "yarn": "longrope"})
+
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers without biases. Raises InvalidRequest for long RoPE."""
-    attention, mlp = read_attention(fields, read_rope(fields, RopeDefaults(partial=1.0))), read_mlp(fields)
+    """Reads layers without biases."""
+    attention, mlp = read_attention(fields, read_rope(fields, _ROPE)), read_mlp(fields)
     windows = read_windows(fields, read_num_layers(fields))
     layers = [LayerSpec(replace(attention, window=window), mlp) for window in windows]
     return read_model(fields, ARCHITECTURE, layers, names=_NAMES, default_eps=1e-5)
