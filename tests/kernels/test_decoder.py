@@ -60,6 +60,14 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "Gemma2ForCausalLM": {"sliding_window": 6, "query_pre_attn_scalar": 2, "attn_logit_softcapping": 0.5},
     "Gemma3ForCausalLM": {"sliding_window": 6, "sliding_window_pattern": 2},
     "GPT2LMHeadModel": {"n_positions": 64},
+    "Ministral3ForCausalLM": {
+        "rope_parameters": {
+            "type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.5,
+        }
+    },
     "GPTNeoXForCausalLM": {"num_attention_heads": 1},
 }
 
