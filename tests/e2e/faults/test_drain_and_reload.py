@@ -43,6 +43,12 @@ def complete(fleet: Stack, index: int) -> str:
     return answer["choices"][0]["text"]
 
 
+@pytest.fixture(scope="module")
+def expected(fleet):
+    """Returns the answers to six requests."""
+    return [complete(fleet, index) for index in range(6)]
+
+
 def entries(fleet: Stack) -> dict[str, router_pb2.WorkerEntry]:
     """Returns the router's entries of workers, by id."""
     with grpc.insecure_channel(fleet["router"].plan.address) as channel:
@@ -84,8 +90,7 @@ def busy_worker(fleet: Stack) -> str:
 
 
 @pytest.mark.parametrize("way", ["/drain?timeout=0.05&worker_id={}", "/sleep?worker_id={}", "/pause?worker_id={}"])
-def test_streams_of_a_stopped_worker_continue_elsewhere_with_the_same_output(fleet, way):
-    expected = [complete(fleet, index) for index in range(6)]
+def test_streams_of_a_stopped_worker_continue_elsewhere_with_the_same_output(fleet, expected, way):
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(complete, fleet, index) for index in range(6)]
         first = busy_worker(fleet)

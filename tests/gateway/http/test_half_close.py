@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import itertools
 import socket
 import struct
 import time
@@ -49,9 +50,12 @@ async def raw(port, data, half_close=True):
     return client
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_half_closed_request_gets_its_answer_however_long_that_takes(version, stream):
+async def test_a_half_closed_request_gets_its_answer_however_long_that_takes():
+    cases = itertools.product(("1.1", "1.0"), (False, True))
+    await asyncio.gather(*(check_that_a_slow_answer_comes(version, stream) for version, stream in cases))
+
+
+async def check_that_a_slow_answer_comes(version, stream):
     async with rest_side() as rest, RawClient.connect(rest.port) as client:
         client.writer.write(chat(version, stream=stream))
         client.writer.write_eof()
