@@ -83,15 +83,20 @@ def make_sim_executor(**values: object) -> SimExecutor:
     return SimExecutor(SimSettings(**{**defaults, **values}))  # type: ignore[arg-type]
 
 
+def make_grammars(executor: Executor, folder: Path, limits: GrammarLimits | None = None) -> Grammars:
+    return Grammars(lambda: folder, executor.model, 2, limits)
+
+
 def make_engine(
     executor: Executor,
     folder: Path,
     limits: GrammarLimits | None = None,
     rows: int = 32,
     budget: int = 512,
+    grammars: Grammars | None = None,
     **settings: object,
 ) -> tuple[Engine, Grammars]:
-    grammars = Grammars(lambda: folder, executor.model, 2, limits)
+    grammars = grammars or make_grammars(executor, folder, limits)
     made = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget, **settings)  # type: ignore[arg-type]
     return Engine(executor, made, epoch=1, grammars=grammars), grammars
 

@@ -19,6 +19,7 @@ from support.engine.grammar_rig import (
     json_schema,
     make_cpu_executor,
     make_engine,
+    make_grammars,
     make_request,
     make_sim_executor,
     regex,
@@ -32,6 +33,7 @@ from baton.worker.core import Constraint, ConstraintForm, SamplingParams
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
 from baton.worker.executors.sim.executor import SimExecutor
+from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.scheduling.settings import EngineSettings
 
 PERSON = {
@@ -78,12 +80,18 @@ def byte_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def grammars(subject: Subject) -> Iterator[Grammars]:
+    made = make_grammars(subject.executor, subject.folder)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def run(subject: Subject) -> Iterator[Run]:
-    engine, grammars = make_engine(subject.executor, subject.folder)
+def run(subject: Subject, grammars: Grammars) -> Iterator[Run]:
+    engine, _ = make_engine(subject.executor, subject.folder, grammars=grammars)
     yield Run(engine)
     engine.audit()
-    grammars.close()
 
 
 _NAMES = st.text("abcxyz", min_size=1, max_size=4)
@@ -413,13 +421,17 @@ def test_a_complete_answer_ends_even_when_the_client_ignores_the_end(run: Run, s
     assert len(tokens) <= 4
 
 
-def test_an_abort_while_the_grammar_compiles_ends_at_once(run: Run) -> None:
+def test_an_abort_while_the_grammar_compiles_ends_at_once(subject: Subject) -> None:
+    engine, grammars = make_engine(subject.executor, subject.folder)
+    run = Run(engine)
     request = make_request(constraint=json_schema(PERSON))
     run.engine.submit(request)
     run.engine.abort(request.request_id)
     run.drain()
     assert run.reasons == {request.request_id: "abort"}
     assert run.tokens == {}
+    engine.audit()
+    grammars.close()
 
 
 def test_an_engine_without_grammars_refuses(subject: Subject) -> None:
