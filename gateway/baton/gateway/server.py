@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from baton.gateway.access.counters import AccessCollector, AccessCounters
 from baton.gateway.access.credential import keys_in_headers
@@ -44,7 +45,6 @@ from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
 from baton.gateway.rest_routes import rest_routes
-from baton.gateway.resume.store import StreamStore
 from baton.gateway.routers.client import RouterClient
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.admission import ConcurrencyLimiter
@@ -58,6 +58,9 @@ from baton.rpc.tls.credentials import EdgeTls, Tls
 from baton.rpc.tls.metrics import TlsCollector
 from baton.rpc.tracing.tracer import Tracer, TracingCollector, tracing
 from baton.v1 import inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from baton.gateway.resume.store import StreamStore
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +176,8 @@ async def _stream_store(config: GatewayConfig) -> AsyncIterator[StreamStore | No
     if not config.resumable_streams:
         yield None
         return
+    from baton.gateway.resume.store import StreamStore
+
     async with StreamStore(config.redis_url) as store:
         yield store
 

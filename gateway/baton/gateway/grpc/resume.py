@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from typing import TYPE_CHECKING
 
 from baton.gateway.access.identity import Identity
 from baton.gateway.resume.journal import Journal, StreamHead
 from baton.gateway.resume.position import ChoicePosition
-from baton.gateway.resume.store import StreamStore
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from baton.gateway.resume.store import StreamStore
 
 _PATH = "baton.v1.InferenceService/Generate"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Identity
@@ -27,7 +28,6 @@ from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.responses.conversations.store import ConversationStore
-from baton.gateway.resume.store import StreamStore
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
 from baton.gateway.tracing.calls import trace_call
@@ -35,6 +35,9 @@ from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from baton.gateway.resume.store import StreamStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.resume.position import parse_position
-from baton.gateway.resume.store import StreamStore
 from baton.rpc.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from baton.gateway.resume.store import StreamStore
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from baton.gateway.access.gate import Gate, OpenGate, Permit
 from baton.gateway.access.identity import Identity
@@ -26,7 +26,6 @@ from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.rest.sse import Envelope
 from baton.gateway.resume.journal import Journal, StreamHead
-from baton.gateway.resume.store import StreamStore
 from baton.gateway.schemas.requests import GenerationFields
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.answer_size import limit_logprobs, most_logprobs
@@ -34,6 +33,9 @@ from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model
 from baton.gateway.version import VERSION
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from baton.gateway.resume.store import StreamStore
 
 
 class Call(Protocol):
