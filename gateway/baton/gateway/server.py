@@ -124,7 +124,9 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
         ) as streams,
         BodyThread(RemoteReader()) as bodies,
+        contextlib.AsyncExitStack() as cleanup,
     ):
+        cleanup.callback(catalog.close)
         traced = GatewayTracing(tracer) if tracer is not None else None
         generator = WorkerGenerator(catalog, router, streams, counters, limits, traced)
         core = _Core(
@@ -167,7 +169,9 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
 def served_model(config: GatewayConfig) -> ServedModel:
     """Loads the model named by the settings. Raises ServiceError that names the missing or wrong file or flag."""
     templates = TemplateFlags(config.chat_template, config.template_variables, config.trust_control_tokens)
-    return load_served_model(config.model, config.served_model_name, format_flags(config), templates)
+    return load_served_model(
+        config.model, config.served_model_name, format_flags(config), templates, with_processes=True
+    )
 
 
 @contextlib.asynccontextmanager

@@ -85,7 +85,7 @@ def test_a_body_that_is_no_json_is_refused_there_as_here(reader):
 def test_small_bodies_stay_here():
     reader = RemoteReader()
     assert reader.read(CompletionRequest, False, [b" " * REMOTE_BYTES]) is None
-    assert reader._process is None
+    assert reader.process.pid is None
 
 
 def test_no_body_waits_for_the_reader_process_to_start():
@@ -101,12 +101,12 @@ def test_a_process_that_ended_is_started_again():
     body = as_json(BODIES["texts"][1])
     try:
         wait_until(lambda: reader.read(CompletionRequest, False, [body]), "the process reads")
-        first = reader._process
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
+        first = reader.process.pid
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
         assert reader.read(CompletionRequest, False, [body]) is None
         wait_until(lambda: reader.read(CompletionRequest, False, [body]), "another process reads")
-        assert reader._process is not first
+        assert reader.process.pid != first
     finally:
         reader.close()
 
@@ -115,8 +115,8 @@ def test_the_process_ends_with_the_gateways_end_of_the_socket():
     reader = RemoteReader()
     body = as_json(BODIES["texts"][1])
     wait_until(lambda: reader.read(CompletionRequest, False, [body]), "the process reads")
-    reader._socket.close()
-    assert reader._process.wait(10) == 0
+    reader.process.connection().close()
+    assert os.waitid(os.P_PID, reader.process.pid, os.WEXITED | os.WNOWAIT).si_status == 0
     reader.close()
 
 

@@ -6,31 +6,24 @@ closes its end.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
-import signal
-import socket
 import sys
 from functools import cache
 
 from msgspec import Struct, msgpack
 
 from baton.gateway.bodies.decoder import BodyDecoder
-from baton.gateway.bodies.reading import Reading, Task, receive_frame, send_value
-from baton.gateway.memory import LARGE_BYTES, return_large_blocks, trim_memory
+from baton.gateway.bodies.reading import Reading, Task
+from baton.gateway.helpers.frames import receive_frame, send_value
+from baton.gateway.helpers.helper_process import serving_gateway
+from baton.gateway.memory import LARGE_BYTES, trim_memory
 from baton.rpc.errors import InvalidRequest
-
-_NICE = 5  # lower priority than the gateway's event loop
 
 
 def main(argv: list[str]) -> int:
     """Parses bodies until the gateway ends. Returns an exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICE)
-    return_large_blocks()
-    with socket.socket(fileno=int(argv[0])) as sock, contextlib.suppress(EOFError, ConnectionError):
-        sock.sendall(b"r")
+    with serving_gateway(argv) as (sock, ready):
+        ready()
         while True:
             task = msgpack.decode(receive_frame(sock), type=Task)
             body = bytes(receive_frame(sock))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from baton.gateway.models.constraints.calls_or_text import calls_or_text
 from baton.gateway.models.constraints.structured_output import with_reasoning
 from baton.gateway.models.constraints.tools import check_tools, holds_whole_output, tool_constraint
+from baton.gateway.models.encoding.lanes import PromptLanes
+from baton.gateway.models.encoding.messages import Setup, stamp_of
+from baton.gateway.models.encoding.prompt_encoder import ChatPrompt, PromptEncoder, TextPrompt
 from baton.gateway.models.files import read_chat_template, read_model_files
 from baton.gateway.models.prompts.chat_template import ChatTemplate, Message
-from baton.gateway.models.prompts.client_text import ClientText
 from baton.gateway.models.prompts.context_length import COUNTED_TOKENS, context_too_long, too_long_to_count
-from baton.gateway.models.prompts.rendering import ChatRendering, encode_rendered, size_of
 from baton.gateway.models.sampling import SamplingDefaults
 from baton.gateway.models.tokenization.encoding_limit import EncodingLimit, TooManyTokens
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
@@ -36,9 +34,6 @@ _log = logging.getLogger(__name__)
 # How long a model may be without workers before the gateway is not ready.
 _ABSENCE_SECONDS = 10.0
 _RETRY_AFTER_MS = 1000
-_MAX_CLIENTS_TEMPLATES = 16  # compiled templates of clients
-# Rendering and encoding a shorter chat takes less time than a thread switch.
-_INLINE_CHARS = 1024
 # Enough tokens of a prompt's end to detect whether it opens the reasoning.
 _PROMPT_END_TOKENS = 16
 
@@ -65,6 +60,7 @@ class ServedModel:
         template_variables: Mapping[str, Any] | None = None,
         trust_control_tokens: bool = False,
         aliases: Sequence[str] = (),
+        setup: Setup | None = None,  # of helper processes that encode long prompts; None: there are none
     ) -> None:
         self.name = name  # the name used by workers and in responses
         self.names = (name, *aliases)  # names that clients may request
@@ -73,12 +69,9 @@ class ServedModel:
         self.template = template
         self.defaults = defaults
         self.info: types_pb2.ModelInfo | None = None
-        self._template_variables = dict(template_variables or {})
-        self._trust_control_tokens = trust_control_tokens
-        self._client_texts: WeakKeyDictionary[ChatTemplate, ClientText] = WeakKeyDictionary()
+        encoder = PromptEncoder(tokenizer, template, template_variables, trust_control_tokens)
+        self._prompts = PromptLanes(encoder, setup)
         self.owner = ""  # owner of the view; empty: anonymous
-        # By owner and text, least recently used first.
-        self._clients_templates: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
 
     def for_owner(self, owner: str) -> ServedModel:
         """Returns the model with caches for this owner, so that response times reveal nothing about other tenants'
@@ -145,9 +138,7 @@ class ServedModel:
         `whole` allows texts longer than the context. Raises ContextTooLong.
         """
         with self._limit(whole, "prompt") as limit:
-            return await self.tokenizer.encode_async(
-                text, add_special_tokens=add_special_tokens, owner=self.owner, limit=limit
-            )
+            return await self._prompts.encode(TextPrompt(text, add_special_tokens), self.owner, limit)
 
     async def encode_chat(
         self,
@@ -166,20 +157,23 @@ class ServedModel:
 
         `whole` allows prompts longer than the context. Raises ContextTooLong, InvalidRequest.
         """
-        used = self.template if template is None else self._clients_template(template)
-        texts = (messages, tools, documents, variables)
-        chat = ChatRendering(used, self._client_text(used), add_generation_prompt, continue_final_message)
-        render = partial(chat.render, *texts, self._template_variables)
-
-        def encode(limit: EncodingLimit) -> list[int]:
-            return encode_rendered(render(), self.tokenizer, add_special_tokens, self.owner, limit)
-
-        size = size_of(texts)
+        prompt = ChatPrompt(
+            messages,
+            tools,
+            documents,
+            variables,
+            add_generation_prompt,
+            continue_final_message,
+            add_special_tokens,
+            template,
+        )
         with self._limit(whole, "messages") as limit:
-            # A client's template may take long before it is stopped.
-            if template is None and size <= _INLINE_CHARS:
-                return encode(limit)
-            return await self.tokenizer.run_limited(encode, limit, 0 if template else size, self.owner)
+            return await self._prompts.encode(prompt, self.owner, limit)
+
+    def close(self) -> None:
+        """Ends the threads and processes that encode. Idempotent."""
+        self._prompts.close()
+        self.tokenizer.close()
 
     @contextmanager
     def _limit(self, whole: bool, field: str) -> Iterator[EncodingLimit]:
@@ -193,43 +187,39 @@ class ServedModel:
                 raise too_long_to_count(error.at_least, most, field) from None
             raise context_too_long(error.at_least, max_model_len, field, at_least=True) from None
 
-    def _client_text(self, template: ChatTemplate) -> ClientText | None:
-        """Returns the covering of client text for a template, or None if control tokens are trusted."""
-        if self._trust_control_tokens:
-            return None
-        found = self._client_texts.get(template)
-        if found is None:
-            found = self._client_texts[template] = ClientText(self.tokenizer.control_tokens, template.literals)
-        return found
-
-    def _clients_template(self, text: str) -> ChatTemplate:
-        """Returns a request's template, compiled and cached."""
-        templates, key = self._clients_templates, (self.owner, text)
-        found = templates.pop(key, None)
-        if found is None:
-            try:
-                found = ChatTemplate({"default": text}, self.template.special_tokens, "the request")
-            except InvalidRequest as error:
-                error.field = "chat_template"
-                raise
-        templates[key] = found
-        if len(templates) > _MAX_CLIENTS_TEMPLATES:
-            templates.popitem(last=False)
-        return found
-
 
 def load_served_model(
-    source: str, names: Sequence[str] = (), formats: FormatFlags | None = None, templates: TemplateFlags | None = None
+    source: str,
+    names: Sequence[str] = (),
+    formats: FormatFlags | None = None,
+    templates: TemplateFlags | None = None,
+    *,
+    with_processes: bool = False,
 ) -> ServedModel:
-    """Loads a model folder or hub id. Raises ServiceError that names the missing or wrong file or flag."""
+    """Loads a model folder or hub id. Raises ServiceError that names the missing or wrong file or flag.
+
+    `with_processes`: helper processes encode long prompts.
+    """
     files = read_model_files(source)
     flags = templates or TemplateFlags()
     chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
-    template = ChatTemplate(chat_templates, files.special_tokens, flags.path or str(files.folder))
+    origin = flags.path or str(files.folder)
+    template = ChatTemplate(chat_templates, files.special_tokens, origin)
     output_format = choose_format(formats or FormatFlags(), chat_templates.values())
     reasoning = output_format.reasoning
     if reasoning is not None and reasoning.open_tag and template.opens(reasoning.open_tag, flags.variables):
         output_format = replace(output_format, reasoning=replace(reasoning, prompted=True))
+    setup = None
+    if with_processes:
+        setup = Setup(
+            str(files.tokenizer_path),
+            stamp_of(files.tokenizer_path),
+            dict(chat_templates),
+            dict(files.special_tokens),
+            origin,
+            dict(flags.variables),
+            flags.trust_control_tokens,
+        )
     return ServedModel(
         name=names[0] if names else files.default_name,
         aliases=names[1:],
@@ -239,6 +229,7 @@ def load_served_model(
         defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
         template_variables=flags.variables,
         trust_control_tokens=flags.trust_control_tokens,
+        setup=setup,
     )
 
 
@@ -259,6 +250,11 @@ class ModelCatalog:
         if all(model.info is None for model in self._models.values()):
             return False
         return self._absent_since is None or self._clock() - self._absent_since < _ABSENCE_SECONDS
+
+    def close(self) -> None:
+        """Ends the models' threads and processes. Idempotent."""
+        for model in self._models.values():
+            model.close()
 
     def models(self) -> list[ServedModel]:
         """Returns all models, with or without workers."""
