@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from support.engine.engine_harness import BLOCK_SIZE, make_request, prompt_of
 
 from baton.worker.requests.outputs import EngineCounters
@@ -11,9 +13,9 @@ from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.scheduling.step_draft import ScheduledStep
 
 
-def make_scheduler(num_blocks: int = 64, **values: int) -> Scheduler:
+def make_scheduler(num_blocks: int = 64, clock: Callable[[], float] = lambda: 0.0, **values: int) -> Scheduler:
     settings = EngineSettings(**{"max_num_requests": 8, "max_num_batched_tokens": 16, **values})
-    return Scheduler(num_blocks, BLOCK_SIZE, num_blocks * BLOCK_SIZE, settings, EngineCounters(), lambda: 0.0)
+    return Scheduler(num_blocks, BLOCK_SIZE, num_blocks * BLOCK_SIZE, settings, EngineCounters(), clock)
 
 
 ORDER = iter(range(1_000_000))

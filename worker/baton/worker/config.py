@@ -139,6 +139,15 @@ class WorkerConfig:
     max_num_batched_tokens: int = field(
         default=2048, metadata={"help": "Tokens a step computes at most.", "minimum": 1, "maximum": 1048576}
     )
+    max_shared_prefill_tokens: int = field(
+        default=512,
+        metadata={
+            "help": "Prompt tokens of one step while several tenants use the worker, so that none waits for another's "
+            "long step. 0: no limit.",
+            "minimum": 0,
+            "maximum": 1048576,
+        },
+    )
     max_queue: int = field(
         default=1024, metadata={"help": "Requests that may wait; more are refused.", "minimum": 1, "maximum": 1048576}
     )

@@ -131,6 +131,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
     return EngineSettings(
         max_num_requests=config.max_num_requests,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_shared_prefill_tokens=config.max_shared_prefill_tokens,
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         cache_outputs=not config.batch_invariant,

@@ -21,6 +21,7 @@ from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.restores import RestoreCost, Restores
 from baton.worker.scheduling.settings import EngineSettings
+from baton.worker.scheduling.shared_steps import SharedSteps
 from baton.worker.scheduling.step_draft import Draft, ScheduledStep
 from baton.worker.scheduling.step_masks import StepMasks
 
@@ -50,6 +51,7 @@ class Scheduler:
         self.batch = self.queues.batch
         self._prefixes = holdings.prefixes
         self._masks = StepMasks(self.batch)
+        self._shared_steps = SharedSteps(queues, settings.max_shared_prefill_tokens, clock)
         self._awaited_kv = AwaitedKv(holdings, queues, self.restores, settings, counters, clock)
         self._placement = Placement(holdings, queues, self._awaited_kv)
         self._preemption = Preemption(holdings, queues, self._placement, counters, settings.prefix_caching)
@@ -108,10 +110,12 @@ class Scheduler:
 
     def place(self, state: RequestState) -> None:
         """Places a new or woken request: it begins a remote prefill, waits for a prefix, or is queued."""
+        self._shared_steps.see(state)
         self._placement.place(state)
 
     def retire(self, state: RequestState) -> None:
         """Removes a request that has ended. Its lease, if any, stays until free_lease."""
+        self._shared_steps.see(state)
         if state.phase is Phase.PARKED:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:
@@ -182,7 +186,10 @@ class Scheduler:
         draft = Draft(self._step + 1, self._settings.max_num_batched_tokens)
         self._grow_decodes(draft)
         draft.budget -= len(draft.decode_rows(self.batch))
+        kept = draft.budget - self._shared_steps.budget(draft.budget)
+        draft.budget -= kept
         self._admissions.prefill(draft)
+        draft.budget += kept
         scheduled = self._finalize(draft)
         self.queues.stalled = scheduled is None and not draft.preempted
         return scheduled
