@@ -88,12 +88,12 @@ async def test_a_tenants_chunks_do_not_wait_for_anothers():
 
 async def test_a_turn_of_the_event_loop_receives_little_of_what_many_send_fast(monkeypatch):
     received, most = 0, 0
-    whole = HttpConnection.data_received
+    whole = HttpConnection.buffer_updated
 
-    def data_received(connection, data):
+    def buffer_updated(connection, nbytes):
         nonlocal received
-        received += len(data)
-        whole(connection, data)
+        received += nbytes
+        whole(connection, nbytes)
 
     def send(port, data):
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -105,7 +105,7 @@ async def test_a_turn_of_the_event_loop_receives_little_of_what_many_send_fast(m
         received, most = 0, max(most, received)
         handle[0] = loop.call_soon(look)
 
-    monkeypatch.setattr(HttpConnection, "data_received", data_received)
+    monkeypatch.setattr(HttpConnection, "buffer_updated", buffer_updated)
     loop = asyncio.get_running_loop()
     handle = [loop.call_soon(look)]
     async with serving() as (app, server):

@@ -21,7 +21,7 @@ def by_tenant(scheduled):
 
 
 def test_a_short_prompt_starts_in_the_next_step_behind_200_k_tokens_of_another_tenant():
-    scheduler = make_scheduler(60_000, max_num_batched_tokens=512, max_num_requests=64)
+    scheduler = make_scheduler(60_000, max_num_batched_tokens=512, max_num_requests=64, max_shared_prefill_tokens=512)
     for _ in range(20):
         place(scheduler, 10_000, tenant="attacker")
     for _ in range(5):

@@ -140,7 +140,7 @@ class WorkerConfig:
         default=2048, metadata={"help": "Tokens a step computes at most.", "minimum": 1, "maximum": 1048576}
     )
     max_shared_prefill_tokens: int = field(
-        default=512,
+        default=256,
         metadata={
             "help": "Prompt tokens of one step while several tenants use the worker, so that none waits for another's "
             "long step. 0: no limit.",

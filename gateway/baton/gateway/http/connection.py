@@ -19,7 +19,7 @@ from baton.gateway.fairness.fair_queue import Turn
 from baton.gateway.http.answering import Answering, App
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.http.intake import Intake, network_of
+from baton.gateway.http.intake import RECEIVED_BYTES, Intake, network_of
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.request_reader import RequestReader, State
 from baton.gateway.http.unread import Unread
@@ -35,10 +35,12 @@ _WRITE_LOW_WATER = 16 << 10
 # Chunks read per turn (0.5 ms of work), and the pause before the next turn.
 _CHUNKS_A_TURN = 512
 _CHUNK_REST_SECONDS = 0.002
-_BULK_BYTES = 64 << 10  # a after this much at once, a client's next bytes are received in turns
+_BULK_BYTES = RECEIVED_BYTES // 2  # after this much at once, a client's next bytes are received in turns
+# The pause after each turn: what clients send fast takes half of the event loop's time at most (100 MB a second).
+_BULK_REST_SECONDS = 0.001
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """Parses requests and runs the app on them in order. The server finds it in `connections`."""
 
     def __init__(self, app: App, limits: HttpLimits, connections: Connections, intake: Intake) -> None:
@@ -72,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
         """Returns whether the current response is the last."""
         return self._closed_for_reading or self._draining
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -127,7 +129,11 @@ class HttpConnection(asyncio.Protocol):
             for hook in exchange.on_writable:
                 hook()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._intake.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(self._intake.buffer[:nbytes])
         if self._lingering:
             self._count_lingering(len(data))
         elif not self._closed_for_reading:
@@ -214,6 +220,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _resume_receiving(self) -> None:
         self._receives_in_turn = False
+        self._intake.bulks.rest(_BULK_REST_SECONDS)
         self._hold_reading()
 
     def _read_unread(self) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from baton.gateway.fairness.fair_queue import Turns
 from baton.gateway.http.exchange import Exchange
 
+RECEIVED_BYTES = 128 << 10  # at most, by one call
 _IPV6_NETWORK_BITS = 64  # the usual allocation of one client
 _REQUESTS_SECONDS = 0.002  # of requests in one turn of the event loop
 
@@ -39,6 +40,8 @@ class Intake:
     requests: Turns = field(default_factory=partial(Turns, _REQUESTS_SECONDS))
     chunks: Turns = field(default_factory=Turns)  # for reading chunks of bodies
     bulks: Turns = field(default_factory=Turns)  # for reading data that arrives faster than it is read
+    # What a connection receives, copied before the next one receives.
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(RECEIVED_BYTES)), repr=False)
 
     def owner(self, exchange: Exchange, network: str) -> str:
         """Returns the owner of a request's turns."""

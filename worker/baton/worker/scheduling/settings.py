@@ -13,7 +13,7 @@ class EngineSettings:
 
     max_num_requests: int = 256  # rows of the running batch
     max_num_batched_tokens: int = 8192  # tokens of one step, prefill chunks and decodes together
-    max_shared_prefill_tokens: int = 512  # of one step, prompts', while several tenants use the engine; 0: no limit
+    max_shared_prefill_tokens: int = 256  # of one step, prompts', while several tenants use the engine; 0: no limit
     max_queue_depth: int = 1024  # waiting requests; more are refused with NoCapacity
     min_remote_prefill_tokens: int = 64  # with fewer uncached tokens, a prompt is always computed here
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
