@@ -128,7 +128,7 @@ class GatewayConfig:
         default="",
         metadata={
             "help": "Who may use this gateway: a TOML or JSON file of keys and tenants, or redis, for those in "
-            "redis_url. Empty: everybody who reaches it, so it listens on loopback only.",
+            "redis_url. Empty: any client may use it, so it listens on loopback only.",
             "metavar": "PATH|redis",
         },
     )

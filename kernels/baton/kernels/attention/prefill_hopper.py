@@ -23,7 +23,7 @@ from baton.kernels.table import HOPPER_PREFILL, Case
 _LOG2E = 1.4426950408889634
 
 
-# Slices of one buffer come at any alignment; each would be compiled on its own.
+# Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @gluon.jit(
     do_not_specialize_on_alignment=[
         "block_table_ptr",
@@ -136,7 +136,7 @@ def _prefill_kernel(
 
 
 class PrefillWorkspace:
-    """Scratch memory of tiles that are cut; one for each stream."""
+    """Scratch memory of cut tiles. Each stream needs its own."""
 
     def __init__(self, num_q_heads: int, head_dim: int, device: torch.device) -> None:
         places = MAX_PLACES // num_q_heads * num_q_heads
@@ -168,9 +168,9 @@ def prefill_attention_hopper(
     num_stages: int = 2,
 ) -> Tensor:
     """Computes causal attention of query [num_tokens, num_q_heads, head_dim]; arguments as prefill_attention,
-    tiles of 128 rows. What the pool holds beyond a sequence must be finite: it is read, and weighs nothing.
+    tiles of 128 rows. Values in the pool after a sequence must be finite, because they are read and multiplied by 0.
 
-    With a workspace, tiles are cut where `tiles` says so: a part of the keys a program, merged by the last of them.
+    With a workspace, tiles are cut as `tiles` defines: a program computes a part of the keys, and the last one merges.
     """
     if window or not _serves(query.dtype, cache.dtype, cache.shape[-1], cache.shape[-2]):
         arguments = (query, cache, block_table, rows, seq_lens, query_start_loc, tiles, scale)

@@ -12,7 +12,7 @@ from baton.kernels.hopper import thread_barrier
 
 @gluon.jit
 def _softmax(score, top, total, limit, scale_log2, MASKED: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr):
-    """One tile's weights, and the running maximum and sum they leave. `limit` is each row's last visible column."""
+    """Returns a tile's weights, and the updated maximum and sum. `limit` is each row's last unmasked column."""
     if MASKED:
         cols = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
         score = gl.where(cols[None, :] <= limit[:, None], score, float("-inf"))
@@ -70,7 +70,7 @@ def attend(
     positions = first_position + GROUP * GROUP_ROWS + rows
     zero = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, score_layout)
     acc = gl.zeros([GROUP_ROWS, HEAD_DIM], gl.float32, out_layout)
-    # Finite, so that a tile that a row does not see at all leaves 2^(-inf - top) = 0 and not NaN.
+    # Finite, so that a tile that is masked for a row gives 2^(-inf - top) = 0 and not NaN.
     top = gl.full([GROUP_ROWS], -1.0e30, gl.float32, row_layout)
     total = gl.zeros([GROUP_ROWS], gl.float32, row_layout)
 
@@ -85,7 +85,7 @@ def attend(
     )
     weight = gl.convert_layout(weight.to(dtype), weight_layout)
 
-    # Tiles that some row of this block does not see whole need the mask: with 128 rows, the last few.
+    # Tiles that are partly masked for some row need the mask: with 128 rows, the last few.
     num_masked = gl.minimum(num_tiles, num_tiles - (first_position + 1) // BLOCK_N)
     for turn in range(1, num_masked):
         acc, weight, top, total = _turn(
@@ -139,7 +139,7 @@ def attend(
 def _merge(
     partial_ptr, lse_ptr, rows, stride, num_parts, live, dims, HEAD_DIM: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
-    """sum_p 2^(lse_p - max) partial_p / sum_p 2^(lse_p - max), in the parts' order whoever came last"""
+    """sum_p 2^(lse_p - max) partial_p / sum_p 2^(lse_p - max), always in the order of the parts"""
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     top = gl.full([GROUP_ROWS], -1.0e30, gl.float32, row_layout)
     total = gl.zeros([GROUP_ROWS], gl.float32, row_layout)
@@ -165,7 +165,7 @@ def _turn(
     MASKED: gl.constexpr, dtype: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     score_layout: gl.constexpr, weight_layout: gl.constexpr, zero,
 ):  # fmt: skip
-    """Scores of tile `turn`, and the weights of the tile before it times V."""
+    """Computes the scores of tile `turn`, and the previous tile's weights times V."""
     stage = turn % STAGES
     before = (turn - 1) % STAGES
     mbarrier.wait(key_ready.index(stage), turn // STAGES & 1)

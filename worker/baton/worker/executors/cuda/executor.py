@@ -1,8 +1,8 @@
-"""The executor on one CUDA device: steps are launched ahead of the host's knowledge of their tokens.
+"""The executor on one CUDA device. Steps are launched before the host has the tokens of earlier ones.
 
-Under batch_invariant a request's tokens are bit-identical whatever shares its batch, however its prompt was cut, and
-whether it was preempted: prompts go through one attention kernel, generated tokens through another, each with sums
-whose order depends on the sequence alone, and blocks of generated tokens are not shared.
+With batch_invariant, a request's tokens are bit-identical for any batch, any cut of its prompt, and with or without a
+preemption: prompts use one attention kernel, generated tokens another, each with sums in an order that depends only on
+the sequence, and blocks of generated tokens are not shared.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class CudaExecutor:
         self._source = config.model
         self._device = device
         self._graphs: DecodeGraphs | None = None
-        self._undrawn: tuple[StepPlan, torch.cuda.Event, Undrawn] | None = None  # its masks follow
-        self._computed: torch.cuda.Event | None = None  # when its forward pass ends
+        self._undrawn: tuple[StepPlan, torch.cuda.Event, Undrawn] | None = None  # a step whose masks follow
+        self._computed: torch.cuda.Event | None = None  # the end of its forward pass
         self._watch = DeviceWatch()
         self.kv = KvCopies(lambda: self._paged.cache)
         self._host_pieces = HostPieces(self.kv, self.kv_spec, device)
@@ -126,7 +126,7 @@ class CudaExecutor:
     def launch(self, plan: StepPlan) -> None:
         """Queues the step on the device. Returns before it runs.
 
-        Raises DeviceLost where nothing can run any more; after any other error the next launch works.
+        Raises DeviceLost if the device is lost. After any other error the next launch works.
         """
         with self._guarded(plan):
             undrawn = self._launch(plan)
@@ -137,7 +137,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        """Queues what the last launch left out. Raises as launch."""
+        """Queues the sampling of the last launch, with its masks. Raises as launch."""
         step, self._undrawn = self._undrawn, None
         assert step is not None, "a step was launched whose masks follow"
         assert self._computed is not None, "its forward pass has an end"
@@ -155,40 +155,40 @@ class CudaExecutor:
             raise
 
     def collect(self) -> StepResult:
-        """Waits for the oldest step."""
+        """Waits for the oldest step. Returns its result."""
         return self._steps.collect()
 
     def ended(self) -> bool:
-        """Whether collect would return at once."""
+        """Returns whether `collect` would return at once."""
         return self._steps.ended()
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """Calls `wake`, from a thread, when a launched step has ended, those in flight included. None: no more."""
+        """Calls `wake`, on another thread, when a step has ended, including those in flight. None stops that."""
         self._steps.watch(wake)
 
     def watch_layers(self, hook: LayerHook | None) -> None:
         self._layer_hook = hook
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> memoryview:
-        """Copies one layer of these blocks to the host, on a stream of its own."""
+        """Copies one layer of these blocks to the host, on a separate stream."""
         return self._host_pieces.read(layer, block_ids)
 
     def write_blocks(
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
-        """Copies one layer of these blocks from the host. Returns when they are in. Takes no part of the heads."""
+        """Copies one layer of these blocks from the host, and waits for that. Accepts only all heads."""
         self._host_pieces.write(layer, block_ids, data, heads)
 
     def close(self) -> None:
-        """Waits for what runs; the process's end frees the rest."""
+        """Waits for running work. Memory is freed at the end of the process."""
         if self._steps.drop() or self._undrawn is not None:
             try:
                 torch.cuda.current_stream(self._device).synchronize()
-            except Exception as error:  # said when it was found; closing must go on
+            except Exception as error:  # already reported; closing must continue
                 _log.debug("the device failed before it was closed: %s", error)
         self._watch.close()
 
-    # Memory that leaves and comes back.
+    # Sleep, wake-up and new weights.
 
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture into host memory."""
@@ -205,17 +205,17 @@ class CudaExecutor:
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def use_weights(self, new: NewWeights) -> None:
-        """Writes them over those in use."""
+        """Overwrites the weights in use."""
         assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
         self._residency.overwrite(new.weights)
         self._adopt(new)
 
     def sleep(self, level: int) -> int:
-        """Frees the KV pool and the graphs; weights go to pinned host memory or, from level 2 on, nowhere."""
+        """Frees the KV pool, the graphs and the weights; on level 1, copies the weights to pinned host memory."""
         return self._residency.sleep(level)
 
     def wake(self, new: NewWeights | None) -> None:
-        """Brings the weights back, allocates the pool, and captures the graphs again."""
+        """Restores the weights, allocates the pool, and captures the graphs again."""
         if new is None:
             self._residency.wake(None)
             return
@@ -249,7 +249,7 @@ class CudaExecutor:
         computed = self._heads[plan.head].finish(plan, undrawn, masks, left_out)
         self._steps.add(plan, computed, started, waited)
 
-    def _tell_of_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
+    def _watch_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         written.record()
         self._watch.add(written, partial(hook, plan, layer))
@@ -258,7 +258,7 @@ class CudaExecutor:
         graphs = self._graphs
         if graphs is None or plan.num_decodes < len(plan.rows):
             hook = self._layer_hook if plan.num_decodes < len(plan.rows) else None
-            on_written = None if hook is None else partial(self._tell_of_layer, hook, plan)
+            on_written = None if hook is None else partial(self._watch_layer, hook, plan)
             return self._stepper.run(plan, self._heads[plan.head], on_written)
         return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
 
@@ -314,7 +314,7 @@ class CudaExecutor:
         return cache
 
     def _warm_up(self, model: ModelConfig, dtype: torch.dtype) -> None:
-        """Runs the largest step, for its memory, and every form of small one."""
+        """Runs the largest step, for its peak of memory, and all kinds of small steps."""
         config = self._config
         rows = config.max_num_requests
         largest = largest_step(config.max_num_batched_tokens, self.model.max_model_len, rows)
@@ -328,7 +328,7 @@ class CudaExecutor:
             raise (refusal_of(error, config, model, dtype_name(dtype)) or error) from error
 
     def _run_all(self, plans: Sequence[StepPlan]) -> None:
-        """Decode attention in all its forms, and these steps, one after the other."""
+        """Runs decode attention in all its specializations, then these steps."""
         self._ops.warm_up()
         for plan in plans:
             self._draw(*self._launch(plan), plan.masks, _NONE)
@@ -338,12 +338,12 @@ class CudaExecutor:
         return allocate_kv(self.kv_spec, self._kv_dtype, self.num_blocks, self._device)
 
     def _forget_addresses(self) -> None:
-        """Drops whatever was made for weights and pool as they lie now."""
+        """Drops everything with addresses of weights or pool."""
         self._graphs = self._stepper.pieces = None
         self.kv.release()
 
     def _record_graphs(self, phases: StartPhases) -> None:
-        """Captures the steps over the weights and the pool as they lie now."""
+        """Captures the steps with the current addresses of weights and pool."""
         config = self._config
         if not config.cuda_graphs:
             return
@@ -361,7 +361,7 @@ class CudaExecutor:
         return pieces
 
     def _graph_bytes(self, model: ModelConfig, dtype: torch.dtype) -> int:
-        """About what the graphs will take that are not captured yet."""
+        """Estimates the memory of the graphs, which are not captured yet."""
         config = self._config
         if not config.cuda_graphs:
             return 0
