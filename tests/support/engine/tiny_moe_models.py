@@ -10,6 +10,8 @@ from transformers import (
     Ernie4_5_MoeForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
     MiniMaxM2Config,
@@ -45,6 +47,13 @@ _GLM = {
     "pad_token_id": 0,
 }
 
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_GPT_OSS = {
+    "head_dim": 24,
+    "sliding_window": 9,
+    "swiglu_limit": 0.8,
+    "rope_parameters": {**_YARN, "truncate": False},
+}
 
 MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, **_WIDE, sliding_window=11)),
@@ -73,6 +82,7 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "minimax_m2": lambda: _corrected(
         MiniMaxM2ForCausalLM(MiniMaxM2Config(**SHAPE, **_WIDE, head_dim=24, rotary_dim=16))
     ),
+    "gpt_oss": lambda: _biased(GptOssForCausalLM(GptOssConfig(**SHAPE, **_WIDE, **_GPT_OSS))),
 }
 
 
@@ -80,5 +90,13 @@ def _corrected(model: PreTrainedModel) -> PreTrainedModel:
     """Fills the biases of choices, which are zeros in a new model."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
+            tensor.data.normal_(0.0, 0.2)
+    return model
+
+
+def _biased(model: PreTrainedModel) -> PreTrainedModel:
+    """Fills the biases of experts, which are zeros in a new model."""
+    for name, tensor in model.named_parameters():
+        if name.endswith("proj_bias"):
             tensor.data.normal_(0.0, 0.2)
     return model

@@ -94,6 +94,17 @@ def test_experts_are_stacked_by_one_tensor_each(tmp_path: Path) -> None:
         assert torch.equal(experts["down"][expert], down)
 
 
+def test_stacks_of_experts_are_laid_out_by_rows_with_gates_first(tmp_path: Path) -> None:
+    make_model("gpt_oss", tmp_path)
+    ours = load_model(str(tmp_path), "auto", torch.float32).weights.layers[0].mlp.experts.params
+    prefix, tensors = "model.layers.0.mlp.experts.", load_file(tmp_path / WEIGHTS)
+    wide, bias = tensors[prefix + "gate_up_proj"].transpose(1, 2), tensors[prefix + "gate_up_proj_bias"]
+    assert torch.equal(ours["gate_up"], torch.cat((wide[:, ::2], wide[:, 1::2]), 1))
+    assert torch.equal(ours["gate_up_bias"], torch.cat((bias[:, ::2], bias[:, 1::2]), 1))
+    assert torch.equal(ours["down"], tensors[prefix + "down_proj"].transpose(1, 2))
+    assert torch.equal(ours["down_bias"], tensors[prefix + "down_proj_bias"])
+
+
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     make_model("mixtral", tmp_path)
     name = "model.layers.2.block_sparse_moe.experts.5.w3.weight"

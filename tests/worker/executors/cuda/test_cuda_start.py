@@ -187,6 +187,13 @@ def test_experts_are_refused_by_the_models_name() -> None:
     assert refused(model=model) == message
 
 
+def test_sinks_are_refused_by_the_models_name() -> None:
+    layer = MODEL.layers[0]
+    sinks = replace(layer, attention=replace(layer.attention, sinks=True))
+    message = "LlamaForCausalLM has attention sinks, which executor=cuda does not compute yet; use executor=cpu"
+    assert refused(model=replace(MODEL, layers=(layer, sinks))) == message
+
+
 def test_8_bit_kv_needs_a_gpu_that_supports_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, kv_cache_dtype="fp8_e4m3")
     check_supported(config, MODEL, torch.bfloat16, GPU)

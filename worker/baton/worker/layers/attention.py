@@ -26,6 +26,7 @@ class AttentionWeights:
     k_norm: Tensor | None
     o: LinearWeights  # [hidden_size, num_q_heads * head_dim]
     output_norm: Tensor | None  # [hidden_size]
+    sinks: Tensor | None = None  # [num_q_heads]
 
 
 class Attention(Generic[S]):
@@ -48,7 +49,7 @@ class Attention(Generic[S]):
         self._qkv = Linear(weights.qkv, device)
         self._kernels = device.kernels
         self._projection_norms = none if spec.qk_norm == "head" else norms
-        self._ops = device.attention(index, spec, *of_heads)
+        self._ops = device.attention(index, spec, *of_heads, weights.sinks)
         self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:

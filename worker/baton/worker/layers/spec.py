@@ -40,6 +40,7 @@ class AttentionSpec:
     qk_norm: QkNorm = "none"
     qkv_clip: float = 0.0  # the largest magnitude of queries, keys and values; 0: any
     soft_cap: float = 0.0  # scores are soft_cap * tanh(score / soft_cap); 0: not capped
+    sinks: bool = False  # each query head has a learned score that belongs to no key
 
     @property
     def num_qkv_heads(self) -> int:

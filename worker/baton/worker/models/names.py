@@ -31,6 +31,7 @@ class TensorNames:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     o: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"  # with its ending
     mlp_input_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = ""
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one, gates first

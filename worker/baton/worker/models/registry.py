@@ -48,6 +48,7 @@ _WITH_EXPERTS = (
     "moe.glm4",
     "moe.ernie4_5",
     "moe.minimax_m2",
+    "moe.gpt_oss",
 )
 
 

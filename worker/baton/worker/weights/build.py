@@ -200,6 +200,7 @@ def _attention(layer: _LayerMaker, spec: LayerSpec) -> AttentionWeights:
         k_norm=layer.norm(names.k_norm, normed, _qk_norm_shape(attention, attention.num_kv_heads)),
         o=layer.linear((names.o,), (hidden,), attention.q_size, attention.o_bias),
         output_norm=layer.norm(names.attention_output_norm, spec.output_norms),
+        sinks=layer.maker.tensor(layer.prefix + names.sinks, (attention.num_q_heads,)) if attention.sinks else None,
     )
 
 

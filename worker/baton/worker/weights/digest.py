@@ -88,6 +88,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "norm_of_projection": (first.attention.qk_norm == "projection", False),
         "norm_of_each_head": (first.attention.qk_norm == "each_head", False),
         "qkv_clip": (first.attention.qkv_clip, 0.0),
+        "sinks": (first.attention.sinks, False),
         "soft_cap": (first.attention.soft_cap, 0.0),
         "activation": (_activation(first.mlp), ("silu", True)),
         "parallel": (first.parallel, False),

@@ -84,20 +84,35 @@ def plan_decode(gather: Gather, seq_lens: Tensor, max_tokens: int, window: int =
     return DecodePlan(gather, mask.view(len(mask), 1, 1, -1))
 
 
-def attend_decode(query: Tensor, cache: Tensor, plan: DecodePlan, scale: float, soft_cap: float = 0.0) -> Tensor:
+def attend_decode(
+    query: Tensor,
+    cache: Tensor,
+    plan: DecodePlan,
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Returns softmax(cap tanh(scale q K^T / cap)) V for query [num_seqs, num_q_heads, head_dim], without a cap
-    softmax(scale q K^T) V."""
+    softmax(scale q K^T) V. `sinks` [num_q_heads] are further scores in each softmax, which belong to no value."""
     num_seqs, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     keys, values = plan.gather.keys_values(cache, num_seqs)
     grouped = query.view(num_seqs, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
-    out = _attention(grouped, keys, values, plan.mask, scale, soft_cap)
+    by_head = None if sinks is None else sinks.view(num_kv_heads, -1, 1)
+    out = _attention(grouped, keys, values, plan.mask, scale, soft_cap, by_head)
     return out.reshape(num_seqs, num_q_heads, head_dim)
 
 
-def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float, soft_cap: float = 0.0) -> Tensor:
+def attend_prefill(
+    query: Tensor,
+    cache: Tensor,
+    plan: PrefillPlan,
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Returns softmax_{j <= i}(cap tanh(scale q_i K_j / cap)) V_j for the query [num_tokens, num_q_heads, head_dim] of
-    one chunk, without a cap softmax_{j <= i}(scale q_i K_j) V_j."""
+    one chunk, without a cap softmax_{j <= i}(scale q_i K_j) V_j. `sinks` as in `attend_decode`."""
     num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     group = num_q_heads // num_kv_heads
@@ -106,7 +121,8 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
     keys = keys[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     values = values[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     grouped = query.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    if plan.seq_len == num_tokens and not plan.window and not soft_cap:
+    by_head = None if sinks is None else sinks.view(num_kv_heads, group, 1, 1)
+    if plan.seq_len == num_tokens and not plan.window and not soft_cap and by_head is None:
         out = functional.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(num_tokens, num_q_heads, head_dim)
     out = torch.empty(num_tokens, num_kv_heads, group, head_dim, dtype=query.dtype, device=query.device)
@@ -118,18 +134,27 @@ def attend_prefill(query: Tensor, cache: Tensor, plan: PrefillPlan, scale: float
         first = max(0, end - (stop - start) - plan.window + 1) if plan.window else 0
         mask = _causal_mask(stop - start, end - first, plan.window, query)
         seen = (keys[:, :, first:end], values[:, :, first:end])
-        tile_out = _attention(grouped[:, :, start:stop], *seen, mask, scale, soft_cap)
+        tile_out = _attention(grouped[:, :, start:stop], *seen, mask, scale, soft_cap, by_head)
         out[start:stop] = tile_out.permute(2, 0, 1, 3)
     return out.view(num_tokens, num_q_heads, head_dim)
 
 
-def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
-    """[..., num_queries, head_dim]; the mask is added to the scores."""
-    if not soft_cap:
+def _attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, soft_cap: float, sinks: Tensor | None
+) -> Tensor:
+    """[..., num_queries, head_dim]; the mask is added to the scores; sinks [..., num_queries or 1, 1]."""
+    if not soft_cap and sinks is None:
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
-    scores = torch.matmul(query, keys.transpose(-1, -2)).mul_(scale / soft_cap).tanh_().mul_(soft_cap).add_(mask)
+    scores = torch.matmul(query, keys.transpose(-1, -2)).mul_(scale)
+    if soft_cap:
+        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    scores.add_(mask)
     wide = torch.promote_types(scores.dtype, torch.float32)
-    return torch.matmul(scores.softmax(-1, dtype=wide).to(values.dtype), values)
+    if sinks is None:
+        return torch.matmul(scores.softmax(-1, dtype=wide).to(values.dtype), values)
+    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, column), -1).softmax(-1, dtype=wide)[..., :-1]
+    return torch.matmul(weights.to(values.dtype), values)
 
 
 def _causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:

@@ -23,10 +23,12 @@ class CpuAttention:
         query_scale: Tensor | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
+        sinks: Tensor | None,
     ) -> None:
         self._query_scale = query_scale  # [max_model_len] fp32
         self._cache = cache
         self._spec = spec
+        self._sinks = sinks
         self._cos_sin = cos_sin
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 0.0 if q_norm is None else q_norm.eps
@@ -53,7 +55,7 @@ class CpuAttention:
         """Returns the attention of what `write` returned. Nothing on a CPU needs `out`."""
         assert out is None
         cache, window = self._cache, self._spec.window
-        scores = (self._spec.scale, self._spec.soft_cap)
+        scores = (self._spec.scale, self._spec.soft_cap, self._sinks)
         num_tokens = query.shape[0]
         if len(step.decodes) == 1 and not step.prefills:
             return attend_decode(query, cache, step.decodes[0].plans[window], *scores).view(num_tokens, -1)

@@ -54,8 +54,10 @@ class CpuDevice:
         """Returns the positions' rows of `table`."""
         return table.index_select(0, step.positions)
 
-    def attention(self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None) -> CpuAttention:
+    def attention(
+        self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
+    ) -> CpuAttention:
         """Returns layer `index`'s ops."""
         cos_sin = self._cos_sin[spec.rope]
         scales = query_scales(spec.rope, len(cos_sin))
-        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm)
+        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks)

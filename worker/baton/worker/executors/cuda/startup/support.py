@@ -53,6 +53,11 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             field="model",
         )
     _check_experts(model, compute, device)
+    if any(layer.attention.sinks for layer in model.layers):
+        raise InvalidRequest(
+            f"{model.architecture} has attention sinks, which executor=cuda does not compute yet; use executor=cpu",
+            field="model",
+        )
     widths = {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
