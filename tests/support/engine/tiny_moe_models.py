@@ -20,6 +20,8 @@ from transformers import (
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
@@ -54,6 +56,7 @@ _GPT_OSS = {
     "swiglu_limit": 0.8,
     "rope_parameters": {**_YARN, "truncate": False},
 }
+_PHI = {"num_local_experts": 8, "router_jitter_noise": 0.3, "lm_head_bias": True}
 
 MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, **_WIDE, sliding_window=11)),
@@ -82,6 +85,7 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "minimax_m2": lambda: _corrected(
         MiniMaxM2ForCausalLM(MiniMaxM2Config(**SHAPE, **_WIDE, head_dim=24, rotary_dim=16))
     ),
+    "phimoe": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, **_PHI, attention_bias=True, sliding_window=9)),
     "gpt_oss": lambda: _biased(GptOssForCausalLM(GptOssConfig(**SHAPE, **_WIDE, **_GPT_OSS))),
 }
 

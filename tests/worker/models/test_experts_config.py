@@ -71,6 +71,10 @@ def test_a_part_of_each_head_rotates_by_either_key() -> None:
     assert old.layers[0].attention.rope.rotary_dim == new.layers[0].attention.rope.rotary_dim == 8
 
 
+def test_an_architectures_former_name_means_the_same() -> None:
+    assert of("PhiMoEForCausalLM") == of("PhimoeForCausalLM")
+
+
 @pytest.mark.parametrize(
     ("architecture", "more", "message"),
     [

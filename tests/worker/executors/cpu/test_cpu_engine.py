@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0)
     params=[
         *("llama3-rope", "mistral-window", "qwen2", "qwen3", "phi3", "granite", "olmo2"),
         *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "granitemoe", "glm4_moe", "ernie4_5_moe", "minimax_m2"),
-        "gpt_oss",
+        *("gpt_oss", "phimoe"),
         *("smollm3", "glm", "glm4", "granitemoehybrid", "olmo", "olmo3", "cohere-normed", "cohere2"),
         *("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "starcoder2"),
         *("ministral", "ministral3", "phi3-long"),

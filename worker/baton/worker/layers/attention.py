@@ -43,13 +43,13 @@ class Attention(Generic[S]):
     ) -> None:
         norms = [norm_of(weights.q_norm, norm), norm_of(weights.k_norm, norm)]
         none = [None, None]
-        of_heads = norms if spec.qk_norm == "head" else none
+        q_norm, k_norm = norms if spec.qk_norm == "head" else none
         self._spec = spec
         self._input_norm = norm_of(weights.input_norm, norm)
         self._qkv = Linear(weights.qkv, device)
         self._kernels = device.kernels
         self._projection_norms = none if spec.qk_norm == "head" else norms
-        self._ops = device.attention(index, spec, *of_heads, weights.sinks)
+        self._ops = device.attention(index, spec, q_norm, k_norm, weights.sinks)
         self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:

@@ -47,4 +47,4 @@ class Device(Protocol[S_contra]):
     def attention(
         self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
     ) -> AttentionOps[S_contra]:
-        """Returns the ops of layer `index`. `q_norm` and `k_norm` apply to single heads."""
+        """Returns the ops of layer `index`. `q_norm` and `k_norm` apply to single heads; sinks [num_q_heads]."""

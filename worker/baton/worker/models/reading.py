@@ -32,6 +32,7 @@ class Family:
     model_type: str  # selects the family if config.json has no architectures
     read: Callable[[Fields], ModelConfig]
     ignores_auto_map: bool = False  # checkpoints refer to remote code that is no longer needed
+    former_name: str = ""  # of the architecture in older checkpoints
 
 
 def read_attention(fields: Fields, rope: RopeConfig | None = None) -> AttentionSpec:

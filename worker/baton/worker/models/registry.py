@@ -49,6 +49,7 @@ _WITH_EXPERTS = (
     "moe.ernie4_5",
     "moe.minimax_m2",
     "moe.gpt_oss",
+    "moe.phi",
 )
 
 
@@ -59,6 +60,7 @@ def _family(module: str) -> Family:
 
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in map(_family, _MODULES + _WITH_EXPERTS)}
 _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
+_BY_FORMER_NAME = {family.former_name: family.architecture for family in FAMILIES.values() if family.former_name}
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -85,6 +87,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
 def _architecture_name(fields: Fields) -> str:
     names = fields.raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(fields.raw.get("model_type")))
+    name = _BY_FORMER_NAME.get(str(name), name)
     if name in FAMILIES:
         return str(name)
     key = "architectures" if names else "model_type"
