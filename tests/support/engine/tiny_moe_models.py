@@ -56,6 +56,15 @@ _GPT_OSS = {
     "swiglu_limit": 0.8,
     "rope_parameters": {**_YARN, "truncate": False},
 }
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + pair / 4 for pair in range(8)],
+    "long_factor": [2.0 + pair for pair in range(8)],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 512,
+}
 _PHI = {"num_local_experts": 8, "router_jitter_noise": 0.3, "lm_head_bias": True}
 
 MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
@@ -86,6 +95,7 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
         MiniMaxM2ForCausalLM(MiniMaxM2Config(**SHAPE, **_WIDE, head_dim=24, rotary_dim=16))
     ),
     "phimoe": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, **_PHI, attention_bias=True, sliding_window=9)),
+    "phimoe-longrope": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, **_PHI, rope_parameters=_LONG)),
     "gpt_oss": lambda: _biased(GptOssForCausalLM(GptOssConfig(**SHAPE, **_WIDE, **_GPT_OSS))),
 }
 

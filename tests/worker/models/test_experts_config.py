@@ -23,6 +23,13 @@ SIZES: dict[str, Any] = {
 }
 # Without a head_dim of their own, and as checkpoints have them.
 EXPERTS = {"num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8, "moe_k": 2}
+LONG = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "short_mscale": 1.2,
+    "long_mscale": 1.3,
+}
 
 
 def of(architecture: str, **more: Any) -> ModelConfig:
@@ -82,6 +89,7 @@ def test_an_architectures_former_name_means_the_same() -> None:
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, r"num_experts_per_tok is 9; it must be at most .* \(8\)"),
         ("MixtralForCausalLM", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be silu"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["a"]}, "mlp_only_layers is .*a list of layers"),
+        ("PhimoeForCausalLM", {"rope_scaling": LONG}, r"long_mscale is 1.3; it must be short_mscale \(1.2\)"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv is 8.0; it must be null"),
         ("Glm4MoeForCausalLM", {"n_group": 3}, r"n_group is 3; it must be a divisor .*\(8\)"),
         ("Glm4MoeForCausalLM", {"n_group": 8, "num_experts_per_tok": 3}, "topk_group is None; it must be so many"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
@@ -19,7 +20,7 @@ _NAMES = TensorNames(router="block_sparse_moe.gate", experts=W_NAMES)
 def read(fields: Fields) -> ModelConfig:
     """Reads layers that may have windows."""
     bias = fields.flag("attention_bias", default=False)
-    attention = read_attention(fields, read_rope(fields, RopeDefaults(theta=1e6)))
+    attention = read_attention(fields, _read_rope(fields))
     attention = replace(attention, qkv_bias=bias, o_bias=bias)
     router = replace(
         read_router(fields, ("num_local_experts",)),
@@ -32,6 +33,18 @@ def read(fields: Fields) -> ModelConfig:
     norm = NormSpec(fields.positive_float("rms_norm_eps", default=1e-5), centered=True, bias=True)
     config = read_model(fields, ARCHITECTURE, layers, names=_NAMES, norm=norm)
     return replace(config, lm_head_bias=fields.flag("lm_head_bias", default=False))
+
+
+def _read_rope(fields: Fields) -> RopeConfig:
+    """Reads RoPE. Longrope scales cosines and sines by factors of its own here, which must not depend on the length."""
+    rope = read_rope(fields, RopeDefaults(theta=1e6))
+    scaling = fields.inner("rope_parameters") or fields.inner("rope_scaling")
+    if rope.kind != "longrope" or scaling is None:
+        return rope
+    factor = scaling.positive_float("short_mscale")
+    if scaling.positive_float("long_mscale") != factor:
+        raise scaling.error("long_mscale", f"short_mscale ({factor:g})")
+    return replace(rope, attention_factor=factor)
 
 
 FAMILY = Family(ARCHITECTURE, "phimoe", read, ignores_auto_map=True, former_name="PhiMoEForCausalLM")
