@@ -32,7 +32,13 @@ def random_pool(num_blocks: int = 40, num_kv_heads: int = 2, dtype: torch.dtype 
 
 
 def naive_attention(
-    query: Tensor, cache: Tensor, blocks: Tensor, seq_len: int, scale: float, window: int = 0
+    query: Tensor,
+    cache: Tensor,
+    blocks: Tensor,
+    seq_len: int,
+    scale: float,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """One query [num_q_heads, head_dim] over a sequence's first seq_len tokens, a token and a head at a time."""
     out = torch.zeros_like(query)
@@ -42,32 +48,36 @@ def naive_attention(
         places = [(int(blocks[token // BLOCK_SIZE]), token % BLOCK_SIZE) for token in range(first, seq_len)]
         keys = torch.stack([cache[block, 0, head // group, offset] for block, offset in places])
         values = torch.stack([cache[block, 1, head // group, offset] for block, offset in places])
-        out[head] = torch.softmax(keys @ query[head] * scale, 0) @ values
+        scores = keys @ query[head] * scale
+        rest = scores.new_empty(0) if sinks is None else sinks[head : head + 1]
+        out[head] = torch.softmax(torch.cat((scores, rest)), 0)[: len(scores)] @ values
     return out
 
 
 @pytest.mark.parametrize("window", [0, 5])
-def test_decode_attention_equals_the_written_out_sum(window: int) -> None:
+@pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 2.0, 5.0])], ids=["", "sinks"])
+def test_decode_attention_equals_the_written_out_sum(window: int, sinks: Tensor | None) -> None:
     cache, query = random_pool(), torch.randn(3, 4, HEAD_DIM)
     block_table = torch.randperm(40)[:15].view(3, 5).int()
     seq_lens = torch.tensor([1, 20, 7], dtype=torch.int32)
-    out = reference.decode_attention(query, cache, block_table, seq_lens, 0.3, window=window)
+    out = reference.decode_attention(query, cache, block_table, seq_lens, 0.3, window=window, sinks=sinks)
     for seq in range(3):
-        expected = naive_attention(query[seq], cache, block_table[seq], int(seq_lens[seq]), 0.3, window)
+        expected = naive_attention(query[seq], cache, block_table[seq], int(seq_lens[seq]), 0.3, window, sinks)
         torch.testing.assert_close(out[seq], expected)
 
 
 @pytest.mark.parametrize("window", [0, 5])
-def test_prefill_attention_sees_the_cached_prefix_and_not_the_future(window: int) -> None:
+@pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 2.0, 5.0])], ids=["", "sinks"])
+def test_prefill_attention_sees_the_cached_prefix_and_not_the_future(window: int, sinks: Tensor | None) -> None:
     cache, query = random_pool(), torch.randn(13, 4, HEAD_DIM)
     block_table = torch.randperm(40)[:15].view(3, 5)
     seq_lens, starts = torch.tensor([9, 20, 3]), torch.tensor([0, 4, 10, 13])
-    out = reference.prefill_attention(query, cache, block_table, seq_lens, starts, 0.3, window=window)
+    out = reference.prefill_attention(query, cache, block_table, seq_lens, starts, 0.3, window=window, sinks=sinks)
     for seq in range(3):
         start, stop = int(starts[seq]), int(starts[seq + 1])
         for token in range(start, stop):
             seen = int(seq_lens[seq]) - (stop - 1 - token)
-            expected = naive_attention(query[token], cache, block_table[seq], seen, 0.3, window)
+            expected = naive_attention(query[token], cache, block_table[seq], seen, 0.3, window, sinks)
             torch.testing.assert_close(out[token], expected)
 
 

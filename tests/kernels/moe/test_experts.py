@@ -64,3 +64,19 @@ def test_biases_and_clamped_gates_are_those_of_transformers() -> None:
         expected = theirs(one.x, one.ids, one.weights)
     out = run_experts(*one, Gate(1.2, 1.5), up_bias, down_bias)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes_stay_close_to_fp32(dtype: torch.dtype) -> None:
+    one = case(40, 3)
+    narrow = Case(*(part.to(dtype) if part.is_floating_point() else part for part in one))
+    wide = Case(*(part.float() if part.is_floating_point() else part for part in narrow))
+    out = run_experts(*narrow._replace(weights=wide.weights), Gate())
+    assert out.dtype == dtype
+    assert (out.float() - wide.expected()).norm() / wide.expected().norm() < 1e-2
+
+
+def test_a_tokens_sum_does_not_depend_on_the_order_of_others() -> None:
+    one, order = case(40, 3), torch.randperm(40)
+    shuffled = one._replace(x=one.x[order], weights=one.weights[order], ids=one.ids[order])
+    torch.testing.assert_close(run_experts(*shuffled, Gate()), run_experts(*one, Gate())[order])

@@ -177,17 +177,18 @@ def decode_attention(
     kv_scale: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes attention of query [num_seqs, num_q_heads, head_dim] over each sequence's first seq_lens tokens.
 
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_seqs, max_blocks], seq_lens [num_seqs].
-    `kv_scale` [2, num_kv_heads] multiplies a quantized cache.
+    `kv_scale` [2, num_kv_heads] multiplies a quantized cache; sinks [num_q_heads] as in `attend_decode`.
     """
     if kv_scale is not None:
         cache = dequantize_kv(cache, kv_scale, query.dtype)
     gather = plan_gather(block_table, cache, Scratch(cache))
     plan = plan_decode(gather, seq_lens, block_table.shape[1] * cache.shape[3], window)
-    return attend_decode(query, cache, plan, scale, soft_cap)
+    return attend_decode(query, cache, plan, scale, soft_cap, sinks)
 
 
 def prefill_attention(
@@ -201,12 +202,13 @@ def prefill_attention(
     kv_scale: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of query [num_tokens, num_q_heads, head_dim], the last tokens of each sequence, over
     keys and values of all its tokens in cache [num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     block_table [num_seqs, max_blocks], seq_lens [num_seqs], query_start_loc [num_seqs + 1].
-    `kv_scale` [2, num_kv_heads] multiplies a quantized cache.
+    `kv_scale` [2, num_kv_heads] multiplies a quantized cache; sinks [num_q_heads] as in `attend_decode`.
     """
     if kv_scale is not None:
         cache = dequantize_kv(cache, kv_scale, query.dtype)
@@ -217,5 +219,5 @@ def prefill_attention(
         start, stop = starts[seq], starts[seq + 1]
         blocks = block_table[seq : seq + 1, : -(-seq_len // block_size)]
         plan = PrefillPlan(plan_gather(blocks, cache, scratch), seq_len, stop - start, window)
-        chunks.append(attend_prefill(query[start:stop], cache, plan, scale, soft_cap))
+        chunks.append(attend_prefill(query[start:stop], cache, plan, scale, soft_cap, sinks))
     return torch.cat(chunks)
