@@ -17,7 +17,9 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
@@ -39,6 +41,8 @@ from transformers import (
     Ministral3ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
@@ -83,6 +87,9 @@ _GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_p
 _WITHOUT_GROUPS = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 
 _SCALED_QUERIES = _rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3)
+
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+_VISION = {"vision_config": {**_TOWER, "image_size": 32, "patch_size": 16}, "image_token_index": 0}
 
 _SCALES = {
     "embedding_multiplier": 3.0,
@@ -161,6 +168,19 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "ministral3": lambda: Ministral3ForCausalLM(
         Ministral3Config(**SHAPE, head_dim=24, rope_parameters=_SCALED_QUERIES)
+    ),
+    "mistral3": lambda: Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=MistralConfig(**SHAPE, head_dim=24), **_VISION, tie_word_embeddings=False)
+    ),
+    "mistral3-scaled": lambda: Mistral3ForConditionalGeneration(
+        Mistral3Config(
+            text_config=Ministral3Config(**SHAPE, head_dim=24, rope_parameters=_SCALED_QUERIES),
+            **_VISION,
+            tie_word_embeddings=False,
+        )
+    ),
+    "gemma3": lambda: Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=Gemma3TextConfig(**SHAPE, **_GEMMA, layer_types=_TYPES), **_VISION)
     ),
 }
 

@@ -165,3 +165,15 @@ def test_a_broken_config_file_is_named(tmp_path: Path, content: str | None, mess
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_configs(name: str) -> None:
     assert parse_config(PRESETS[name], name).num_layers > 0
+
+
+def test_the_text_part_of_a_config_with_images_is_read() -> None:
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "sliding_window": 8}
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [1, 106]}
+    config = parse_config(raw, "config.json")
+    assert (config.vocab_size, config.num_q_heads, config.head_dim, config.tie_embeddings) == (262208, 8, 256, True)
+    assert config.windows == (8, 8, 8, 8, 8, 0)
+    assert config.eos_token_ids == (1, 106)
+    raw = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**text, "model_type": "mamba"}}
+    with pytest.raises(InvalidRequest, match=r"text_config: model_type is 'mamba'; it must be one of mistral"):
+        parse_config(raw, "config.json")

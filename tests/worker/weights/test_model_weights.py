@@ -113,6 +113,38 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         load_model(str(tmp_path), "auto", torch.float32)
 
 
+def test_a_checkpoint_without_the_prefix_of_its_names_is_the_same_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model("gpt2", tmp_path)
+    expected = load_model(str(tmp_path), "auto", torch.float32).weights
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(tmp_path / WEIGHTS).items()}
+    mask = torch.ones(1, 1, 512, 512).tril()
+    save_file({**tensors, "h.0.attn.bias": mask}, tmp_path / WEIGHTS)
+    found = load_model(str(tmp_path), "auto", torch.float32).weights
+    assert all(map(torch.equal, found.tensors(), expected.tensors()))
+    assert "are not used" not in caplog.text
+
+
+def test_queries_keys_and_values_of_each_head_are_put_apart(tmp_path: Path) -> None:
+    make_model("gpt_neox", tmp_path)
+    qkv = load_model(str(tmp_path), "auto", torch.float32).weights.layers[1].attention.qkv.params
+    tensors = load_file(tmp_path / WEIGHTS)
+    for part in ("weight", "bias"):
+        by_head = tensors[f"gpt_neox.layers.1.attention.query_key_value.{part}"].chunk(4)
+        for which in range(3):
+            expected = torch.cat([head.chunk(3)[which] for head in by_head])
+            assert torch.equal(qkv[part].chunk(3)[which], expected)
+
+
+def test_norms_that_keep_the_distance_from_1_are_added_in_fp32(tmp_path: Path) -> None:
+    make_model("gemma", tmp_path)
+    norm = load_model(str(tmp_path), "auto", torch.bfloat16).weights.norm
+    stored = load_file(tmp_path / WEIGHTS)["model.norm.weight"]
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, stored + 1)
+
+
 def test_shards_make_the_same_model(whole: Path, sharded: Path) -> None:
     one, many = (load_model(str(folder), "safetensors", torch.float32) for folder in (whole, sharded))
     assert one.digest == many.digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from baton.worker.quantization.experts import ExpertNames
@@ -45,6 +45,15 @@ class TensorNames:
     shared_output_gate: str = "mlp.shared_expert_gate"
     layout: Layout = Layout.ROWS
     aliases: tuple[tuple[str, str], ...] = ()  # other beginnings of names, as (ours, theirs), in some checkpoints
+
+    def of_text(self) -> TensorNames:
+        """Returns the names of a model whose checkpoint holds a vision tower too."""
+        text = (
+            ("model.", "language_model.model."),
+            ("model.", "model.language_model."),
+            ("lm_head", "language_model.lm_head"),
+        )
+        return replace(self, aliases=(*self.aliases, *text))
 
     def spellings(self, name: str) -> list[str]:
         """Returns the name, and the names that other checkpoints have for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, NormSpec
@@ -21,6 +22,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+_OF_ALL_PARTS = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -97,6 +99,13 @@ def read_model(
         logits_divisor=logits_divisor,
         logits_soft_cap=logits_soft_cap,
     )
+
+
+def read_text_part(fields: Fields, absent: Mapping[str, Any]) -> Fields:
+    """Returns the text part of a config that describes a vision tower too, with defaults for fields it leaves out."""
+    text = fields.inner("text_config") or Fields({}, f"{fields.source}: text_config")
+    outside = {key: fields.raw[key] for key in _OF_ALL_PARTS if fields.raw.get(key) is not None}
+    return Fields({**absent, **text.raw, **outside}, text.source)
 
 
 def read_num_layers(fields: Fields) -> int:
