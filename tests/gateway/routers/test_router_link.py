@@ -57,9 +57,17 @@ async def test_a_stream_that_cannot_be_written_ends(link, monkeypatch):
 
 
 async def test_much_goes_in_several_messages(router, link):
-    request = router_pb2.PlaceRequest(model="m", block_hashes=bytes(400 << 10))
+    request = router_pb2.PlaceRequest(model="m", block_hashes=bytes(50 << 10))
     await asyncio.gather(*(link.place(request, 20) for _ in range(5)))
     assert [len(message.entries) for message in router.stream_messages] == [2, 2, 1]
+
+
+async def test_short_prompts_do_not_wait_for_long_ones(router, link):
+    sizes = [90, 0, 100, 1, 110]
+    requests = [router_pb2.PlaceRequest(model="m", block_hashes=bytes(size << 10)) for size in sizes]
+    await asyncio.gather(*(link.place(request, 20) for request in requests))
+    sent = [[len(entry.place.block_hashes) >> 10 for entry in one.entries] for one in router.stream_messages]
+    assert sent == [[0, 1, 90], [100], [110]]
 
 
 async def test_an_abandoned_placement_is_cancelled_at_the_router(router, link):

@@ -17,7 +17,7 @@ MAX_BACKSLASHES = 2 << 20  # in strings
 # Numbers with an exponent or more than 19 digits, which may need slow arithmetic: 15 us each.
 MAX_LONG_NUMBERS = 2000
 MAX_LONG_NUMBER_BYTES = 256 << 10
-# A string with a character outside of Unicode's basic plane (an emoji) becomes four bytes a character.
+# A long string with a character outside of Unicode's basic plane (an emoji) becomes four bytes a character.
 MAX_WIDE_BYTES = 10 << 20
 # The maximum time to parse one of each kind, in nanoseconds, and the limit of their sum.
 _NANOSECONDS = (13, 35, 320, 140, 40, 15_000, 25)
@@ -34,6 +34,7 @@ _DIGITS_ALIKE = bytes.maketrans(b"123456789.", b"0000000000")
 _LONG_NUMBER = re.compile(b"0{%d,}" % _LONG_DIGITS)
 _BACKSLASHES = re.compile(rb"\\*")
 _WIDE = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", rb"\ud", rb"\uD")  # in UTF-8, and as surrogates
+_LONG_STRING = re.compile(rb'"[^"]{4096,}')
 
 _LIMITS: Mapping[str, int] = MappingProxyType(
     {
@@ -77,9 +78,10 @@ def check_json_size(text: bytes, field: str = "") -> None:
 def _check_wide(text: bytes, field: str) -> None:
     if len(text) <= MAX_WIDE_BYTES or not _is_wide(text):
         return
-    wide = sum(len(part) for part in text.replace(rb"\"", b"").split(b'"') if _is_wide(part))
+    unescaped = text.replace(rb"\"", b"")
+    wide = sum(len(found[0]) for found in _LONG_STRING.finditer(unescaped) if _is_wide(found[0]))
     if wide > MAX_WIDE_BYTES:
-        found = f"{wide} bytes in strings with characters above U+FFFF"
+        found = f"{wide} bytes in long strings with characters above U+FFFF"
         raise InvalidRequest(f"{field or 'the body'} has {found}; at most {MAX_WIDE_BYTES} are allowed", field=field)
 
 

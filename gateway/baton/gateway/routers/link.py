@@ -28,7 +28,7 @@ from baton.v1 import router_pb2, router_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-_MAX_MESSAGE_BYTES = 1 << 20  # of block hashes per message; more are split
+_MAX_MESSAGE_BYTES = 128 << 10  # of block hashes per message; more are split
 _PLAIN = Dial()
 
 
@@ -183,9 +183,10 @@ class RouterLink:
             call.cancel()
 
     def _take_unsent(self) -> router_pb2.PlaceStreamRequest:
+        """Takes what fits one message, short prompts first: they do not wait while long ones are written."""
         entries: list[router_pb2.PlaceEntry] = []
         num_bytes = 0
-        for call_id in list(self._unsent):
+        for call_id in sorted(self._unsent, key=lambda call_id: len(self._unsent[call_id].place.block_hashes)):
             num_bytes += len(self._unsent[call_id].place.block_hashes)
             if entries and num_bytes > _MAX_MESSAGE_BYTES:
                 break

@@ -64,6 +64,25 @@ async def finish_of(*receivers):
             await receiver.ended.wait()
 
 
+async def test_short_prompts_do_not_wait_for_long_ones(worker, streams, monkeypatch):
+    sent = []
+    take = WorkerStream._take_message
+
+    def take_message(stream):
+        message = take(stream)
+        sent.append([len(one.prompt_token_ids) for one in message.submits])
+        return message
+
+    monkeypatch.setattr(WorkerStream, "_take_message", take_message)
+    receivers = [Receiver() for _ in range(5)]
+    for size, receiver in zip((20_000, 3, 30_000, 5, 20_000), receivers, strict=True):
+        request = submit()
+        request.prompt_token_ids[:] = [7] * size
+        streams.get(worker.endpoint).submit(request, receiver)
+    await finish_of(*receivers)
+    assert sent == [[3, 5, 20_000], [20_000], [30_000]]
+
+
 async def test_many_requests_share_one_stream(worker, streams):
     receivers = [Receiver() for _ in range(20)]
     for at, receiver in enumerate(receivers):

@@ -21,7 +21,7 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 _log = logging.getLogger(__name__)
 
 # Maximum prompt tokens in one message; a burst of long prompts is split.
-_MAX_MESSAGE_TOKENS = 1 << 20
+_MAX_MESSAGE_TOKENS = 32 << 10  # of prompts per message; more are split
 
 # A small flow-control window: while the gateway lags, frames wait at the worker, which merges them, so that a new
 # request's first token is among the next.
@@ -349,10 +349,11 @@ class WorkerStream:
             return
 
     def _take_message(self) -> worker_pb2.GenerateStreamRequest:
+        """Takes what fits one message, short prompts first: they do not wait while long ones are written."""
         message = worker_pb2.GenerateStreamRequest(aborts=self._aborts)
         self._aborts.clear()
         num_tokens = 0
-        for slot in list(self._submits):
+        for slot in sorted(self._submits, key=lambda slot: len(self._submits[slot].prompt_token_ids)):
             submit = self._submits[slot]
             num_tokens += len(submit.prompt_token_ids)
             if message.submits and num_tokens > _MAX_MESSAGE_TOKENS:
