@@ -134,6 +134,15 @@ def test_tilings_sum_in_steps_that_divide_and_do_not_depend_on_the_tile(tile: in
         assert tiling.block_k == choose_tiling(k, itemsize, 32).block_k
 
 
+def test_stages_fit_the_shared_memory() -> None:
+    for tile, matrices, itemsize in ((128, 2, 2), (16, 2, 2), (64, 2, 4), (128, 1, 2)):
+        for shared_bytes in (99 * 1024, 163 * 1024, 227 * 1024):
+            tiling = choose_tiling(2048, itemsize, tile, matrices, shared_bytes)
+            rows = matrices * tiling.block_n + tile
+            assert tiling.num_stages >= 2
+            assert tiling.num_stages * rows * tiling.block_k * itemsize <= shared_bytes
+
+
 @pytest.mark.parametrize(("num_pairs", "num_experts", "tile"), [(8, 128, 16), (512, 8, 64), (65536, 128, 128)])
 def test_tiles_hold_what_an_expert_has(num_pairs: int, num_experts: int, tile: int) -> None:
     assert choose_tile(num_pairs, num_experts) == tile

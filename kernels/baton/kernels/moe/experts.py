@@ -17,6 +17,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.moe.align import Alignment, align
 from baton.kernels.overlap import overlaps
 from baton.kernels.routing import Gate
+from baton.kernels.shared_memory import shared_memory
+
+_BLOCK_N = 64  # rows of a matrix: the least that Hopper's matrix unit takes
+_SLACK = 2048  # bytes of shared memory beside the stages
 
 
 class Tiling(NamedTuple):
@@ -186,7 +190,7 @@ def gate_and_up(
     """Returns the gated ups of each place of `aligned`, [num_tiles * tile, size]; undefined where it has no pair."""
     size, hidden = weight.shape[1] // 2, weight.shape[2]
     out = torch.empty(len(aligned.pairs), size, dtype=x.dtype, device=x.device)
-    tiling = choose_tiling(hidden, x.element_size(), aligned.tile)
+    tiling = choose_tiling(hidden, x.element_size(), aligned.tile, 2, shared_memory(x.device))
     overlap = overlaps(x)
     _gate_up_kernel[(len(aligned.experts) * triton.cdiv(size, tiling.block_n),)](
         out,
@@ -221,7 +225,7 @@ def down_and_sum(
     hidden, size = weight.shape[1:]
     num_tokens, top_k = weights.shape
     pairs = torch.empty(num_tokens * top_k, hidden, dtype=gated.dtype, device=gated.device)
-    tiling = choose_tiling(size, gated.element_size(), aligned.tile)
+    tiling = choose_tiling(size, gated.element_size(), aligned.tile, 1, shared_memory(gated.device))
     overlap = overlaps(gated)
     _down_kernel[(len(aligned.experts) * triton.cdiv(hidden, tiling.block_n),)](
         pairs,
@@ -256,9 +260,15 @@ def choose_tile(num_pairs: int, num_experts: int, itemsize: int = 2) -> int:
     return min(largest, max(16, int(triton.next_power_of_2(triton.cdiv(num_pairs, num_experts)))))
 
 
-def choose_tiling(k: int, itemsize: int, tile: int) -> Tiling:
-    """Returns a tiling that no card has measured. Steps of k do not depend on the tile: sums keep their order."""
-    block_k = 64 if itemsize < 4 else 32
+def choose_tiling(k: int, itemsize: int, tile: int, matrices: int = 1, shared_bytes: int = 227 * 1024) -> Tiling:
+    """Returns a tiling that no GPU has measured, of products that read `matrices` at once.
+
+    Steps of k do not depend on the tile: sums keep their order. Stages are fewer where shared memory is short.
+    """
+    block_k, stages = (64, 4) if itemsize < 4 else (32, 2)
     while k % block_k:
         block_k //= 2
-    return Tiling(64, block_k, 4 if tile < 128 else 8, 4 if itemsize < 4 else 2)
+    step_bytes = (matrices * _BLOCK_N + tile) * block_k * itemsize
+    while stages > 2 and stages * step_bytes > shared_bytes - _SLACK:
+        stages -= 1
+    return Tiling(_BLOCK_N, block_k, 4 if tile < 128 else 8, stages)
