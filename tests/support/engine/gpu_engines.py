@@ -10,14 +10,32 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -25,6 +43,10 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from baton.rpc.errors import ServiceError
@@ -69,6 +91,16 @@ _SCALES = {
     "logits_scaling": 0.5,
 }
 
+_SMALL = {"vocab_size": VOCAB_SIZE, "n_positions": 1024, "attn_implementation": "eager"}
+_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_SCALED_QUERIES = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.3,
+}
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-128": lambda: LlamaForCausalLM(LlamaConfig(**_shape(128))),
     "llama-biased-64": lambda: LlamaForCausalLM(
@@ -80,6 +112,24 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "phi3-64": lambda: Phi3ForCausalLM(Phi3Config(**_shape(64, sliding_window=100, pad_token_id=0))),
     "granite-128": lambda: GraniteForCausalLM(GraniteConfig(**_shape(128, **_SCALES))),
     "olmo2-64": lambda: Olmo2ForCausalLM(Olmo2Config(**_shape(64))),
+    "phi3-partial-64": lambda: Phi3ForCausalLM(Phi3Config(**_shape(64, partial_rotary_factor=0.5, pad_token_id=0))),
+    "smollm3-64": lambda: SmolLM3ForCausalLM(SmolLM3Config(**_shape(64, no_rope_layer_interval=2, pad_token_id=0))),
+    "glm4-128": lambda: Glm4ForCausalLM(Glm4Config(**_shape(128, pad_token_id=0))),
+    "cohere-64": lambda: CohereForCausalLM(
+        CohereConfig(**_shape(64, logit_scale=4.0, use_qk_norm=True, hidden_size=512))
+    ),
+    "cohere2-64": lambda: Cohere2ForCausalLM(
+        Cohere2Config(**_shape(64, logit_scale=4.0, sliding_window=50, hidden_size=512, pad_token_id=0))
+    ),
+    "olmo-64": lambda: OlmoForCausalLM(OlmoConfig(**_shape(64, clip_qkv=0.5, hidden_size=512))),
+    "gemma2-128": lambda: Gemma2ForCausalLM(Gemma2Config(**_shape(128, sliding_window=50, attn_logit_softcapping=0.5))),
+    "gemma3-256": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**_shape(256, sliding_window=50, layer_types=_LAYER_TYPES))
+    ),
+    "ministral3-64": lambda: Ministral3ForCausalLM(Ministral3Config(**_shape(64, rope_parameters=_SCALED_QUERIES))),
+    "gpt2-64": lambda: GPT2LMHeadModel(GPT2Config(n_embd=256, n_layer=3, n_head=4, **_SMALL)),
+    "gpt_neox-64": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_shape(64, hidden_size=512, num_key_value_heads=8))),
+    "starcoder2-64": lambda: Starcoder2ForCausalLM(Starcoder2Config(**_shape(64, sliding_window=50, hidden_size=512))),
 }
 
 
