@@ -313,6 +313,16 @@ def test_sizes_that_cannot_work_are_refused_at_start(llama: Subject) -> None:
         make_executor(llama.folder, max_model_len=9999)
 
 
+def test_dynamic_rope_extends_a_model_on_request(tmp_path: Path) -> None:
+    make_model("llama-dynamic-rope", tmp_path)
+    short, long = make_executor(tmp_path), make_executor(tmp_path, max_model_len=2000)
+    assert (short.model.max_model_len, long.model.max_model_len) == (512, 2000)
+    assert short.model.digest != long.model.digest
+    long.use_weights(long.read_weights(""))
+    with pytest.raises(InvalidRequest, match=r"max_model_len=4096 is beyond the model's own limit: at most 2048"):
+        make_executor(tmp_path, max_model_len=4096)
+
+
 def test_memory_sets_the_number_of_blocks(llama: Subject) -> None:
     assert make_executor(llama.folder, num_blocks=0, kv_cache_memory=10 * 6144 + 5).num_blocks == 10
 
