@@ -63,11 +63,10 @@ class Penalties:
 
     def add(self, rows: Int64, token_ids: Int64) -> None:
         """Counts an output token of each of these rows, which have penalties."""
-        columns = []
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            index = self._index[row]
-            columns.append(index.setdefault(token_id, len(index)))
-        self._widen(max(columns) + 1)
+        indices = (self._index[row] for row in rows.tolist())
+        tokens = zip(indices, token_ids.tolist(), strict=True)
+        columns = np.array([index.setdefault(token_id, len(index)) for index, token_id in tokens])
+        self._widen(int(columns.max()) + 1)
         fresh = self._sizes[rows] == columns
         self._token_ids[rows, columns] = token_ids
         self._sizes[rows] += fresh
