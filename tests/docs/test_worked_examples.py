@@ -12,7 +12,9 @@ from support.gateway.parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
-from baton.worker.models.families import granite, olmo2, phi3
+from baton.worker.models.families.granite import granite
+from baton.worker.models.families.llama import phi3
+from baton.worker.models.families.olmo import olmo2
 from baton.worker.quantization import unquantized
 
 PAGES = Path(__file__).parents[2] / "docs" / "contributing"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families.cohere import read_around, read_layer
+from baton.worker.models.families.cohere.cohere import read_around, read_layer
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading import Family, all_but_every, read_num_layers, read_windows
 

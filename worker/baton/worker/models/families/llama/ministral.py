@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families import mistral
+from baton.worker.models.families.llama import mistral
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading import Family
 

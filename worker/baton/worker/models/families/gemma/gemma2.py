@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.worker.layers.spec import AttentionSpec, LayerSpec
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families.gemma import read_around, with_head_dim
+from baton.worker.models.families.gemma.gemma import read_around, with_head_dim
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families import ministral3, mistral
+from baton.worker.models.families.llama import ministral3, mistral
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading import Family, read_text_part
 

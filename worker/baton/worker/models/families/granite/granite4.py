@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families import granite
+from baton.worker.models.families.granite import granite
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading import Family, read_num_layers

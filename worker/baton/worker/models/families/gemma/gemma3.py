@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.families.gemma import read_around
-from baton.worker.models.families.gemma2 import NAMES, read_cap, read_layer, with_defaults
+from baton.worker.models.families.gemma.gemma import read_around
+from baton.worker.models.families.gemma.gemma2 import NAMES, read_cap, read_layer, with_defaults
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading import (
     Family,
