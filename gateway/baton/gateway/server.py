@@ -107,8 +107,6 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running requests have ended."""
     config.validate()
     switch_access_log(not config.no_access_log)
-    catalog = ModelCatalog([served_model(config)])
-    _tune_process()
     counters = GenerationCounters()
     limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
     tls = _load_tls(config)
@@ -116,6 +114,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     phases = PhaseTimes()
     dial = Dial(tls.services, ROUTER)
     async with (
+        _open_catalog(config) as catalog,
         open_gate(config.access, access_counters) as gate,
         tracing(config.otlp_endpoint, GATEWAY, config.rest_listen, config.trace_sampling) as tracer,
         RouterClient(config.router, catalog.update, counters, dial=dial, on_outcome=phases.observe) as router,
@@ -124,9 +123,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             counters, silence_seconds=config.worker_silence_ms / 1000, dial=Dial(tls.services, WORKER)
         ) as streams,
         BodyThread(RemoteReader()) as bodies,
-        contextlib.AsyncExitStack() as cleanup,
     ):
-        cleanup.callback(catalog.close)
         traced = GatewayTracing(tracer) if tracer is not None else None
         generator = WorkerGenerator(catalog, router, streams, counters, limits, traced)
         core = _Core(
@@ -164,6 +161,16 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             await draining
             cut_short.cancel()
     _log.info("drained")
+
+
+@contextlib.asynccontextmanager
+async def _open_catalog(config: GatewayConfig) -> AsyncIterator[ModelCatalog]:
+    catalog = ModelCatalog([served_model(config)])
+    _tune_process()
+    try:
+        yield catalog
+    finally:
+        catalog.close()
 
 
 def served_model(config: GatewayConfig) -> ServedModel:
