@@ -27,7 +27,11 @@ class Siege:
 
 
 def besiege(fleet: Attacked, numbers: Sequence[int], seconds: float, seed: int) -> Siege:
-    """Measures a client alone, beside programs that compute, and while attackers send the cases of these numbers."""
+    """Measures a client alone, beside programs that compute, and while attackers send the cases of these numbers.
+
+    Ends the fleet's probe, whose requests are neither the neighbour's nor the attackers'.
+    """
+    fleet.probe.close()
     without = _first_tokens(fleet, "alone", seconds, seed)
     with _attackers("--compute"):
         floor = _first_tokens(fleet, "beside programs that compute", min(seconds, _FLOOR_SECONDS), seed)
