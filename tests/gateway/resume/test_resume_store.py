@@ -1,6 +1,7 @@
 """What a real Redis holds of streams that can be resumed: once and whole, whatever Redis forgot or refused."""
 
 import asyncio
+import contextlib
 
 import pytest
 import redis
@@ -141,3 +142,18 @@ async def test_a_stream_that_ends_when_redis_forgot_it_is_no_longer_kept_track_o
     journal.end()
     await eventually(lambda: not one._open, "it is forgotten")
     assert await known(other) is None
+
+
+async def test_a_store_closes_though_its_client_loses_the_cancellation(redis_server, monkeypatch):
+    writing = asyncio.Event()
+
+    async def write():
+        writing.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    async with asyncio.timeout(5), StreamStore(redis_server.url, write_seconds=0.01) as store:
+        monkeypatch.setattr(store, "_write", write)
+        store._wake.set()
+        await writing.wait()
+        monkeypatch.undo()

@@ -50,6 +50,7 @@ class StreamStore:
         self._new: dict[Journal, None] = {}  # to be written as a whole
         self._wake = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
+        self._closing = False
         try:
             self._redis = redis.from_url(url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS)
         except ValueError as error:
@@ -62,6 +63,7 @@ class StreamStore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closing = True  # the client of Redis may lose the cancellation
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait((self._writer,))
@@ -113,7 +115,7 @@ class StreamStore:
             self._wake.set()
 
     async def _run(self) -> None:
-        while True:
+        while not self._closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RENEW_SECONDS / 2):
                     await self._wake.wait()
