@@ -152,7 +152,7 @@ def gap_at(seen: Streamed, fault_at: float) -> float | None:
 
 
 async def measure(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns all results."""
+    """Measures streams without faults, then under load with faults. Returns the figures."""
     rng = random.Random(options.seed)
     undisturbed = {}
     for first in range(0, _NUM_REQUESTS, 8):

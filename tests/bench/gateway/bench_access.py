@@ -136,7 +136,7 @@ class Nothing:
 
 
 class NoSink:
-    """Ignores all updates."""
+    """A response's destination that drops what it gets."""
 
     writable = True
 

@@ -33,7 +33,7 @@ def receive_frame(sock: socket.socket) -> memoryview:
 
 
 def send_value(sock: socket.socket, value: Any) -> None:
-    """Sends a Struct."""
+    """Sends a msgspec Struct as one MessagePack frame."""
     send_frame(sock, msgpack.encode(value))
 
 

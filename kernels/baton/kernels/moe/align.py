@@ -20,7 +20,7 @@ _BLOCK = 1024
 
 
 class Alignment(NamedTuple):
-    """Pairs in tiles."""
+    """Pairs of a token and an expert, sorted by expert and padded to whole tiles."""
 
     pairs: Tensor  # [num_tiles * tile] int32; the number of pairs where a tile's end is empty; of no tile: undefined
     experts: Tensor  # [num_tiles] int32; -1: no tile

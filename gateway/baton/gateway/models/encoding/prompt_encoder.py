@@ -30,7 +30,7 @@ class TextPrompt(Struct, frozen=True, tag="text"):
 
     @property
     def num_chars(self) -> int:
-        """Returns the size."""
+        """Returns the text's length in characters."""
         return len(self.text)
 
 

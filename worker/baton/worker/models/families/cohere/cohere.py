@@ -17,7 +17,7 @@ _ROPE = RopeDefaults(theta=5e5, interleaved=True)
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     normed = fields.flag("use_qk_norm", default=False)
     layer = read_layer(fields)
     layer = replace(layer, attention=replace(layer.attention, qk_norm="each_head" if normed else "none"))

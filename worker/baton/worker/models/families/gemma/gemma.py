@@ -21,7 +21,7 @@ ARCHITECTURE = "GemmaForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     bias = fields.flag("attention_bias", default=False)
     attention = replace(read_attention(with_head_dim(fields)), qkv_bias=bias, o_bias=bias)
     activation = read_activation(fields, default="gelu_pytorch_tanh")

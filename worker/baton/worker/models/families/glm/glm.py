@@ -16,7 +16,7 @@ _NAMES = TensorNames(gate_up=("mlp.gate_up_proj",))
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     attention = read_attention(fields, read_rope(fields, RopeDefaults(partial=0.5, interleaved=True)))
     attention = replace(attention, qkv_bias=fields.flag("attention_bias", default=True))
     layers = [LayerSpec(attention, read_mlp(fields))] * read_num_layers(fields)

@@ -20,7 +20,7 @@ _NAMES = TensorNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     attention = read_attention(fields, read_rope(fields, RopeDefaults(partial=0.5, interleaved=True)))
     attention = replace(attention, qkv_bias=fields.flag("attention_bias", default=True))
     layer = LayerSpec(attention, read_mlp(fields), output_norms=True)

@@ -27,7 +27,7 @@ _NAMES = TensorNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     theta = fields.positive_float("rotary_emb_base", default=10000.0)
     partial = fields.positive_float("rotary_pct", default=0.25)
     bias = fields.flag("attention_bias", default=True)

@@ -22,7 +22,7 @@ _NAMES = TensorNames(gate_up=("mlp.c_fc",), down="mlp.c_proj")
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     bias = fields.flag("use_bias", default=True)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias)
     activation = read_activation(fields, default="gelu_pytorch_tanh")

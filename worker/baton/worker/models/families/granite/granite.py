@@ -13,7 +13,7 @@ ARCHITECTURE = "GraniteForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     bias = fields.flag("attention_bias", default=False)
     scale = fields.positive_float("attention_multiplier", default=1.0)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias, scale=scale)

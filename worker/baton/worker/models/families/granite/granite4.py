@@ -17,7 +17,7 @@ _ATTENTION = {"attention", "full_attention"}
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers. Raises InvalidRequest for Mamba layers and for experts."""
+    """Reads a config whose layers are all alike. Raises InvalidRequest for Mamba layers and for experts."""
     num_layers, kinds = read_num_layers(fields), fields.raw.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - _ATTENTION:
         raise fields.error("layer_types", f"a list of {num_layers} x attention: no other layers are supported")

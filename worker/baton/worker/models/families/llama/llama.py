@@ -13,7 +13,7 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers, with biases if the config sets them."""
+    """Reads a config whose layers are all alike, with biases if the config sets them."""
     bias = fields.flag("attention_bias", default=False)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias)
     mlp = replace(read_mlp(fields), bias=fields.flag("mlp_bias", default=False))

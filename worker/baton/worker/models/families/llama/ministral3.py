@@ -23,7 +23,7 @@ _ROPE = {
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers without biases."""
+    """Reads a config whose layers are all alike without biases."""
     absent = {"head_dim": 128, "max_position_embeddings": 262144, "rope_parameters": _ROPE}
     fields = Fields({**absent, **fields.raw}, fields.source)
     attention = read_attention(fields, read_rope(fields, RopeDefaults(scales_queries=True)))

@@ -23,7 +23,7 @@ _NAMES = TensorNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     config = granite.read(Fields({**fields.raw, "mlp_bias": None}, fields.source))
     router = replace(read_router(fields, ("num_local_experts",)), scores_chosen=True)
     layers = tuple(

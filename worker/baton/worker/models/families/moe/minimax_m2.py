@@ -22,7 +22,7 @@ _NAMES = TensorNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     head_dim = read_head_dim(fields)
     partial = fields.positive_int("rotary_dim", default=head_dim) / head_dim
     attention = read_attention(fields, read_rope(fields, RopeDefaults(theta=5e6, partial=partial)))

@@ -14,7 +14,7 @@ ARCHITECTURE = "OlmoeForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers. Raises InvalidRequest for clipped queries, keys and values."""
+    """Reads a config whose layers are all alike. Raises InvalidRequest for clipped queries, keys and values."""
     if fields.raw.get("clip_qkv") is not None:
         raise fields.error("clip_qkv", "null")
     bias = fields.flag("attention_bias", default=False)

@@ -14,7 +14,7 @@ _NORM = NormSpec(1e-5, centered=True, weighted=False)
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     bias = fields.flag("attention_bias", default=False)
     clips = fields.raw.get("clip_qkv") is not None
     clip = fields.positive_float("clip_qkv") if clips else 0.0

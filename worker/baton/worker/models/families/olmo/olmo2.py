@@ -15,7 +15,7 @@ _NAMES = TensorNames(attention_output_norm="post_attention_layernorm", mlp_outpu
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads identical layers."""
+    """Reads a config whose layers are all alike."""
     bias = fields.flag("attention_bias", default=False)
     attention = replace(read_attention(fields), qkv_bias=bias, o_bias=bias, qk_norm="projection")
     layer = LayerSpec(attention, read_mlp(fields), input_norms=False, output_norms=True)
