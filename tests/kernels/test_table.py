@@ -10,8 +10,11 @@ import torch
 from baton.kernels.table import (
     BLOCK_SIZES,
     DECODE,
+    EXPERTS,
+    FEW_EXPERTS,
     HEAD_DIMS,
     HOPPER_DECODE,
+    HOPPER_EXPERTS,
     HOPPER_PREFILL,
     PREFILL,
     SMALL_ADD,
@@ -51,6 +54,23 @@ def test_every_supported_shape_has_attention_on_every_card(op):
 @pytest.mark.parametrize(("cells", "row"), [(1, HOPPER_DECODE), (264, HOPPER_DECODE), (265, DECODE)])
 def test_hoppers_decode_is_for_few_sequences(cells, row):
     assert find("decode_attention", Case("cuda", 9, num_cells=cells)) is row
+
+
+@pytest.mark.parametrize(
+    ("capability", "pairs", "invariant", "row"),
+    [
+        (9, 8, False, FEW_EXPERTS),
+        (8, 32, False, FEW_EXPERTS),
+        (9, 40, False, EXPERTS),
+        (9, 128 * 512, False, HOPPER_EXPERTS),
+        (8, 128 * 512, False, EXPERTS),
+        (9, 8, True, EXPERTS),
+        (9, 128 * 512, True, EXPERTS),
+    ],
+)
+def test_experts_have_kernels_by_their_load(capability, pairs, invariant, row):
+    case = Case("cuda", capability, num_pairs=pairs, num_experts=128, batch_invariant=invariant)
+    assert find("run_experts", case) is row
 
 
 @pytest.mark.parametrize("case", [Case(head_dim=320), Case(head_dim=20), Case(block_size=8), Case(dtype=torch.int8)])

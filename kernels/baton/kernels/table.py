@@ -21,6 +21,7 @@ _HOPPER = frozenset({9})
 _HALF = frozenset({torch.bfloat16, torch.float16})
 _FLOATS = _HALF | {torch.float32}
 _ANY = range(1 << 62)
+_ENDLESS = float("inf")
 HEAD_DIMS = range(16, 257, 8)
 BLOCK_SIZES = (16, 32, 64, 128)
 
@@ -37,9 +38,12 @@ class Case:
     block_size: int = 16
     num_tokens: int = 1
     num_cells: int = 1  # sequences times KV heads, of decodes
+    num_pairs: int = 1 << 20  # of a token and an expert
+    num_experts: int = 1
     bias: bool = False
     window: bool = False
     soft_cap: bool = False
+    sinks: bool = False
     batch_invariant: bool = False
 
 
@@ -56,10 +60,13 @@ class Row:
     block_sizes: Container[int] = _ANY
     tokens: range = _ANY
     cells: range = _ANY
+    pairs: range = _ANY  # of a token and an expert
+    pairs_per_expert: tuple[float, float] = (0, _ENDLESS)
     quantized: bool = True  # supports a KV cache of another dtype than the activations'
     biases: bool = True
     windows: bool = True
     soft_caps: bool = True
+    sinks: bool = True
     batch_varies: bool = True  # supports results that depend on the rest of the batch
     batch_invariant: bool = True
 
@@ -75,10 +82,13 @@ class Row:
             and case.block_size in self.block_sizes
             and case.num_tokens in self.tokens
             and case.num_cells in self.cells
+            and case.num_pairs in self.pairs
+            and self.pairs_per_expert[0] <= case.num_pairs / case.num_experts <= self.pairs_per_expert[1]
             and (self.quantized or case.stored in (None, case.dtype))
             and (self.biases or not case.bias)
             and (self.windows or not case.window)
             and (self.soft_caps or not case.soft_cap)
+            and (self.sinks or not case.sinks)
             and (self.batch_invariant if case.batch_invariant else self.batch_varies)
         )
 
@@ -103,6 +113,7 @@ HOPPER_DECODE = Row(
     quantized=False,
     windows=False,
     soft_caps=False,
+    sinks=False,
 )
 DECODE = Row(
     "decode_attention",
@@ -120,6 +131,7 @@ HOPPER_PREFILL = Row(
     quantized=False,
     windows=False,
     soft_caps=False,
+    sinks=False,
     batch_invariant=False,
 )
 PREFILL = Row(
@@ -138,6 +150,20 @@ SMALL_PROJECT = Row("project", _SMALL_LINEAR, tokens=range(17), biases=False, ba
 SMALL_GATE = Row("gate", _SMALL_LINEAR, tokens=range(17), biases=False, batch_invariant=False)
 SMALL_ADD = Row("add", _SMALL_LINEAR, tokens=range(65), biases=False, batch_invariant=False)
 SUMMING_ADD = Row("add", "torch:addmm", tokens=range(1024, 1 << 62), biases=False, batch_invariant=False)
+
+# Experts. With few pairs, hardly two have the same expert. The last sums in an order of its own for any number.
+FEW_EXPERTS = Row(
+    "run_experts", "baton.kernels.moe.few:run_few", pairs=range(65), pairs_per_expert=(0, 0.25), batch_invariant=False
+)
+HOPPER_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.experts_hopper:run_experts_hopper",
+    capabilities=_HOPPER,
+    dtypes=_HALF,
+    pairs_per_expert=(64, _ENDLESS),
+    batch_invariant=False,
+)
+EXPERTS = Row("run_experts", "baton.kernels.moe.experts:run_experts")
 
 TABLE = (
     HOPPER_DECODE,
@@ -161,8 +187,11 @@ TABLE = (
     Row("activate", f"{_REFERENCE}.activation.activate:activate", device="cpu"),
     Row("silu_mul", "baton.kernels.activation.silu_mul:silu_mul"),
     Row("silu_mul", f"{_REFERENCE}.activation.silu_mul:silu_mul", device="cpu"),
-    # A GPU has PyTorch's choice of experts, and no kernels for them yet.
-    *(Row("route", f"{_REFERENCE}.moe.route:route", device=device) for device in ("cuda", "cpu")),
+    Row("route", "baton.kernels.moe.route:route"),
+    Row("route", f"{_REFERENCE}.moe.route:route", device="cpu"),
+    FEW_EXPERTS,
+    HOPPER_EXPERTS,
+    EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),
     Row("rope_and_cache", f"{_REFERENCE}.rope.rope_cache:rope_and_cache", device="cpu"),

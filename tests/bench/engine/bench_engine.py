@@ -1,6 +1,6 @@
 """Measures the engine without gRPC: offline workloads `requests x in/out`, next to vLLM's figures.
 
-baton bench engine --preset-table 8b|0.6b|all [--json PATH]
+baton bench engine --preset-table 8b|0.6b|30b-a3b|all [--json PATH]
 baton bench engine --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'
 baton bench engine --model qwen3-0.6b --workload 256x128/128 --sampling greedy --sampling qwen_rep
 baton bench engine --executor cpu --model models/storyteller-7m --workload 4x64/32
@@ -194,6 +194,9 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
     if any(peers):
         prefix = "cached before" if options.warm_prefix else "computed within the time"
         print(f"vLLM: {VLLM}; x vLLM over 1 is faster than it; shared prefixes are {prefix}")
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        if outcome.expert_hits:
+            print(f"{plan.config.model}: {outcome.expert_hits}")
     document = {
         **facts,
         "executor": options.executor,
@@ -202,6 +205,7 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
                 "config": asdict(plan.config),
                 "start_seconds": outcome.start_seconds,
                 "num_blocks": outcome.num_blocks,
+                "expert_hits": outcome.expert_hits,
                 "rows": [_record(row, _vllm_seconds(options, row)) for row in outcome.rows],
             }
             for plan, outcome in zip(plans, outcomes, strict=True)

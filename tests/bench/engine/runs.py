@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from bench.engine.expert_hits import ExpertHits, watched
 from bench.engine.sampling import GREEDY, SAMPLINGS
 from bench.engine.workloads import Workload
 
@@ -85,12 +86,18 @@ class Outcome:
     rows: tuple[RowResult, ...]
     start_seconds: float  # from nothing to an engine that takes requests
     num_blocks: int
+    expert_hits: str  # of a model with experts
 
 
 def run_plan(plan: Plan, say: Say) -> Outcome:
     """Creates the engine and runs every workload. Raises ServiceError or RunFailed."""
     config = plan.config
-    began = time.perf_counter()
+    with watched(config.executor) as hits:
+        return _run_plan(plan, say, hits)
+
+
+def _run_plan(plan: Plan, say: Say, hits: ExpertHits) -> Outcome:
+    config, began = plan.config, time.perf_counter()
     executor = make_executor(config)
     try:
         settings = EngineSettings(
@@ -104,11 +111,11 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
         step = engine.step if trace is None else partial(trace.step, engine.step)
         start_seconds = time.perf_counter() - began
         say(f"{config.model}: ready after {start_seconds:.1f} s, {executor.num_blocks} blocks")
-        bench = _EngineBench(engine, step, executor.model.vocab_size, plan, say)
+        bench = _EngineBench(engine, step, executor.model.vocab_size, plan, say, hits)
         rows = tuple(row for workload in plan.workloads for row in bench.rows(workload))
         if trace is not None:
             trace.close()
-        return Outcome(rows, start_seconds, executor.num_blocks)
+        return Outcome(rows, start_seconds, executor.num_blocks, str(hits) if hits.counts else "")
     finally:
         executor.close()
 
@@ -116,7 +123,16 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
 class _EngineBench:
     """Passes over one engine, each with prompts of its own, so that none finds another's in the cache."""
 
-    def __init__(self, engine: Engine, step: Callable[[], StepOutputs], vocab_size: int, plan: Plan, say: Say) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        step: Callable[[], StepOutputs],
+        vocab_size: int,
+        plan: Plan,
+        say: Say,
+        hits: ExpertHits,
+    ) -> None:
+        self._hits = hits
         self._engine = engine
         self._step = step
         self._plan = plan
@@ -131,8 +147,10 @@ class _EngineBench:
         samplings = self._plan.samplings
         if num_warm_up:
             output = min(_WARM_UP_OUTPUT, workload.num_output)
+            self._hits.counting = True
             for name in samplings:
                 self._pass(Workload(num_warm_up, workload.num_own, output, workload.num_shared), name)
+        self._hits.counting = False
         runs: dict[str, list[Run]] = {name: [] for name in samplings}
         model = self._plan.config.model
         for number in range(self._plan.repeat):

@@ -61,6 +61,12 @@ VLLM_SECONDS: Mapping[str, Mapping[Workload, float | None]] = {
         Workload(1, 8192, 1): 0.211,
         Workload(256, 64, 32, num_shared=4096): 1.863,
     },
+    "qwen3-30b-a3b": {
+        Workload(1, 128, 256): 0.991,
+        Workload(64, 512, 256): 5.088,
+        Workload(256, 512, 256): 7.880,
+        Workload(16, 4096, 1): 1.034,
+    },
     "qwen3-0.6b": {
         Workload(1, 128, 256): 0.387,
         Workload(64, 256, 256): 0.677,
@@ -73,6 +79,7 @@ VLLM_SECONDS: Mapping[str, Mapping[Workload, float | None]] = {
 TABLES: Mapping[str, tuple[str, ...]] = {
     "8b": ("llama-3.1-8b",),
     "0.6b": ("qwen3-0.6b",),
+    "30b-a3b": ("qwen3-30b-a3b",),
     "all": ("llama-3.1-8b", "qwen3-0.6b"),
 }
 

@@ -24,7 +24,7 @@ from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.worker.models.presets import PRESETS
 
-_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling")
+_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,18 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
         return sampling_cases(shape)
 
+    def experts() -> list[Case]:
+        from bench.kernels.experts import experts_cases
+
+        return experts_cases()
+
     groups: Mapping[str, Callable[[], list[Case]]] = {
         "decode": lambda: attention("decode"),
         "prefill": lambda: attention("prefill"),
         "linear": linear,
         "pointwise": pointwise,
         "sampling": sampling,
+        "experts": experts,
     }
     return [case for name in options.only or _GROUPS for case in groups[name]()]
 

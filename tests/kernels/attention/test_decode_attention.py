@@ -68,6 +68,7 @@ def decode_error(
     window: int = 0,
     cache_dtype: torch.dtype | None = None,
     soft_cap: float = 0.0,
+    with_sinks: bool = False,
 ) -> float:
     paged = paged_kv(seq_lens, shape, device, cache_dtype)
     query = make_query(shape, len(seq_lens), device)
@@ -75,13 +76,14 @@ def decode_error(
     out = poisoned(*query.shape, dtype=shape.dtype, device=device)
     scale = 1 / math.sqrt(shape.head_dim)
     quantized = cache_dtype == FP8
-    options = {"window": window, "soft_cap": soft_cap}
+    sinks = torch.randn(query.shape[1], device=device).to(shape.dtype) if with_sinks else None
+    options = {"window": window, "soft_cap": soft_cap, "sinks": with_sinks}
     cuts = cut_for_decode(paged.seq_lens, paged.cache, query.dtype, quantized=quantized, **options)
     if programs is not None:
         cuts = cut_sequences(paged.seq_lens, shape.num_kv_heads, programs, window=window)
     workspace = make_workspace(shape, len(cuts.pieces), device)
-    attend(query, paged, cuts, scale, workspace, out=out, kv_scale=kv_scale, soft_cap=soft_cap)
-    return relative_error(out, oracle(query, paged, scale, window, kv_scale, soft_cap))
+    attend(query, paged, cuts, scale, workspace, out=out, kv_scale=kv_scale, soft_cap=soft_cap, sinks=sinks)
+    return relative_error(out, oracle(query, paged, scale, window, kv_scale, soft_cap, sinks))
 
 
 def oracle(
@@ -91,9 +93,10 @@ def oracle(
     window: int = 0,
     kv_scale: Tensor | None = None,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     wide = paged.cache.double() if kv_scale is None else paged.cache
-    options = {"kv_scale": kv_scale, "window": window, "soft_cap": soft_cap}
+    options = {"kv_scale": kv_scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
     return reference.decode_attention(query.double(), wide, paged.own_table, paged.seq_lens, scale, **options)
 
 
@@ -140,6 +143,14 @@ def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window:
 def test_a_soft_cap_bounds_scores(shape: Shape, device: str, window: int) -> None:
     for programs in (None, *PROGRAMS):
         error = decode_error(shape, [1, 17, 300], device, programs, window, soft_cap=0.7)
+        assert error <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[1], GRID[3], GRID[12]]))
+@pytest.mark.parametrize("window", [0, 20])
+def test_sinks_join_each_softmax(shape: Shape, device: str, window: int) -> None:
+    for programs in (None, *PROGRAMS):
+        error = decode_error(shape, [1, 17, 300], device, programs, window, with_sinks=True)
         assert error <= BOUNDS[shape.dtype]
 
 

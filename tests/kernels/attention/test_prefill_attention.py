@@ -40,6 +40,7 @@ def prefill_error(
     kernel: Callable[..., Tensor] = prefill_attention,
     cache_dtype: torch.dtype | None = None,
     cut: bool = False,
+    with_sinks: bool = False,
     **options: float,
 ) -> float:
     """Of the chunks, which follow their cached prefixes. `cut`: the tiles' parts are used, and there must be some."""
@@ -56,7 +57,9 @@ def prefill_error(
     tile_rows, num_cut = int(options.get("tile_rows", TILE_ROWS)), num_q_heads if cut else 0
     tiles = make_tiles(chunks, prefixes, tile_rows, torch.device(device), num_cut)
     assert (tiles.parts is not None) == cut
-    kernel(query, *paged, starts, tiles, scale, out=out, **scales, **options)
+    sinks = torch.randn(num_q_heads, device=device).to(shape.dtype) if with_sinks else None
+    more = {**scales, **({"sinks": sinks} if with_sinks else {})}
+    kernel(query, *paged, starts, tiles, scale, out=out, **more, **options)
     expected = reference.prefill_attention(
         query.double(),
         paged.cache.double() if kv_scale is None else paged.cache,
@@ -67,6 +70,7 @@ def prefill_error(
         kv_scale=kv_scale,
         window=int(options.get("window", 0)),
         soft_cap=options.get("soft_cap", 0.0),
+        sinks=sinks,
     )
     return relative_error(out, expected)
 
@@ -109,6 +113,14 @@ def test_a_window_hides_all_but_the_last_keys(shape: Shape, device: str, window:
 def test_a_soft_cap_bounds_scores(shape: Shape, device: str, window: int) -> None:
     options = {"window": window, "soft_cap": 0.7, **({"tile_rows": 32} if device == "cpu" else {})}
     error = prefill_error(shape, [1, 40, 70], [30, 0, 60], device, **options)
+    assert error <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[0], GRID[1], GRID[3], GRID[12]]))
+@pytest.mark.parametrize("window", [0, 20])
+def test_sinks_join_each_softmax(shape: Shape, device: str, window: int) -> None:
+    options = {"window": window, **({"tile_rows": 32} if device == "cpu" else {})}
+    error = prefill_error(shape, [1, 40, 70], [30, 0, 60], device, with_sinks=True, **options)
     assert error <= BOUNDS[shape.dtype]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.kernels import reference
 from baton.kernels.moe.align import align
 from baton.kernels.moe.experts import choose_tile, choose_tiling, run_experts
+from baton.kernels.moe.few import run_few
 from baton.kernels.routing import Gate
 
 
@@ -28,7 +29,7 @@ class Pairs(NamedTuple):
         return scores.topk(self.top_k, dim=-1).indices + (self.num_experts - among)
 
 
-FEW = [Pairs(1, 2, 5, 16), Pairs(40, 3, 7, 16), Pairs(33, 1, 4, 32, 1), Pairs(700, 2, 3, 16)]
+FEW = [Pairs(1, 2, 5, 16), Pairs(40, 3, 7, 16), Pairs(33, 1, 4, 32, 1), Pairs(700, 2, 3, 16), Pairs(750, 3, 6, 32, 4)]
 MANY = [Pairs(1, 8, 128, 16), Pairs(64, 8, 256, 16), Pairs(4096, 8, 128, 128), Pairs(8192, 4, 32, 128, 5)]
 
 
@@ -46,6 +47,9 @@ def test_each_pair_has_one_place_in_a_tile_of_its_expert(case: Pairs, device: st
         found += mine
     assert sorted(found) == list(range(num_pairs))
     assert found == flat.sort(stable=True).indices.tolist()
+    assert [int(aligned.pairs[place]) for place in aligned.places] == list(range(num_pairs))
+    for expert, (first, count) in enumerate(aligned.spans.tolist()):
+        assert aligned.experts[first : first + count].tolist() == [expert] * count
     used = [expert for expert in aligned.experts.tolist() if expert >= 0]
     assert used == aligned.experts.tolist()[: len(used)]
 
@@ -75,6 +79,16 @@ GRID = [
     Experts(Pairs(64, 4, 32, 0), 2880, 2880, torch.bfloat16, Gate(7.0), True),
     Experts(Pairs(300, 2, 8, 0), 1024, 512, torch.float32),
     Experts(Pairs(100, 6, 64, 0, 10), 512, 1408, torch.float16),
+]
+
+
+FEW_TOKENS = [
+    Experts(Pairs(1, 2, 4, 0), 96, 80, torch.float32),
+    Experts(Pairs(3, 3, 6, 0), 80, 48, torch.float16, Gate(0.5, 1.3), True),
+]
+FEW_GRID = [
+    Experts(Pairs(2, 4, 32, 0), 2880, 2880, torch.bfloat16, Gate(7.0), True),
+    Experts(Pairs(4, 8, 64, 0), 7168, 2048, torch.bfloat16),
 ]
 
 
@@ -116,6 +130,18 @@ def test_experts_equal_their_reference(case: Experts, device: str) -> None:
     assert relative_error(run_experts(*given), reference.run_experts(*wide)) <= BOUNDS[case.dtype]
 
 
+@pytest.mark.parametrize(("case", "device"), cases(FEW_TOKENS, [*FEW_TOKENS, GRID[0], *FEW_GRID]))
+def test_experts_of_few_tokens_equal_their_reference(case: Experts, device: str) -> None:
+    given = inputs(case, device)
+    wide = [value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for value in given]
+    expected = reference.run_experts(*wide)
+    assert relative_error(run_few(*given), expected) <= BOUNDS[case.dtype]
+    residual = torch.randn_like(given.x)
+    expected += residual.double()
+    assert run_few(*given, residual=residual) is residual
+    assert relative_error(residual, expected) <= BOUNDS[case.dtype]
+
+
 @pytest.mark.parametrize(("case", "device"), cases(SMALL[1:2], GRID[2:4]))
 def test_a_token_is_bit_identical_in_any_company(case: Experts, device: str) -> None:
     given = inputs(case, device)
@@ -124,6 +150,26 @@ def test_a_token_is_bit_identical_in_any_company(case: Experts, device: str) -> 
     assert torch.equal(run_experts(*given.of(order)), whole[order])
     for count in (1, num_tokens // 3):
         assert torch.equal(run_experts(*given.of(order[:count])), whole[order[:count]])
+
+
+HOPPER = [
+    Experts(Pairs(4096, 8, 128, 0), 2048, 768, torch.bfloat16),
+    Experts(Pairs(1000, 4, 32, 0), 2880, 2880, torch.bfloat16, Gate(7.0), True),
+    Experts(Pairs(300, 2, 8, 0, 3), 520, 200, torch.float16),
+    Experts(Pairs(1, 2, 8, 0), 64, 64, torch.float16),
+    Experts(Pairs(700, 6, 64, 0, 10), 512, 1408, torch.float16, Gate(0.5, 1.3), True),
+]
+
+
+@pytest.mark.parametrize(("case", "device"), cases([], HOPPER))
+def test_hoppers_experts_equal_their_reference(case: Experts, device: str) -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    from baton.kernels.moe.experts_hopper import run_experts_hopper
+
+    given = inputs(case, device)
+    wide = [value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for value in given]
+    assert relative_error(run_experts_hopper(*given), reference.run_experts(*wide)) <= BOUNDS[case.dtype]
 
 
 @pytest.mark.parametrize("tile", [16, 128])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.kernels.harness import cases
 from torch import Tensor
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4TopKRouter
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
@@ -21,6 +22,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from baton.kernels.moe import route as kernel
 from baton.kernels.reference import route
 from baton.kernels.routing import RouterSpec
 
@@ -87,21 +89,45 @@ ROUTERS: dict[str, tuple[Callable[[], tuple[Any, Tensor | None]], dict[str, Any]
 }
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_experts_and_weights_are_those_of_transformers(name: str) -> None:
-    torch.manual_seed(7)
-    make, changes = ROUTERS[name]
-    router, bias = make()
-    logits = 2 * torch.randn(NUM_TOKENS, NUM_EXPERTS)
-    with torch.no_grad():
-        found = router(logits, bias) if name == "minimax_m2" else router(logits)
-        weights, ids = route(logits, bias, RouterSpec(**{"num_experts": NUM_EXPERTS, "top_k": TOP_K, **changes}))
-    torch.testing.assert_close(by_expert(weights, ids), by_expert(found[1].float(), found[2]), rtol=1e-5, atol=1e-6)
+def spec_of(name: str) -> RouterSpec:
+    return RouterSpec(**{"num_experts": NUM_EXPERTS, "top_k": TOP_K, **ROUTERS[name][1]})
 
 
 def by_expert(weights: Tensor, ids: Tensor) -> Tensor:
     """Whatever the order of the chosen ones."""
-    return torch.zeros(NUM_TOKENS, NUM_EXPERTS).scatter_(-1, ids, weights)
+    return torch.zeros(NUM_TOKENS, NUM_EXPERTS).scatter_(-1, ids.long(), weights)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_and_weights_are_those_of_transformers(name: str) -> None:
+    torch.manual_seed(7)
+    router, bias = ROUTERS[name][0]()
+    logits = 2 * torch.randn(NUM_TOKENS, NUM_EXPERTS)
+    with torch.no_grad():
+        found = router(logits, bias) if name == "minimax_m2" else router(logits)
+        weights, ids = route(logits, bias, spec_of(name))
+    torch.testing.assert_close(by_expert(weights, ids), by_expert(found[1].float(), found[2]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "device"), cases(ROUTERS, ROUTERS))
+def test_the_kernels_experts_and_weights_are_the_references(name: str, device: str) -> None:
+    spec = spec_of(name)
+    bias = 0.3 * torch.randn(NUM_EXPERTS, device=device) if spec.corrected else None
+    logits = 2 * torch.randn(NUM_TOKENS, NUM_EXPERTS, device=device)
+    weights, ids = kernel.route(logits, bias, spec)
+    expected = route(logits, bias, spec)
+    assert torch.equal(ids.long(), expected[1])
+    torch.testing.assert_close(weights, expected[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.interpreted)])
+def test_the_kernel_takes_any_number_of_experts_and_groups(device: str) -> None:
+    logits, bias = torch.randn(7, 60, device=device), 0.1 * torch.randn(60, device=device)
+    for spec in (RouterSpec(60, 6, renormalized=True), RouterSpec(60, 6, "sigmoid", num_groups=5, top_groups=2)):
+        weights, ids = kernel.route(logits, bias, spec)
+        expected = route(logits, bias, spec)
+        assert torch.equal(ids.long(), expected[1])
+        torch.testing.assert_close(weights, expected[0])
 
 
 def test_a_bias_changes_the_choice_and_not_the_weights() -> None:

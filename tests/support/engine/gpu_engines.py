@@ -14,35 +14,55 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     OlmoConfig,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -101,6 +121,21 @@ _SCALED_QUERIES = {
     "llama_4_scaling_beta": 0.3,
 }
 
+_HALF_ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_WIDE = {"num_local_experts": 8, "num_experts_per_tok": 3}
+_NARROW = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+_GLM = {
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+}
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-128": lambda: LlamaForCausalLM(LlamaConfig(**_shape(128))),
     "llama-biased-64": lambda: LlamaForCausalLM(
@@ -129,6 +164,32 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "ministral3-64": lambda: Ministral3ForCausalLM(Ministral3Config(**_shape(64, rope_parameters=_SCALED_QUERIES))),
     "gpt2-64": lambda: GPT2LMHeadModel(GPT2Config(n_embd=256, n_layer=3, n_head=4, **_SMALL)),
     "gpt_neox-64": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_shape(64, hidden_size=512, num_key_value_heads=8))),
+    "mixtral-64": lambda: MixtralForCausalLM(MixtralConfig(**_shape(64, **_WIDE, sliding_window=50))),
+    "qwen3_moe-128": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**_shape(128, **_NARROW, norm_topk_prob=True, mlp_only_layers=[1]))
+    ),
+    "qwen2_moe-64": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**_shape(64, **_NARROW, hidden_size=512, shared_expert_intermediate_size=192))
+    ),
+    "glm4_moe-64": lambda: _corrected(Glm4MoeForCausalLM(Glm4MoeConfig(**_shape(64, **_GLM, pad_token_id=0)))),
+    "ernie4_5_moe-64": lambda: _corrected(
+        Ernie4_5_MoeForCausalLM(
+            Ernie4_5_MoeConfig(
+                **_shape(64, moe_num_experts=16, moe_k=4, moe_intermediate_size=128, hidden_size=512), use_bias=True
+            )
+        )
+    ),
+    "phimoe-64": lambda: PhimoeForCausalLM(
+        PhimoeConfig(**_shape(64, num_local_experts=16, num_experts_per_tok=2, hidden_size=512, lm_head_bias=True))
+    ),
+    "olmoe-64": lambda: OlmoeForCausalLM(
+        OlmoeConfig(**_shape(64, num_experts=16, num_experts_per_tok=4, hidden_size=512))
+    ),
+    "granitemoe-64": lambda: GraniteMoeForCausalLM(GraniteMoeConfig(**_shape(64, **_WIDE, **_SCALES, hidden_size=512))),
+    "minimax_m2-64": lambda: _corrected(
+        MiniMaxM2ForCausalLM(MiniMaxM2Config(**_shape(64, **_WIDE, rotary_dim=32, rope_parameters=_HALF_ROTATED)))
+    ),
+    "gpt_oss-64": lambda: GptOssForCausalLM(GptOssConfig(**_shape(64, **_WIDE, sliding_window=50, swiglu_limit=7.0))),
     "starcoder2-64": lambda: Starcoder2ForCausalLM(Starcoder2Config(**_shape(64, sliding_window=50, hidden_size=512))),
 }
 
@@ -141,8 +202,18 @@ def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> P
         for key, parameter in model.named_parameters():
             if key.endswith("bias"):
                 parameter.normal_(0.0, 0.5)
+            if key.endswith("sinks"):
+                parameter.normal_(0.0, 1.0)
     model.to(dtype).save_pretrained(folder)
     return model.float().cuda()
+
+
+def _corrected(model: PreTrainedModel) -> PreTrainedModel:
+    """Fills the biases of choices, which are zeros in a new model."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            tensor.data.normal_(0.0, 0.2)
+    return model
 
 
 def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:

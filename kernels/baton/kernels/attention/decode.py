@@ -38,6 +38,7 @@ def _decode_kernel(
     lse_ptr,  # [max_pieces, num_kv_heads, GROUP] fp32, base 2
     arrived_ptr,  # [num_seqs, num_kv_heads] int32, zero before and after
     kv_scale_ptr,  # [2, num_kv_heads] fp32
+    sinks_ptr,  # [num_kv_heads * GROUP]
     scale_log2,
     query_stride,
     table_stride,
@@ -53,9 +54,10 @@ def _decode_kernel(
     MERGED: tl.constexpr,
     WIDTH: tl.constexpr,
     SOFT_CAP: tl.constexpr,  # in base 2; 0: none
+    SINKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out = softmax(cap tanh(scale q K^T / cap)) V, each piece over its part of K and V"""
+    """out = softmax(cap tanh(scale q K^T / cap), sink) V, each piece over its part of K and V"""
     # grid: (max_pieces * NUM_KV_HEADS)
     head = tl.program_id(0) % NUM_KV_HEADS
     piece = tl.program_id(0) // NUM_KV_HEADS
@@ -90,6 +92,9 @@ def _decode_kernel(
         scale_log2 *= tl.load(kv_scale_ptr + head)
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
+    if SINKS:
+        # The first piece has the sequence's sinks.
+        top, total = _add_sinks(top, total, sinks_ptr + heads, (groups < GROUP) & (packed & 0xFFFF == 0))
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         position = start + tokens
@@ -130,6 +135,13 @@ def _decode_kernel(
         begin = (piece - (packed & 0xFFFF)).to(tl.int64) * NUM_KV_HEADS + head
         _merge(out_ptr, partial_ptr, lse_ptr, begin, NUM_KV_HEADS, num_pieces, GROUP, HEAD_DIM, MERGED, WIDTH)
         tl.store(arrived_at, 0)
+
+
+@triton.jit
+def _add_sinks(top, total, sinks_ptr, has):
+    """Returns top and total with the scores at sinks_ptr where `has`."""
+    sinks = tl.load(sinks_ptr, mask=has, other=0.0).to(tl.float32) * 1.4426950408889634  # in base 2
+    return tl.where(has, sinks, top), tl.where(has, 1.0, total)
 
 
 @triton.jit
@@ -195,6 +207,7 @@ def cut_for_decode(
     quantized: bool = False,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: bool = False,
     batch_invariant: bool = False,
 ) -> DecodeCuts:
     """Returns cuts for `decode_attention` of `num_seqs` sequences over a pool, with queries of `dtype`.
@@ -203,7 +216,7 @@ def cut_for_decode(
     """
     num_seqs, num_kv_heads = seq_lens.shape[0], cache.shape[-3]
     few = num_seqs * num_kv_heads in HOPPER_DECODE.cells
-    few = few and not (window or quantized or soft_cap) and _has_hopper_kernel(cache, dtype)
+    few = few and not (window or quantized or soft_cap or sinks) and _has_hopper_kernel(cache, dtype)
     programs = _FEW_PROGRAMS if few else _MANY_PROGRAMS
     return cut_sequences(seq_lens, num_kv_heads, 0 if batch_invariant else programs, window=window)
 
@@ -220,6 +233,7 @@ def decode_attention(
     out: Tensor | None = None,
     kv_scale: Tensor | None = None,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     block_n: int | None = None,
     num_warps: int = 4,
     num_stages: int = 3,
@@ -229,7 +243,8 @@ def decode_attention(
     cache [num_blocks, 2, num_kv_heads, block_size, head_dim], block_table [num_rows, max_blocks] and rows [num_seqs]
     (each sequence's row of the table) are int32. The output of a sequence without pieces is not written. On Hopper,
     block_table, rows and cuts must be complete before the previous kernel starts. `kv_scale` [2, num_kv_heads] fp32
-    multiplies keys and values of a quantized cache. With batch-invariant cuts, for which the workspace must be created,
+    multiplies keys and values of a quantized cache. `sinks` [num_q_heads] are scores without a value that join each
+    softmax. With batch-invariant cuts, for which the workspace must be created,
     a sequence's result does not depend on the rest of the batch, bit for bit.
     """
     num_seqs, num_q_heads, head_dim = query.shape
@@ -243,7 +258,8 @@ def decode_attention(
             f"{num_pieces} pieces of {num_seqs} sequences need {rows_needed} rows and {cells} counters of workspace, "
             f"it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
         )
-    if cuts.programs == _FEW_PROGRAMS and kv_scale is None and not soft_cap and _has_hopper_kernel(cache, query.dtype):
+    plain = kv_scale is None and not soft_cap and sinks is None
+    if cuts.programs == _FEW_PROGRAMS and plain and _has_hopper_kernel(cache, query.dtype):
         scratch = (workspace.partial, workspace.lse, workspace.arrived)
         _hopper_kernel()(out, query, cache, block_table, rows, cuts.pieces, *scratch, scale * _LOG2E)
         return out
@@ -263,6 +279,7 @@ def decode_attention(
         workspace.lse,
         workspace.arrived,
         workspace.lse if kv_scale is None else kv_scale,
+        workspace.lse if sinks is None else sinks,
         scale * _LOG2E,
         query.stride(0),
         block_table.stride(0),
@@ -278,6 +295,7 @@ def decode_attention(
         MERGED=_MERGED_AT_ONCE,
         WIDTH=min(_MERGED_WIDTH, triton.next_power_of_2(group * head_dim)),
         SOFT_CAP=soft_cap * _LOG2E,
+        SINKS=sinks is not None,
         num_warps=num_warps,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -96,6 +96,7 @@ def _prefill_kernel(
     tile_seq_ptr,  # [num_tiles] int32
     tile_start_ptr,  # [num_tiles] int32, within the chunk
     kv_scale_ptr,  # [2, num_kv_heads] fp32
+    sinks_ptr,  # [num_q_heads]
     scale_log2,
     query_stride,
     table_stride,
@@ -111,8 +112,9 @@ def _prefill_kernel(
     SCALED: tl.constexpr,
     STAGES: tl.constexpr,
     SOFT_CAP: tl.constexpr,  # in base 2; 0: none
+    SINKS: tl.constexpr,
 ):
-    """out_i = softmax_{j <= i}(cap tanh(scale q_i k_j / cap)) v_j"""
+    """out_i = softmax_{j <= i}(cap tanh(scale q_i k_j / cap), sink) v_j"""
     # grid: (num_q_heads, num_tiles * PARTS)
     head = tl.program_id(0)
     tile = tl.program_id(1) // PARTS
@@ -151,6 +153,9 @@ def _prefill_kernel(
     # Finite, so that a tile that is masked for a row gives 2^(-inf - top) = 0 and not NaN.
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        top = tl.zeros([BLOCK_M], tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        total += 1.0
     for start in tl.range(begin, unmasked, BLOCK_N, num_stages=STAGES):
         acc, top, total = _tile(
             acc, top, total, query, positions, table_row, key_base, value_base, block_stride, start, last, scale_log2,
@@ -250,6 +255,7 @@ def prefill_attention(
     kv_scale: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     tile_rows: int = TILE_ROWS,
     blocks: Blocks | None = None,
 ) -> Tensor:
@@ -259,8 +265,8 @@ def prefill_attention(
     block_table [num_rows, max_blocks], rows [num_seqs] (each sequence's row of the table), seq_lens [num_seqs],
     query_start_loc [num_seqs + 1], all int32. `window` > 0 limits each query to its last keys. `kv_scale`
     [2, num_kv_heads] fp32 multiplies keys and values of a quantized cache. `soft_cap` > 0 makes scores
-    soft_cap * tanh(score / soft_cap). `tile_rows` is that of `tiles`. A row's result does not depend on how its prompt
-    is cut into chunks.
+    soft_cap * tanh(score / soft_cap). `sinks` [num_q_heads] are scores without a value that join each softmax.
+    `tile_rows` is that of `tiles`. A row's result does not depend on how its prompt is cut into chunks.
     """
     num_tokens, num_q_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = cache.shape
@@ -281,6 +287,7 @@ def prefill_attention(
         tiles.seq,
         tiles.start,
         query if kv_scale is None else kv_scale,
+        query if sinks is None else sinks,
         scale * _LOG2E,
         query.stride(0),
         block_table.stride(0),
@@ -296,6 +303,7 @@ def prefill_attention(
         SCALED=kv_scale is not None,
         STAGES=blocks.num_stages,
         SOFT_CAP=soft_cap * _LOG2E,
+        SINKS=sinks is not None,
         num_warps=blocks.num_warps,
     )
     return out

@@ -1,7 +1,8 @@
 """Sorts the pairs of token and expert by expert, in tiles of one expert each. The host reads nothing back.
 
 A pair's number is token * top_k + choice. Tiles are as many as the worst choice of experts needs, so that a launch over
-them depends on sizes alone.
+them depends on sizes alone. Few pairs are sorted in one launch, in which each expert's program reads all of them; many
+in three: counts of blocks, their sums, and places.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 
 _BLOCK = 1024
+_FEW_PAIRS = 2048
+_COUNTED = 256  # pairs of a block, where there are many
+_COMPARED = 64  # pairs that a block's pairs are compared with at once
+_SUMMED = 64  # blocks whose counts are summed at once
 
 
 class Alignment(NamedTuple):
@@ -24,13 +29,37 @@ class Alignment(NamedTuple):
 
     pairs: Tensor  # [num_tiles * tile] int32; the number of pairs where a tile's end is empty; of no tile: undefined
     experts: Tensor  # [num_tiles] int32; -1: no tile
+    places: Tensor  # [num_pairs] int32, of the pairs among the tiles
+    spans: Tensor  # [num_experts, 2] int32: each expert's first tile and number of tiles
     tile: int
+
+
+@triton.jit
+def _write_span(
+    pairs_ptr, experts_ptr, spans_ptr, expert, first, end, count, num_pairs, num_tiles,
+    NUM_EXPERTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes what an expert's tiles are beside its pairs; behind the last expert, that the rest are none."""
+    if expert == NUM_EXPERTS:
+        for start in range(first, num_tiles, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            tl.store(experts_ptr + at, -1, mask=at < num_tiles)
+    else:
+        tl.store(spans_ptr + expert * 2, first)
+        tl.store(spans_ptr + expert * 2 + 1, end - first)
+        for start in range(first, end, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            tl.store(experts_ptr + at, expert, mask=at < end)
+        empty = count + tl.arange(0, TILE)
+        tl.store(pairs_ptr + first * TILE + empty, num_pairs, mask=empty < (end - first) * TILE)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
 def _align_kernel(
     pairs_ptr,  # [num_tiles * TILE] int32
     experts_ptr,  # [num_tiles] int32
+    places_ptr,  # [num_pairs] int32
+    spans_ptr,  # [NUM_EXPERTS, 2] int32
     ids_ptr,  # [num_pairs]
     num_pairs,
     num_tiles,
@@ -54,49 +83,182 @@ def _align_kernel(
         counts += tl.histogram(ids, EXPERTS_PAD)
     tiles = tl.where(bins < NUM_EXPERTS, (counts + TILE - 1) // TILE, 0)
     first = tl.sum(tl.where(bins < expert, tiles, 0), 0)
-    if expert == NUM_EXPERTS:
-        for start in range(first, num_tiles, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(experts_ptr + at, -1, mask=at < num_tiles)
-    else:
-        count = tl.sum(tl.where(bins == expert, counts, 0), 0)
-        end = first + tl.sum(tl.where(bins == expert, tiles, 0), 0)
-        for start in range(first, end, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(experts_ptr + at, expert, mask=at < end)
-        empty = count + tl.arange(0, TILE)
-        tl.store(pairs_ptr + first * TILE + empty, num_pairs, mask=empty < (end - first) * TILE)
+    count = tl.sum(tl.where(bins == expert, counts, 0), 0)
+    end = first + tl.sum(tl.where(bins == expert, tiles, 0), 0)
+    _write_span(
+        pairs_ptr, experts_ptr, spans_ptr, expert, first, end, count, num_pairs, num_tiles, NUM_EXPERTS, TILE, BLOCK
+    )
+    if expert < NUM_EXPERTS:
         place = first * TILE
         for start in range(0, num_pairs, BLOCK):
             at = start + tl.arange(0, BLOCK)
             ids = tl.load(ids_ptr + at, mask=at < num_pairs, other=NUM_EXPERTS).to(tl.int32)
             mine = (ids == expert).to(tl.int32)
-            tl.store(pairs_ptr + place + tl.cumsum(mine, 0) - 1, at, mask=mine > 0)
+            own = place + tl.cumsum(mine, 0) - 1
+            tl.store(pairs_ptr + own, at, mask=mine > 0)
+            tl.store(places_ptr + at, own, mask=mine > 0)
             place += tl.sum(mine, 0)
 
 
-INDEX_KERNELS = (_align_kernel,)  # what these write is used as an index
+@triton.jit(do_not_specialize=["num_pairs"])
+def _count_kernel(
+    counts_ptr,  # [num_blocks, EXPERTS_PAD] int32
+    ids_ptr,  # [num_pairs]
+    num_pairs,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How many of a block's pairs each expert has."""
+    # grid: (num_blocks)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + at, mask=at < num_pairs, other=NUM_EXPERTS).to(tl.int32)
+    bins = tl.arange(0, EXPERTS_PAD)
+    tl.store(counts_ptr + tl.program_id(0) * EXPERTS_PAD + bins, tl.histogram(ids, EXPERTS_PAD))
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles", "num_blocks"])
+def _sum_counts_kernel(
+    pairs_ptr,  # [num_tiles * TILE] int32
+    experts_ptr,  # [num_tiles] int32
+    spans_ptr,  # [NUM_EXPERTS, 2] int32
+    firsts_ptr,  # [num_blocks, EXPERTS_PAD] int32
+    counts_ptr,  # [num_blocks, EXPERTS_PAD] int32
+    num_pairs,
+    num_tiles,
+    num_blocks,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The place of each block's first pair of an expert, and the expert's tiles."""
+    # grid: (NUM_EXPERTS + 1), the last for what is left of the tiles
+    expert = tl.program_id(0)
+    bins = tl.arange(0, EXPERTS_PAD)
+    rows = tl.arange(0, ROWS)
+    counts = tl.zeros([EXPERTS_PAD], tl.int32)
+    for start in range(0, num_blocks, ROWS):
+        live = (start + rows < num_blocks)[:, None]
+        at = counts_ptr + (start + rows)[:, None] * EXPERTS_PAD + bins[None, :]
+        counts += tl.sum(tl.load(at, mask=live, other=0), 0)
+    tiles = tl.where(bins < NUM_EXPERTS, (counts + TILE - 1) // TILE, 0)
+    first = tl.sum(tl.where(bins < expert, tiles, 0), 0)
+    count = tl.sum(tl.where(bins == expert, counts, 0), 0)
+    end = first + tl.sum(tl.where(bins == expert, tiles, 0), 0)
+    _write_span(
+        pairs_ptr, experts_ptr, spans_ptr, expert, first, end, count, num_pairs, num_tiles, NUM_EXPERTS, TILE, BLOCK
+    )
+    if expert < NUM_EXPERTS:
+        place = first * TILE
+        for start in range(0, num_blocks, BLOCK):
+            blocks = start + tl.arange(0, BLOCK)
+            own = tl.load(counts_ptr + blocks * EXPERTS_PAD + expert, mask=blocks < num_blocks, other=0)
+            before = place + tl.cumsum(own, 0) - own
+            tl.store(firsts_ptr + blocks * EXPERTS_PAD + expert, before, mask=blocks < num_blocks)
+            place += tl.sum(own, 0)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _place_kernel(
+    pairs_ptr,  # [num_tiles * TILE] int32
+    places_ptr,  # [num_pairs] int32
+    firsts_ptr,  # [num_blocks, EXPERTS_PAD] int32
+    ids_ptr,  # [num_pairs]
+    num_pairs,
+    EXPERTS_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COMPARED: tl.constexpr,
+):
+    """A pair's place is behind the earlier ones of its expert."""
+    # grid: (num_blocks)
+    first = tl.program_id(0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    live = at < num_pairs
+    ids = tl.load(ids_ptr + at, mask=live, other=0).to(tl.int32)
+    before = tl.zeros([BLOCK], tl.int32)
+    for start in tl.static_range(0, BLOCK, COMPARED):
+        other = first + start + tl.arange(0, COMPARED)
+        others = tl.load(ids_ptr + other, mask=other < num_pairs, other=-1).to(tl.int32)
+        same = (ids[:, None] == others[None, :]) & (other[None, :] < at[:, None])
+        before += tl.sum(same.to(tl.int32), 1)
+    place = tl.load(firsts_ptr + tl.program_id(0) * EXPERTS_PAD + ids, mask=live, other=0) + before
+    tl.store(pairs_ptr + place, at, mask=live)
+    tl.store(places_ptr + at, place, mask=live)
+
+
+INDEX_KERNELS = (_align_kernel, _count_kernel, _sum_counts_kernel, _place_kernel)  # their results are used as indices
 
 
 def align(ids: Tensor, num_experts: int, tile: int) -> Alignment:
     """Returns the pairs of ids [num_tokens, top_k] in tiles of `tile` pairs."""
-    num_pairs = ids.numel()
+    num_pairs, device = ids.numel(), ids.device
     num_tiles = num_pairs // tile + min(num_experts, num_pairs)
-    pairs = torch.empty(num_tiles * tile, dtype=torch.int32, device=ids.device)
-    experts = torch.empty(num_tiles, dtype=torch.int32, device=ids.device)
+    aligned = Alignment(
+        torch.empty(num_tiles * tile, dtype=torch.int32, device=device),
+        torch.empty(num_tiles, dtype=torch.int32, device=device),
+        torch.empty(num_pairs, dtype=torch.int32, device=device),
+        torch.empty(num_experts, 2, dtype=torch.int32, device=device),
+        tile,
+    )
+    if num_pairs > _FEW_PAIRS:
+        _align_many(aligned, ids, num_experts)
+        return aligned
     overlap = overlaps(ids)
     _align_kernel[(num_experts + 1,)](
-        pairs,
-        experts,
+        *aligned[:4],
         ids,
         num_pairs,
         num_tiles,
         NUM_EXPERTS=num_experts,
-        EXPERTS_PAD=triton.next_power_of_2(num_experts + 1),
+        EXPERTS_PAD=_padded(num_experts),
         TILE=tile,
         BLOCK=min(_BLOCK, max(16, triton.next_power_of_2(num_pairs))),
         OVERLAP=overlap,
         num_warps=4,
         launch_pdl=overlap,
     )
-    return Alignment(pairs, experts, tile)
+    return aligned
+
+
+def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
+    num_pairs, padded = ids.numel(), _padded(num_experts)
+    num_blocks = triton.cdiv(num_pairs, _COUNTED)
+    counts = torch.empty(num_blocks, padded, dtype=torch.int32, device=ids.device)
+    firsts = torch.empty_like(counts)
+    _count_kernel[(num_blocks,)](
+        counts, ids, num_pairs, NUM_EXPERTS=num_experts, EXPERTS_PAD=padded, BLOCK=_COUNTED, num_warps=4
+    )
+    _sum_counts_kernel[(num_experts + 1,)](
+        aligned.pairs,
+        aligned.experts,
+        aligned.spans,
+        firsts,
+        counts,
+        num_pairs,
+        len(aligned.experts),
+        num_blocks,
+        NUM_EXPERTS=num_experts,
+        EXPERTS_PAD=padded,
+        TILE=aligned.tile,
+        BLOCK=256,
+        ROWS=_SUMMED,
+        num_warps=8,
+    )
+    _place_kernel[(num_blocks,)](
+        aligned.pairs,
+        aligned.places,
+        firsts,
+        ids,
+        num_pairs,
+        EXPERTS_PAD=padded,
+        BLOCK=_COUNTED,
+        COMPARED=_COMPARED,
+        num_warps=8,
+    )
+
+
+def _padded(num_experts: int) -> int:
+    """Returns the bins of a histogram, of which one is for no expert."""
+    return int(triton.next_power_of_2(num_experts + 1))

@@ -179,19 +179,12 @@ def test_unsupported_properties_are_named() -> None:
     assert "not float32" in refused(replace(CONFIG, kv_cache_dtype="fp8_e4m3", dtype="float32"))
 
 
-def test_experts_are_refused_by_the_models_name() -> None:
+def test_experts_widths_are_checked() -> None:
     sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-    experts = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-    model = parse_config({**sizes, **experts, "architectures": ["MixtralForCausalLM"]}, "config")
-    message = "MixtralForCausalLM has experts, which executor=cuda does not compute yet; use executor=cpu"
-    assert refused(model=model) == message
-
-
-def test_sinks_are_refused_by_the_models_name() -> None:
-    layer = MODEL.layers[0]
-    sinks = replace(layer, attention=replace(layer.attention, sinks=True))
-    message = "LlamaForCausalLM has attention sinks, which executor=cuda does not compute yet; use executor=cpu"
-    assert refused(model=replace(MODEL, layers=(layer, sinks))) == message
+    experts = {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2}
+    config = {**sizes, **experts, "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16}
+    check_supported(CONFIG, parse_config({**config, "moe_intermediate_size": 48}, "config"), torch.bfloat16, GPU)
+    assert "intermediate_size is 40" in refused(model=parse_config({**config, "moe_intermediate_size": 40}, "config"))
 
 
 def test_8_bit_kv_needs_a_gpu_that_supports_the_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,12 @@ class Experts:
     def add(self, stream: Stream) -> None:
         """Adds the experts' sum to the stream."""
         x = stream.normed(self._input_norm, self._kernels)
-        weights, ids = self._kernels.route(self._router.multiply(x), self._correction, self._spec.router)
+        weights, ids = self._kernels.route(
+            self._router.project(Stream(x, fuse_norms=stream.fuse_norms), None), self._correction, self._spec.router
+        )
+        if self._shared is None and self._output_norm is None and self._scale == 1:
+            self._ops.add(self._params, x, weights, ids, self._spec.gate, stream)
+            return
         update = self._ops.run(self._params, x, weights, ids, self._spec.gate)
         if self._shared is not None:
             update.add_(self._shared.of(x))

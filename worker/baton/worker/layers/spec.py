@@ -72,6 +72,11 @@ class MlpSpec:
         """Intermediate values of one token."""
         return self.intermediate_size
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths between the linears."""
+        return (self.intermediate_size,)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
@@ -89,6 +94,11 @@ class ExpertsSpec:
     def token_width(self) -> int:
         """Intermediate values of one token."""
         return self.router.top_k * self.intermediate_size + (self.shared.intermediate_size if self.shared else 0)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths between the linears."""
+        return (self.intermediate_size, *(() if self.shared is None else self.shared.widths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,6 @@ class Decoder(Generic[S]):
     def __init__(self, config: ModelConfig, weights: ModelWeights, device: Device[S]) -> None:
         self._config = config
         self._device = device
-        # With biases or experts, updates are deferred to the next norm, so that norm is a launch in any case.
-        self._fuse_norms = not any(_defers_updates(layer) for layer in config.layers)
         self.weights = weights
 
     @property
@@ -170,7 +168,7 @@ class Decoder(Generic[S]):
         if self._weights.positions is not None:
             embedded.add_(self._device.embed_positions(self._weights.positions, step))
         if buffers is None:
-            return Stream(embedded, fuse_norms=self._fuse_norms and step.fuse_norms)
+            return Stream(embedded, fuse_norms=step.fuse_norms)
         return Stream(buffers.residual.copy_(embedded))
 
 
@@ -180,7 +178,3 @@ def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, norm: NormSpec, 
         return Mlp(spec.mlp, weights, norm, spec.residual_scale, device)
     assert isinstance(spec.mlp, ExpertsSpec), "weights are built by the layer's spec"
     return Experts(spec.mlp, weights, norm, spec.residual_scale, device)
-
-
-def _defers_updates(layer: LayerSpec) -> bool:
-    return layer.attention.o_bias or not isinstance(layer.mlp, MlpSpec) or layer.mlp.bias

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.kernels.routing import Gate
 from baton.worker.quantization.base import Params, Source
-from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.neighbours import Kernels, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,10 @@ class ExpertsOps(ABC):
     @abstractmethod
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
         """Returns the sum of each token's experts `ids` by `weights`, both [num_tokens, top_k]."""
+
+    def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
+        """Adds what `run` returns to the stream."""
+        stream.add(self.run(params, x, weights, ids, gate))
 
 
 class ExpertsMethod(Protocol):

@@ -103,6 +103,8 @@ class _CudaOps(LinearOps):
     def _is_small(self, row: Row, params: Params, stream: Stream, norm: Norm | None) -> bool:
         if norm is not None and norm.centered:
             return False
+        if stream.update is not None:  # the norm adds it, as a launch of its own
+            return False
         return stream.fuse_norms and stream.residual.shape[0] in row.tokens and "bias" not in params
 
     def _small(

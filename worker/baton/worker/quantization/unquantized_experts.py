@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from baton.kernels.routing import Gate
-from baton.kernels.table import Case, find
+from baton.kernels.table import FEW_EXPERTS, Case, Row, find
 from baton.worker.quantization.base import Params, Source
 from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
-from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.neighbours import Kernels, Stream
 
 
 class UnquantizedExperts:
@@ -40,22 +41,50 @@ class UnquantizedExperts:
 
     def on_cpu(self, kernels: Kernels) -> ExpertsOps:
         """Returns ops that use a product for each expert with tokens."""
-        return _Ops(kernels, Case("cpu"))
+        return _CpuOps(kernels)
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
-        """Returns ops that use the GPU's kernels. Raises LookupError if there are none."""
+        """Returns ops that use the GPU's kernels, by the number of tokens; those of many tokens if batch-invariant."""
         capability, _ = torch.cuda.get_device_capability(device)
-        return _Ops(kernels, Case("cuda", capability, batch_invariant=batch_invariant))
+        return _CudaOps(kernels, Case("cuda", capability, batch_invariant=batch_invariant))
 
 
-class _Ops(ExpertsOps):
-    def __init__(self, kernels: Kernels, case: Case) -> None:
+class _CpuOps(ExpertsOps):
+    def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)
-        self._run: Callable[..., Tensor] = find("run_experts", case).load()
+        self._run: Callable[..., Tensor] = find("run_experts", Case("cpu")).load()
 
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
-        biases = params.get("gate_up_bias"), params.get("down_bias")
-        return self._run(x, weights, ids, params["gate_up"], params["down"], gate, *biases)
+        return self._run(x, weights, ids, *_tensors(params, gate))
+
+
+class _CudaOps(ExpertsOps):
+    def __init__(self, kernels: Kernels, case: Case) -> None:
+        super().__init__(kernels)
+        self._case = case
+        self._rows: dict[int, Row] = {}  # by the number of pairs
+
+    def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        out: Tensor = self._row(params, x, ids).load()(x, weights, ids, *_tensors(params, gate))
+        return out
+
+    def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
+        row = self._row(params, x, ids)
+        if row is FEW_EXPERTS:
+            row.load()(x, weights, ids, *_tensors(params, gate), residual=stream.settled())
+        else:
+            super().add(params, x, weights, ids, gate, stream)
+
+    def _row(self, params: Params, x: Tensor, ids: Tensor) -> Row:
+        num_pairs = ids.numel()
+        if num_pairs not in self._rows:
+            case = replace(self._case, dtype=x.dtype, num_pairs=num_pairs, num_experts=len(params["down"]))
+            self._rows[num_pairs] = find("run_experts", case)
+        return self._rows[num_pairs]
+
+
+def _tensors(params: Params, gate: Gate) -> tuple[Tensor, Tensor, Gate, Tensor | None, Tensor | None]:
+    return params["gate_up"], params["down"], gate, params.get("gate_up_bias"), params.get("down_bias")
 
 
 class _Layout(NamedTuple):

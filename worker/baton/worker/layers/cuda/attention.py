@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,12 +54,12 @@ class PagedAttention:
             max_seqs, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, device, batch_invariant=batch_invariant
         )
         # Of Hopper's kernel, where it is chosen.
-        self.prefill_workspace = _prefill_workspace(self.prefill_row(0, spec.soft_cap), cache, spec.num_q_heads)
+        self.prefill_workspace = _prefill_workspace(self.prefill_row(replace(spec, window=0)), cache, spec.num_q_heads)
         self._num_q_heads = spec.num_q_heads
-        self._soft_cap = spec.soft_cap  # of all layers
+        self._soft_cap, self._sinks = spec.soft_cap, spec.sinks  # of all layers
 
-    def prefill_row(self, window: int = 0, soft_cap: float = 0.0) -> Row:
-        """Returns which kernel attends with chunks in a layer with this window."""
+    def prefill_row(self, spec: AttentionSpec) -> Row:
+        """Returns which kernel attends with chunks in a layer."""
         capability, _ = torch.cuda.get_device_capability(self.cache.device)
         case = Case(
             "cuda",
@@ -67,8 +68,9 @@ class PagedAttention:
             self.cache.dtype,
             self._head_dim,
             self._block_size,
-            window=window > 0,
-            soft_cap=soft_cap > 0,
+            window=spec.window > 0,
+            soft_cap=spec.soft_cap > 0,
+            sinks=spec.sinks,
             batch_invariant=self._invariant,
         )
         return find("prefill_attention", case)
@@ -96,6 +98,7 @@ class PagedAttention:
                     quantized=self.kv_scales[0] is not None,
                     window=window,
                     soft_cap=self._soft_cap,
+                    sinks=self._sinks,
                     batch_invariant=self._invariant,
                 )
                 for part in parts
@@ -116,6 +119,7 @@ class CudaAttention:
         query_scale: Tensor | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
+        sinks: Tensor | None,
     ) -> None:
         self.spec = spec
         self._index = index
@@ -124,7 +128,8 @@ class CudaAttention:
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 1e-6 if q_norm is None else q_norm.eps
-        row = shared.prefill_row(spec.window, spec.soft_cap)
+        self._sinks = sinks  # [num_q_heads]
+        row = shared.prefill_row(spec)
         self._prefill = row.load()
         if row is HOPPER_PREFILL:
             self._prefill_options: dict[str, Any] = {"workspace": shared.prefill_workspace}
@@ -133,6 +138,7 @@ class CudaAttention:
                 "kv_scale": shared.kv_scales[index],
                 "window": spec.window,
                 "soft_cap": spec.soft_cap,
+                "sinks": self._sinks,
             }
 
     def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
@@ -183,6 +189,7 @@ class CudaAttention:
             out=out[first:last],
             kv_scale=shared.kv_scales[self._index],
             soft_cap=self.spec.soft_cap,
+            sinks=self._sinks,
         )
 
     def prefill(self, query: Tensor, out: Tensor, step: StepInputs, tiles: PrefillTiles) -> None:

@@ -75,10 +75,9 @@ class CudaDevice:
         self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
     ) -> CudaAttention:
         """Returns layer `index`'s ops."""
-        assert sinks is None, "refused at start"
         cos_sin = self._cos_sin[spec.rope]
         self._layers[index] = CudaAttention(
-            index, spec, self.paged, cos_sin, self._query_scales[spec.rope], q_norm, k_norm
+            index, spec, self.paged, cos_sin, self._query_scales[spec.rope], q_norm, k_norm, sinks
         )
         return self._layers[index]
 

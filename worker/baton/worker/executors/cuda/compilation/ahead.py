@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 
 from baton.kernels import step_inputs
 from baton.kernels.attention import decode_cuts
-from baton.kernels.moe import align
+from baton.kernels.moe import align, route
 from baton.worker.executors.cuda.compilation import compiler as kernel_compiler
 from baton.worker.executors.cuda.failures import raise_if_lost
 from baton.worker.executors.host.resources import usable_cores
@@ -31,7 +31,12 @@ _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 _FEW = 6  # kernels that are compiled before processes would have started
 _DEADLINE_SECONDS = 120.0
-_INDEX_KERNELS = (*step_inputs.INDEX_KERNELS, *decode_cuts.INDEX_KERNELS, *align.INDEX_KERNELS)
+_INDEX_KERNELS = (
+    *step_inputs.INDEX_KERNELS,
+    *decode_cuts.INDEX_KERNELS,
+    *route.INDEX_KERNELS,
+    *align.INDEX_KERNELS,
+)
 
 
 class KernelCollector:
@@ -64,11 +69,10 @@ class KernelCollector:
 def collect_and_compile(run: Callable[[], None], synchronize: Callable[[], None]) -> int:
     """Compiles the kernels that `run` would launch and that are not cached. Returns their number.
 
-    The results of `run` are undefined, and its errors are left to the run that launches. Only for the first executor of
-    a process; later ones would launch loaded kernels on uninitialized memory, so this returns 0 for them.
+    The results of `run` are undefined, and its errors are left to the run that launches. Only where no kernel was
+    launched before: others would launch loaded kernels on uninitialized memory, so this returns 0 for them.
     """
-    device = triton.runtime.driver.active.get_current_device()
-    if any(kernel.device_caches[device][0] for kernel in _INDEX_KERNELS):
+    if _has_launched():
         return 0
     collector = KernelCollector()
     try:
@@ -83,6 +87,19 @@ def collect_and_compile(run: Callable[[], None], synchronize: Callable[[], None]
     except Exception as error:  # Triton has no public interface for this, and other versions may differ
         _log.warning("start: kernels are compiled one by one, at their first launch: %s", error)
         return 0
+
+
+def _has_launched() -> bool:
+    """Returns whether this process has launched one of our kernels on the current device."""
+    device = triton.runtime.driver.active.get_current_device()
+    kernels = (
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith("baton.kernels.")
+        for value in vars(module).values()
+        if isinstance(value, triton.JITFunction)
+    )
+    return any(kernel.device_caches[device][0] for kernel in kernels)
 
 
 def compile_missing(specializations: set[str], target: GPUTarget, num_processes: int = 0) -> int:

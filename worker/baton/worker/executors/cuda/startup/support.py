@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from baton.kernels.table import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, WIDTH_STEP, Case, find
+from baton.kernels.table import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, WIDTH_STEP
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.layers.spec import ExpertsSpec
 from baton.worker.models.config import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,37 +51,18 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
             field="model",
         )
-    _check_experts(model, compute, device)
-    if any(layer.attention.sinks for layer in model.layers):
-        raise InvalidRequest(
-            f"{model.architecture} has attention sinks, which executor=cuda does not compute yet; use executor=cpu",
-            field="model",
-        )
     widths = {
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_attention_heads * head_dim": model.num_q_heads * model.head_dim,
+        ("hidden_size", model.hidden_size),
+        ("num_attention_heads * head_dim", model.num_q_heads * model.head_dim),
+        *(("intermediate_size", width) for layer in model.layers for width in layer.mlp.widths),
     }
-    for name, width in widths.items():
+    for name, width in sorted(widths):
         if width % WIDTH_STEP:
             raise InvalidRequest(
                 f"the model's {name} is {width}: the CUDA kernels take multiples of {WIDTH_STEP}", field="model"
             )
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
-
-
-def _check_experts(model: ModelConfig, compute: torch.dtype, device: torch.device) -> None:
-    if not any(isinstance(layer.mlp, ExpertsSpec) for layer in model.layers):
-        return
-    capability, _ = torch.cuda.get_device_capability(device)
-    try:
-        find("run_experts", Case("cuda", capability, compute))
-    except LookupError as error:
-        raise InvalidRequest(
-            f"{model.architecture} has experts, which executor=cuda does not compute yet; use executor=cpu",
-            field="model",
-        ) from error
 
 
 def _check_fp8(compute: torch.dtype, device: torch.device) -> None:
