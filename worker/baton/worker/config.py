@@ -69,6 +69,14 @@ class WorkerConfig:
         default="auto",
         metadata={"help": "Source of the weights; dummy: random weights.", "choices": ("auto", "safetensors", "dummy")},
     )
+    model_impl: str = field(
+        default="auto",
+        metadata={
+            "help": "What computes the layers: baton, a family of ours; transformers, the installed Transformers over "
+            "Baton's KV cache; auto: a family if there is one.",
+            "choices": ("auto", "baton", "transformers"),
+        },
+    )
     dtype: str = field(
         default="auto",
         metadata={

@@ -9,7 +9,7 @@ from baton.worker.core import Int32, StepPlan, TokenMasks
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from baton.worker.models.decoder import Decoder
+    from baton.worker.models.model import Model
 
 S_contra = TypeVar("S_contra", contravariant=True)  # the inputs of a step on one type of device
 U = TypeVar("U")  # a step between `run` and `finish`
@@ -22,7 +22,7 @@ class Head(Protocol[S_contra, U, R_co]):
     def take_rows(self, plan: StepPlan) -> None:
         """Drops the plan's freed rows and stores the parameters of its admitted rows."""
 
-    def run(self, plan: StepPlan, step: S_contra, decoder: Decoder[Any], hidden: Tensor) -> U:
+    def run(self, plan: StepPlan, step: S_contra, decoder: Model[Any], hidden: Tensor) -> U:
         """Computes all that needs no masks, from the residual stream [num_tokens, hidden_size] of the step's tokens."""
 
     def finish(self, plan: StepPlan, undrawn: U, masks: TokenMasks | None, left_out: Int32) -> R_co:

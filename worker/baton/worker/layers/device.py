@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from baton.worker.layers.spec import AttentionSpec
@@ -31,6 +32,13 @@ class Device(Protocol[S_contra]):
     @property
     def kernels(self) -> Kernels:
         """The kernels of norms and activations."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the queries, keys and values that attention takes."""
+
+    def inputs(self, step: S_contra) -> tuple[Tensor, Tensor]:
+        """Returns the step's token ids and positions, [num_tokens] int64."""
 
     def linear_ops(self, method: QuantMethod) -> LinearOps:
         """Returns the ops shared by all linears of a weight format."""

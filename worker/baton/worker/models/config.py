@@ -8,6 +8,7 @@ from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import LayerSpec, NormSpec
 from baton.worker.models.names import TensorNames
+from baton.worker.models.transformers_backend.spec import TransformersSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,18 @@ class ModelConfig:
     logits_soft_cap: float = 0.0  # logits are soft_cap * tanh(logit / soft_cap); 0: not capped
     learned_positions: bool = False  # the checkpoint has an embedding for each position
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use
+    # If Transformers computes the layers, whose specs then describe their attention alone; None: a family of ours.
+    transformers: TransformersSpec | None = None
+
+    @property
+    def implementation(self) -> str:
+        """What computes the layers, for people."""
+        return "Baton" if self.transformers is None else f"Transformers {self.transformers.library}"
+
+    @property
+    def capturable(self) -> bool:
+        """Whether CUDA graphs can hold the forward pass."""
+        return self.transformers is None or not self.transformers.reads_values
 
     @property
     def num_layers(self) -> int:

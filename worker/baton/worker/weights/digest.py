@@ -102,6 +102,8 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "learned_positions": (config.learned_positions, False),
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "other_layers": (_other_layers(config), {}),
+        # Transformers rounds otherwise than our layers, so their KV differs.
+        "transformers": ("" if config.transformers is None else config.transformers.raw_config, ""),
     }
     return {name: value for name, (value, assumed) in found.items() if value != assumed}
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from baton.rpc.errors import Mismatch
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.model import Weights
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
-from baton.worker.models.weights import ModelWeights
-from baton.worker.weights.build import dummy_weights, load_weights
+from baton.worker.weights.build import dummy_weights, load_weights, weight_bytes
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
 from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
@@ -31,19 +31,19 @@ class LoadedModel:
     """A model with all that an executor needs."""
 
     config: ModelConfig
-    weights: ModelWeights
+    weights: Weights
     digest: bytes  # 16 bytes
     kv_scales: Tensor  # [num_layers, 2] fp32 on the host, of a quantized cache's keys and values
 
 
-def read_config(model: str, load_format: str, max_model_len: int = 0) -> ModelConfig:
+def read_config(model: str, load_format: str, max_model_len: int = 0, implementation: str = "auto") -> ModelConfig:
     """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Reads no weights.
 
     `max_model_len`: the longest sequence that is served, which some kinds of RoPE depend on; 0: the model's own.
     """
     if load_format == "dummy" and model in PRESETS:
-        return parse_config(PRESETS[model], f"preset {model}").at_length(max_model_len)
-    return load_config(resolve_model(model)).at_length(max_model_len)
+        return parse_config(PRESETS[model], f"preset {model}", implementation).at_length(max_model_len)
+    return load_config(resolve_model(model), implementation).at_length(max_model_len)
 
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
@@ -73,29 +73,52 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device = torch.device("cpu"),  # noqa: B008
     max_model_len: int = 0,
+    implementation: str = "auto",
 ) -> LoadedModel:
     """Loads a folder or hub id; with load_format dummy, returns random weights for its config or for a preset."""
     started = time.monotonic()
     if load_format == "dummy":
-        config = read_config(model, load_format, max_model_len)
-        weights = dummy_weights(config, dtype, _DUMMY_SEED, device)
+        config = read_config(model, load_format, max_model_len, implementation)
+        weights = _dummy(config, dtype, device)
         digest = dummy_digest(config, _DUMMY_SEED, device.type)
         loaded = LoadedModel(config, weights, digest, unit_scales(config.num_layers))
     else:
         folder = resolve_model(model)
-        config = load_config(folder).at_length(max_model_len)
+        config = load_config(folder, implementation).at_length(max_model_len)
         with Checkpoint(folder) as checkpoint:
             loaded = LoadedModel(
                 config,
-                load_weights(config, checkpoint, dtype, device),
+                _load(config, checkpoint, dtype, device),
                 model_digest(config, checkpoint),
                 load_kv_scales(checkpoint, config.num_layers),
             )
     _log.info(
-        "model loaded: %s, %d layers, in %.2f s",
+        "model loaded: %s by %s, %d layers, in %.2f s",
         loaded.config.architecture,
+        loaded.config.implementation,
         loaded.config.num_layers,
         time.monotonic() - started,
         extra={"model": model, "digest": loaded.digest.hex(), "load_format": load_format},
     )
     return loaded
+
+
+def model_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Returns the size of a model's weights on a device. Allocates nothing."""
+    return weight_bytes(config, dtype) if config.transformers is None else config.transformers.num_bytes(dtype)
+
+
+def _load(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+    if config.transformers is None:
+        return load_weights(config, checkpoint, dtype, device)
+    from baton.worker.weights.transformers_loading import load_with_transformers
+
+    return load_with_transformers(config, checkpoint, dtype, device)
+
+
+def _dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    if config.transformers is None:
+        return dummy_weights(config, dtype, _DUMMY_SEED, device)
+    from baton.worker.weights.transformers_loading import dummy_with_transformers
+
+    return dummy_with_transformers(config, dtype, _DUMMY_SEED, device)

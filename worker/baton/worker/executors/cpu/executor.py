@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,9 +29,8 @@ from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.decoder import Decoder
 from baton.worker.models.kv_groups import kv_spec_of
-from baton.worker.models.weights import ModelWeights
+from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.weights.loading import check_same, load_model, read_config
 
 _DTYPES = {
@@ -64,10 +64,17 @@ class CpuExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
         dtype = _DTYPES[config.dtype]
-        loaded = load_model(config.model, config.load_format, dtype, max_model_len=config.max_model_len)
+        loaded = load_model(
+            config.model,
+            config.load_format,
+            dtype,
+            max_model_len=config.max_model_len,
+            implementation=config.model_impl,
+        )
         self._config = loaded.config
         self._source = config.model
         self._load_format = config.load_format
+        self._implementation = config.model_impl
         self._dtype = dtype
         self._asleep = False
         self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
@@ -90,7 +97,7 @@ class CpuExecutor:
         }
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin)
-        self._decoder: Decoder[StepInputs] | None = Decoder(loaded.config, loaded.weights, self._device)
+        self._decoder: Model[StepInputs] | None = make_model(loaded.config, loaded.weights, self._device)
         self._results: list[StepResult] = []
         self._undrawn: _Launched | None = None
         self._ended: float | None = None  # when the last step was computed
@@ -156,14 +163,15 @@ class CpuExecutor:
         """Reads weights of the same architecture, while the others stay in use."""
         source = model or self._source
         longest = self._max_model_len
-        check_same(self._config, read_config(source, self._load_format, longest), source)
-        loaded = load_model(source, self._load_format, self._dtype, max_model_len=longest)
+        check_same(self._config, read_config(source, self._load_format, longest, self._implementation), source)
+        loaded = load_model(
+            source, self._load_format, self._dtype, max_model_len=longest, implementation=self._implementation
+        )
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def use_weights(self, new: NewWeights) -> None:
         """Uses these weights from the next step on."""
-        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
-        self._decoder = Decoder(self._config, new.weights, self._device)
+        self._decoder = make_model(self._config, cast(Weights, new.weights), self._device)
         self._source = new.model
         self.model = dataclasses.replace(self.model, digest=new.digest)
         self.kv_spec = dataclasses.replace(self.kv_spec, model_digest=new.digest)

@@ -13,7 +13,7 @@ from baton.worker.executors.cpu.prompt_logprobs import PromptEntries, PromptLogp
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.decoder import Decoder
+from baton.worker.models.model import Model
 from baton.worker.sampling.sampler import Sampler
 
 
@@ -40,7 +40,7 @@ class GenerateHead:
             self._sampler.admit(init)
             self._prompt_logprobs.admit(init)
 
-    def run(self, plan: StepPlan, step: StepInputs, decoder: Decoder[StepInputs], hidden: Tensor) -> Undrawn:
+    def run(self, plan: StepPlan, step: StepInputs, decoder: Model[StepInputs], hidden: Tensor) -> Undrawn:
         scored = self._prompt_logprobs.of(plan, hidden, decoder.logits)
         if not plan.samples.any():
             return Undrawn(None, scored)

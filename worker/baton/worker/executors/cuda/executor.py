@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -55,10 +56,11 @@ from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
+from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
-from baton.worker.models.weights import ModelWeights
+from baton.worker.models.model import Weights, make_model
 from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
 
 _log = logging.getLogger(__name__)
@@ -75,11 +77,11 @@ class CudaExecutor:
         device = open_device()
         self._wait = partial(torch.cuda.synchronize, device)
         phases = StartPhases(self._wait)
-        model_config = read_config(config.model, config.load_format, config.max_model_len)
+        model_config = read_config(config.model, config.load_format, config.max_model_len, config.model_impl)
         dtype = compute_dtype(config, model_config)
         check_supported(config, model_config, dtype, device)
         check_weights_fit(model_config, dtype, device)
-        loaded = load_model(config.model, config.load_format, dtype, device, config.max_model_len)
+        loaded = load_model(config.model, config.load_format, dtype, device, config.max_model_len, config.model_impl)
         phases.end("weights")
         max_model_len = checked_model_len(config.max_model_len, model_config)
         self._kv_dtype = kv_dtype(config, dtype)
@@ -92,6 +94,7 @@ class CudaExecutor:
         self.host: HostCache | None = None
         self._config = config
         self._model_config = model_config
+        self._captured = config.cuda_graphs and model_config.capturable
         self._dtype = dtype
         self._source = config.model
         self._device = device
@@ -193,10 +196,10 @@ class CudaExecutor:
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture into host memory."""
         source = model or self._source
-        load_format = self._config.load_format
+        load_format, implementation = self._config.load_format, self._config.model_impl
         longest = self.model.max_model_len
-        check_same(self._model_config, read_config(source, load_format, longest), source)
-        loaded = load_model(source, load_format, self._dtype, max_model_len=longest)
+        check_same(self._model_config, read_config(source, load_format, longest, implementation), source)
+        loaded = load_model(source, load_format, self._dtype, max_model_len=longest, implementation=implementation)
         kv_spec = scaled_kv_spec(self._model_config, loaded, self.kv_spec.block_size, self._kv_dtype)
         if kv_spec.groups != self.kv_spec.groups:
             raise Mismatch(
@@ -206,8 +209,7 @@ class CudaExecutor:
 
     def use_weights(self, new: NewWeights) -> None:
         """Overwrites the weights in use."""
-        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
-        self._residency.overwrite(new.weights)
+        self._residency.overwrite(cast(Weights, new.weights))
         self._adopt(new)
 
     def sleep(self, level: int) -> int:
@@ -219,8 +221,7 @@ class CudaExecutor:
         if new is None:
             self._residency.wake(None)
             return
-        assert isinstance(new.weights, ModelWeights), "weights that read_weights returned"
-        self._residency.wake(new.weights)
+        self._residency.wake(cast(Weights, new.weights))
         self._adopt(new)
 
     def _adopt(self, new: NewWeights) -> None:
@@ -274,7 +275,7 @@ class CudaExecutor:
             model.vocab_size,
             dtype,
             device,
-            captured=config.cuda_graphs,
+            captured=self._captured,
             batch_invariant=config.batch_invariant,
         )
         self._heads = {HeadKind.GENERATE: generate}
@@ -291,7 +292,7 @@ class CudaExecutor:
         )
         cos_sin = cos_sin_tables(model.ropes, model.head_dim, max_model_len)
         self._ops = CudaDevice(self._paged, cos_sin, batch_invariant=config.batch_invariant)
-        self._decoder = Decoder(model, loaded.weights, self._ops)
+        self._decoder = make_model(model, loaded.weights, self._ops)
         self._stepper = Stepper(
             self._batch,
             self._decoder,
@@ -345,25 +346,27 @@ class CudaExecutor:
     def _record_graphs(self, phases: StartPhases) -> None:
         """Captures the steps with the current addresses of weights and pool."""
         config = self._config
-        if not config.cuda_graphs:
+        if not self._captured:
             return
         sizes = graph_sizes(config.max_num_requests)
         self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
         phases.end("decode graphs")
-        if not config.batch_invariant:
-            self._stepper.pieces = self._make_pieces(phases.progress("layer graphs"))
+        if isinstance(self._decoder, Decoder) and not config.batch_invariant:
+            self._stepper.pieces = self._make_pieces(self._decoder, phases.progress("layer graphs"))
             phases.end("layer graphs")
 
-    def _make_pieces(self, progress: Progress) -> Pieces:
+    def _make_pieces(self, decoder: Decoder[StepInputs], progress: Progress) -> Pieces:
         most = self._config.max_num_batched_tokens
-        pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device)
+        pieces = Pieces(decoder, self._model_config, most, self._dtype, self._device)
         pieces.record(progress)
         return pieces
 
     def _graph_bytes(self, model: ModelConfig, dtype: torch.dtype) -> int:
         """Estimates the memory of the graphs, which are not captured yet."""
         config = self._config
-        if not config.cuda_graphs:
+        if not self._captured:
             return 0
-        sizes = graph_sizes(config.max_num_requests)
-        return graph_bytes(model, dtype, sizes) + piece_bytes(model, dtype, config.max_num_batched_tokens)
+        whole = graph_bytes(model, dtype, graph_sizes(config.max_num_requests))
+        if model.transformers is not None:
+            return whole
+        return whole + piece_bytes(model, dtype, config.max_num_batched_tokens)

@@ -13,8 +13,7 @@ from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.executors.cuda.startup.phases import StartPhases
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.step import StepInputs
-from baton.worker.models.decoder import Decoder
-from baton.worker.models.weights import ModelWeights
+from baton.worker.models.model import Model, Weights
 
 
 class Residency:
@@ -26,7 +25,7 @@ class Residency:
 
     def __init__(
         self,
-        decoder: Decoder[StepInputs],
+        decoder: Model[StepInputs],
         paged: PagedAttention,
         allocate: Callable[[], Tensor],
         record: Callable[[StartPhases], None],
@@ -42,10 +41,10 @@ class Residency:
         self._wait = wait
         self._device = device
         self._asleep = False
-        self._offloaded: ModelWeights | None = None  # in host memory, while asleep
+        self._offloaded: Weights | None = None  # in host memory, while asleep
 
     @torch.inference_mode()
-    def overwrite(self, weights: ModelWeights) -> None:
+    def overwrite(self, weights: Weights) -> None:
         """Copies weights to the addresses of the old ones, which graphs use."""
         for ours, theirs in zip(self._decoder.weights.tensors(), weights.tensors(), strict=True):
             ours.copy_(theirs)
@@ -67,7 +66,7 @@ class Residency:
         return max(0, before - torch.cuda.memory_reserved(self._device))
 
     @torch.inference_mode()
-    def wake(self, new: ModelWeights | None) -> None:
+    def wake(self, new: Weights | None) -> None:
         """Restores weights, or `new` ones, with a pool of zeros and new graphs. Raises NoCapacity, and stays asleep."""
         weights = new or self._offloaded
         assert weights is not None, "after level 2 weights are given"

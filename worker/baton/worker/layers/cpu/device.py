@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from baton.kernels.table import Case, find
@@ -35,6 +36,15 @@ class CpuDevice:
         self._cache = cache  # a layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The cache's."""
+        return self._cache[0].dtype
+
+    def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Returns the step's token ids and positions."""
+        return step.token_ids, step.positions
 
     def linear_ops(self, method: QuantMethod) -> LinearOps:
         """Returns the ops of a weight format."""

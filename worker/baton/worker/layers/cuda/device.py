@@ -49,6 +49,15 @@ class CudaDevice:
         scales = query_scales(rope, num_positions)
         return None if scales is None else scales.to(self._device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The activations'; the cache may be quantized."""
+        return self.paged.dtype
+
+    def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Returns the step's token ids and positions."""
+        return step.tokens.long(), step.positions.long()
+
     def linear_ops(self, method: QuantMethod) -> LinearOps:
         """Returns the ops of a weight format."""
         if method.name not in self._linear_ops:

@@ -17,7 +17,7 @@ from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprob
 from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 from baton.worker.layers.cuda.step import StepInputs
-from baton.worker.models.decoder import Decoder
+from baton.worker.models.model import Model
 
 
 class Computed(NamedTuple):
@@ -61,7 +61,7 @@ class GenerateHead:
 
     # Captured steps: one token for each row.
 
-    def draw(self, decoder: Decoder[StepInputs], hidden: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
+    def draw(self, decoder: Model[StepInputs], hidden: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Returns a token for each of `hidden` [size, hidden_size]. Leaves their logits in `logits`."""
         size = len(rows)
         logits = decoder.logits(hidden, self.logits[:size])
@@ -80,7 +80,7 @@ class GenerateHead:
 
     # Other steps.
 
-    def run(self, plan: StepPlan, step: DeviceStep, decoder: Decoder[StepInputs], hidden: Tensor) -> Undrawn:
+    def run(self, plan: StepPlan, step: DeviceStep, decoder: Model[StepInputs], hidden: Tensor) -> Undrawn:
         sampler, rows = self._sampler, step.chosen_rows
         scored = self._prompt_logprobs.of(plan, step.columns, hidden, decoder.logits)
         if not len(rows):

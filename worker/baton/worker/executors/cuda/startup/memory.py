@@ -10,7 +10,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
 from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
-from baton.worker.weights.build import weight_bytes
+from baton.worker.weights.loading import model_bytes
 
 _GIB = 1 << 30
 _BYTES_PER_GRAPH = 8 << 20
@@ -57,7 +57,7 @@ def _first_line(error: Exception) -> str:
 
 def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Raises InvalidRequest if the weights are larger than the device's free memory."""
-    needed = weight_bytes(config, dtype)
+    needed = model_bytes(config, dtype)
     free, total = torch.cuda.mem_get_info(device)
     if needed > free:
         raise InvalidRequest(

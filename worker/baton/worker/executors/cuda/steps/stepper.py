@@ -20,7 +20,7 @@ from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.executors.heads import Head
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.step import StepInputs
-from baton.worker.models.decoder import Decoder
+from baton.worker.models.model import Model
 
 
 class Stepper:
@@ -29,7 +29,7 @@ class Stepper:
     def __init__(
         self,
         batch: DeviceBatch,
-        decoder: Decoder[StepInputs],
+        decoder: Model[StepInputs],
         paged: PagedAttention,
         head: GenerateHead,
         num_rows: int,
@@ -77,7 +77,7 @@ class Stepper:
     def run(
         self, plan: StepPlan, head: Head[DeviceStep, Undrawn, Computed], on_written: Callable[[int], None] | None
     ) -> Undrawn:
-        """Runs any step, kernel by kernel, without draws that need masks. `on_written`: see Decoder.forward."""
+        """Runs any step, kernel by kernel, without draws that need masks. `on_written`: see Model.forward."""
         columns = step_columns(plan, self._batch.rows_of(plan))
         if self._invariant:
             columns = unroll_outputs(columns, self._batch.num_prompt_tokens[plan.rows])

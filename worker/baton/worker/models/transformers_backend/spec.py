@@ -1,0 +1,27 @@
+"""How a model of Transformers runs over Baton's KV cache. Data only; imports neither torch nor Transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSpec:
+    """A causal language model of the installed Transformers."""
+
+    class_name: str
+    raw_config: str  # config.json as canonical JSON, without what changes no result
+    body: str  # name of the module that returns the hidden states for the head
+    attentions: tuple[str, ...]  # names of the modules that attend, in the order of the layers
+    num_weights: int  # elements of all parameters and buffers
+    library: str  # version of Transformers
+    reads_values: bool = False  # the forward pass copies values to the host, so that no CUDA graph can hold it
+    sinks: tuple[str, ...] = ()  # names of the layers' sinks, if they have some
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Size of all tensors in this dtype."""
+        return self.num_weights * dtype.itemsize
