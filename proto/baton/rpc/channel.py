@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
@@ -37,6 +38,13 @@ SERVER_OPTIONS = (
     # Two servers on one port would share its connections at random.
     ("grpc.so_reuseport", 0),
 )
+
+
+class OpenChannel(Protocol):
+    """Opens channels to services."""
+
+    def __call__(self, address: str, window_bytes: int = 0) -> grpc.aio.Channel:
+        """Opens a channel. Peers may send about `window_bytes` of a stream before they are read; 0: no preference."""
 
 
 @dataclass(frozen=True, slots=True)

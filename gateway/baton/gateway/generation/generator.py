@@ -16,7 +16,7 @@ from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolv
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.models.tokenization.bad_words import forbid_words
 from baton.gateway.models.tokenization.detokenizer import NoText
-from baton.gateway.routers.client import RouterClient
+from baton.gateway.routers.placer import Placer
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.prompt_hashes import PromptHashes
 
@@ -27,7 +27,7 @@ class WorkerGenerator:
     def __init__(
         self,
         catalog: ModelCatalog,
-        router: RouterClient,
+        router: Placer,
         streams: WorkerStreams,
         counters: GenerationCounters,
         limits: RequestLimits | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from baton.gateway.routers.client import RouterClient, RouterPlacement
+from baton.gateway.routers.placer import Placed, Placer
 from baton.gateway.tracing.request import GenerateSpan
 from baton.v1 import router_pb2, worker_pb2
 
@@ -12,9 +12,7 @@ from baton.v1 import router_pb2, worker_pb2
 class PlacementUse:
     """A placement used by one or more choices; its outcome is reported when the last one has ended."""
 
-    def __init__(
-        self, router: RouterClient, placed: RouterPlacement, num_choices: int, span: GenerateSpan | None = None
-    ) -> None:
+    def __init__(self, router: Placer, placed: Placed, num_choices: int, span: GenerateSpan | None = None) -> None:
         self._router = router
         self._span = span
         self._placed = placed

@@ -22,7 +22,7 @@ from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.models.constraints.structured_output import name_field
 from baton.gateway.models.sampling import ResolvedRequest
 from baton.gateway.resume.journal import Journal
-from baton.gateway.routers.client import RouterClient, RouterPlacement
+from baton.gateway.routers.placer import Placed, Placer
 from baton.gateway.tracing.request import GatewayTracing, place
 from baton.rpc.errors import DeadlineExceeded, InternalError, NoCapacity, ServiceError, Unavailable
 from baton.v1 import types_pb2
@@ -40,7 +40,7 @@ _COUNTS_SECONDS = 1.0
 class GenerationServices:
     """The services that a running generation uses."""
 
-    router: RouterClient
+    router: Placer
     streams: WorkerStreams
     counters: GenerationCounters
     tracing: GatewayTracing | None = None  # None: tracing is disabled
@@ -289,12 +289,12 @@ class RunningGeneration:
             return
         self._submit(choices, placed)
 
-    async def _ask(self, choices: Sequence[Choice]) -> RouterPlacement:
+    async def _ask(self, choices: Sequence[Choice]) -> Placed:
         message = self._messages.place(choices, self._excluded, self._remaining_ms())
         avoided = self._silent.union(self._services.streams.avoided())
         return await place(self._trace, self._services.router, message, avoided)
 
-    def _submit(self, choices: Sequence[Choice], placed: RouterPlacement) -> None:
+    def _submit(self, choices: Sequence[Choice], placed: Placed) -> None:
         use = PlacementUse(self._services.router, placed, len(choices), self._trace and self._trace.generate(placed))
         stream = self._services.streams.get(placed.response.decode)
         for choice in choices:

@@ -17,6 +17,7 @@ import grpc
 
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.routers.link import NotPlaced, RouterLink
+from baton.gateway.routers.placer import Placed
 from baton.rpc.channel import Dial
 from baton.rpc.errors import ServiceError, Unavailable, error_from_rpc, problem_of
 from baton.v1 import router_pb2, types_pb2
@@ -57,13 +58,10 @@ class RouterTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterPlacement:
+class RouterPlacement(Placed):
     """A placement and the router that made it."""
 
-    response: router_pb2.PlaceResponse
     router: _Router
-    at: float  # monotonic seconds
-    asked_at: float  # monotonic seconds of the first attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ class RouterClient:
                     failures.append(f"{router.link.address}: {failed}")
                     self._counters.placement_retries += 1
                 else:
-                    return RouterPlacement(response, router, time.monotonic(), started)
+                    return RouterPlacement(response, time.monotonic(), started, router)
             left = limit - time.monotonic()
             if left <= 0:
                 self._counters.placement_failures += 1
@@ -212,10 +210,11 @@ class RouterClient:
             return RouterReply(router.link.address, None, problem_of(error))
         return RouterReply(router.link.address, fleet)
 
-    def report(self, placed: RouterPlacement, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
+    def report(self, placed: Placed, outcome: router_pb2.PlacementOutcome, longest: int = 0) -> None:
         """Queues a placement's outcome for its router. `longest`: output tokens of its longest choice."""
         if self._on_outcome is not None:
             self._on_outcome(outcome, longest)
+        assert isinstance(placed, RouterPlacement), "this client made the placement"
         outcomes = placed.router.outcomes
         if len(outcomes) == outcomes.maxlen:
             self._counters.dropped_reports += 1
@@ -227,7 +226,7 @@ class RouterClient:
         router = next(one for one in self._routers if one.link.address == address)
         outcome = router_pb2.PlacementOutcome(placement_id=response.placement_id)
         now = time.monotonic()
-        self.report(RouterPlacement(response, router, now, now), outcome)
+        self.report(RouterPlacement(response, now, now, router), outcome)
 
     def _time_limit(self, seconds: float, request: router_pb2.PlaceRequest) -> float:
         return min(seconds, request.timeout_ms / 1000) if request.timeout_ms else seconds

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import final
 
-from baton.gateway.routers.client import RouterClient, RouterPlacement
+from baton.gateway.routers.placer import Placed, Placer
 from baton.rpc.errors import ServiceError
 from baton.rpc.tracing.context import SpanContext, sampled_context
 from baton.rpc.tracing.tracer import CLIENT, INTERNAL, SERVER, Kind, Tracer, Value
@@ -53,9 +53,7 @@ class RequestTrace:
         self._num_output_tokens = 0
         self._num_preemptions = 0
 
-    async def place(
-        self, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]
-    ) -> RouterPlacement:
+    async def place(self, router: Placer, request: router_pb2.PlaceRequest, avoided: Collection[str]) -> Placed:
         """Requests a placement. Raises the router's refusal."""
         began, context = self._prepare(), self.context.child()
         request.traceparent = context.traceparent
@@ -73,7 +71,7 @@ class RequestTrace:
             self.record("baton.gateway.place", context, began, facts, error, CLIENT)
         return placed
 
-    def generate(self, placed: RouterPlacement) -> GenerateSpan:
+    def generate(self, placed: Placed) -> GenerateSpan:
         """Returns the span of choices on the worker of a placement."""
         return GenerateSpan(self, placed.response, self._last_ns)
 
@@ -177,8 +175,8 @@ class GatewayTracing:
 
 
 async def place(
-    trace: RequestTrace | None, router: RouterClient, request: router_pb2.PlaceRequest, avoided: Collection[str]
-) -> RouterPlacement:
+    trace: RequestTrace | None, router: Placer, request: router_pb2.PlaceRequest, avoided: Collection[str]
+) -> Placed:
     """Requests a placement, with a span if the request is traced."""
     return await (router.place(request, avoided) if trace is None else trace.place(router, request, avoided))
 

@@ -14,7 +14,7 @@ from baton.gateway.generation.retry_budget import Loss, WorkerLost
 from baton.gateway.generation.workers.frame_order import BATCH_SECONDS, Piece, batches, merged_pieces
 from baton.gateway.generation.workers.slot_receiver import IgnoredSlot, SlotReceiver
 from baton.gateway.metrics.counters import GenerationCounters
-from baton.rpc.channel import Dial
+from baton.rpc.channel import Dial, OpenChannel
 from baton.rpc.errors import InternalError, ServiceError, error_from_detail, problem_of
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
@@ -47,7 +47,7 @@ class WorkerStream:
         address: str,
         on_end: Callable[[WorkerStream], None],
         counters: GenerationCounters,
-        dial: Dial = _PLAIN,
+        dial: OpenChannel = _PLAIN,
         on_stall: Callable[[WorkerStream], None] | None = None,
         silence_factor: int = 1,  # multiple of the usual silence limit
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 from baton.gateway.generation.workers.silence_limit import SilenceLimits
 from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.metrics.counters import GenerationCounters
-from baton.rpc.channel import Dial
+from baton.rpc.channel import Dial, OpenChannel
 from baton.v1 import types_pb2
 
 _SWEEP_SECONDS = 1.0
@@ -29,7 +29,7 @@ class WorkerStreams:
         idle_seconds: float = 60.0,
         stall_seconds: float = 120.0,
         silence_seconds: float = 0.3,  # 0: unlimited
-        dial: Dial = _PLAIN,
+        dial: OpenChannel = _PLAIN,
     ) -> None:
         self._counters = counters
         self._dial = dial
