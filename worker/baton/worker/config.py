@@ -49,7 +49,8 @@ class WorkerConfig:
     transports: str = field(
         default="auto",
         metadata={
-            "help": "What KV may move over, best first: some of ipc,nccl,rdma,tcp. auto: all that there is.",
+            "help": "What KV may move over, best first: some of ipc,nccl,rdma,tcp. auto: all that there is. "
+            "none: no KV moves to or from this worker.",
             "metavar": "NAMES",
         },
     )

@@ -13,6 +13,7 @@ NAMES: dict[str, kv_pb2.TransportKind.ValueType] = {
     "tcp": kv_pb2.TRANSPORT_KIND_TCP,
 }
 AUTO = "auto"
+NONE = "none"
 PLAIN = frozenset({"nccl", "rdma"})  # send unencrypted bytes over a network
 _BY_KIND: dict[int, str] = {kind: name for name, kind in NAMES.items()}
 
@@ -21,12 +22,14 @@ def parse_order(value: str) -> tuple[str, ...]:
     """Returns the kinds that a worker may use, best first. Raises InvalidRequest for unknown or repeated names."""
     if value.strip() == AUTO:
         return tuple(NAMES)
+    if value.strip() == NONE:
+        return ()
     names = tuple(name.strip() for name in value.split(","))
     wrong = [name for name in names if name not in NAMES]
     if wrong or len(set(names)) < len(names):
         raise InvalidRequest(
             f"transports={value}: {repr(wrong[0]) + ' is unknown' if wrong else 'a name is repeated'}; it must be "
-            f"{AUTO}, or some of {', '.join(NAMES)}, separated by commas",
+            f"{AUTO}, {NONE}, or some of {', '.join(NAMES)}, separated by commas",
             field="transports",
         )
     return names

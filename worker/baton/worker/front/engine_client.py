@@ -21,8 +21,10 @@ from baton.rpc.errors import DeadlineExceeded, InternalError, ServiceError, Unav
 from baton.v1 import types_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.front.step_watchdog import StepWatchdog, cpu_seconds_of, no_cpu_seconds
+from baton.worker.link.ends import FrontEnd
 from baton.worker.link.frames import Frame, FrontLink, Kind
 from baton.worker.link.liveness import LivenessProbe
+from baton.worker.link.local import LocalEngineEnd, LocalLink
 from baton.worker.link.step_status import StepStatus
 
 _log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class EngineClient:
         self._failure: ServiceError | None = None  # reported by the engine, or detected by the watchdog
         self._num_frames = 0
         self._num_peer_messages = 0
-        self._link: FrontLink | None = None
+        self._link: FrontEnd | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._thread: threading.Thread | None = None
         self._liveness: LivenessProbe | None = None
@@ -66,12 +68,14 @@ class EngineClient:
 
     async def start(self, worker_id: str, advertised_host: str) -> None:
         """Starts the engine, which then loads its model."""
-        ours, theirs = socket.socketpair()
-        self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
         if self._config.engine_process:
+            ours, theirs = socket.socketpair()
+            self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
             await self._spawn(theirs)
         else:
-            self._run_thread(theirs)
+            link = LocalLink(self._on_frame, self._on_link_closed)
+            self._link = link.front
+            self._run_thread(link.engine)
         start = {
             "config": asdict(self._config),
             "worker_id": worker_id,
@@ -209,7 +213,7 @@ class EngineClient:
             liveness.close()
         _log.debug("engine process started", extra={"engine_pid": self._process.pid})
 
-    def _run_thread(self, theirs: socket.socket) -> None:
+    def _run_thread(self, theirs: LocalEngineEnd) -> None:
         from baton.worker.process.main import run_engine
 
         step_status = StepStatus()

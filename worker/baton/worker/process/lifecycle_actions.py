@@ -10,7 +10,8 @@ from baton.v1 import worker_pb2
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import NewWeights, Resident
 from baton.worker.handover.handover import Handover
-from baton.worker.link.frames import EngineLink, Kind
+from baton.worker.link.ends import EngineEnd
+from baton.worker.link.frames import Kind
 from baton.worker.process.control import ControlTarget
 from baton.worker.transfer.layout import layout_message
 
@@ -30,7 +31,7 @@ class EngineLifecycleActions:
         resident: Resident,
         handover: Handover,
         identity: worker_pb2.WorkerState,
-        link: EngineLink,
+        link: EngineEnd,
         end_drain: Callable[[], None],
     ) -> None:
         self._target = target

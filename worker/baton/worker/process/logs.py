@@ -8,7 +8,8 @@ import os
 import re
 from typing import Any
 
-from baton.worker.link.frames import EngineLink, Kind
+from baton.worker.link.ends import EngineEnd
+from baton.worker.link.frames import Kind
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 # The engine appends a serial number to request ids; logs show the id that all services share.
@@ -19,7 +20,7 @@ _KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno
 class LinkLogHandler(logging.Handler):
     """Sends records over the link. Thread-safe."""
 
-    def __init__(self, link: EngineLink) -> None:
+    def __init__(self, link: EngineEnd) -> None:
         super().__init__()
         self._link = link
 

@@ -15,7 +15,8 @@ from baton.worker.handover.handover import Handover
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.event_log import EventLog
-from baton.worker.link.frames import EngineLink, Frame, Kind
+from baton.worker.link.ends import EngineEnd
+from baton.worker.link.frames import Frame, Kind
 from baton.worker.link.methods import Method
 from baton.worker.link.prompts import split_prompts
 from baton.worker.process.control import EngineControl
@@ -39,7 +40,7 @@ class EngineLoop(EngineListener, HandoverListener):
 
     def __init__(
         self,
-        link: EngineLink,
+        link: EngineEnd,
         engine: Engine,
         executor: ServingExecutor,
         handover: Handover,

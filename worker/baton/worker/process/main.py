@@ -1,4 +1,4 @@
-"""The engine as a process, or as a thread for the simulator: from its configuration to the end of its loop."""
+"""The engine as a process, or as a thread of its front's process: from its configuration to the end of its loop."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from baton.worker.executors.factory import make_executor
 from baton.worker.executors.host.resources import usable_cores
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
+from baton.worker.link.ends import EngineEnd
 from baton.worker.link.frames import EngineLink, Kind, LinkClosed
 from baton.worker.link.liveness import answer_probes
 from baton.worker.link.step_status import StepStatus
@@ -42,8 +43,10 @@ from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.transfer.kinds.factory import make_paths
 from baton.worker.transfer.layout import layout_message
+from baton.worker.transfer.no_transports import NoTransports
 from baton.worker.transfer.transports import Transports
 from baton.worker.transfer.wire.tls import KvTls
+from baton.worker.transport_kinds import parse_order
 from baton.worker.weights.resolve import resolve_model
 
 _log = logging.getLogger(__name__)
@@ -67,15 +70,15 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent_pid)
     answer_probes(socket.socket(fileno=liveness))
-    return run_engine(socket.socket(fileno=descriptor), StepStatus.at(status_file), own_process=True)
+    link = EngineLink(socket.socket(fileno=descriptor))
+    return run_engine(link, StepStatus.at(status_file), own_process=True)
 
 
-def run_engine(sock: socket.socket, step_status: StepStatus, own_process: bool = False) -> int:
+def run_engine(link: EngineEnd, step_status: StepStatus, own_process: bool = False) -> int:
     """Runs an engine at the end of a link until STOP. Returns an exit code; sends the reason of a failure.
 
     `step_status`: where the front reads which step the device computes.
     """
-    link = EngineLink(sock)
     try:
         start = _receive_start(link)
         if own_process:
@@ -97,10 +100,10 @@ def run_engine(sock: socket.socket, step_status: StepStatus, own_process: bool =
     return EXIT_OK
 
 
-def _serve(link: EngineLink, start: dict[str, Any], step_status: StepStatus, own_process: bool) -> None:
+def _serve(link: EngineEnd, start: dict[str, Any], step_status: StepStatus, own_process: bool) -> None:
     config = WorkerConfig(**start["config"])
     with contextlib.ExitStack() as cleanup:
-        if config.executor == "cuda" and own_process:
+        if config.executor == "cuda":
             use_compile_cache(config.compile_cache_dir)
         executor = make_executor(config)
         cleanup.callback(executor.close)
@@ -145,7 +148,7 @@ def _make_grammars(config: WorkerConfig, executor: Executor, wake: Callable[[], 
 
 
 def _make_handover(
-    link: EngineLink, config: WorkerConfig, start: dict[str, Any], engine: Engine, executor: Executor
+    link: EngineEnd, config: WorkerConfig, start: dict[str, Any], engine: Engine, executor: Executor
 ) -> Handover:
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
@@ -153,6 +156,8 @@ def _make_handover(
     if executor.kv is not None:
         settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
     slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
+    if not parse_order(config.transports):
+        return Handover(engine, executor, NoTransports(link.wake), link, start["worker_id"], settings)
     tls = KvTls(Tls(config.tls, WORKER)) if config.tls else None
     encrypted = tls is not None and not config.kv_plain
     paths = make_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
@@ -181,7 +186,7 @@ def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Ex
     )
 
 
-def _receive_start(link: EngineLink) -> dict[str, Any]:
+def _receive_start(link: EngineEnd) -> dict[str, Any]:
     while True:
         for frame in link.receive(None):
             if frame.kind == Kind.START:
