@@ -1,0 +1,137 @@
+"""AsyncLLM: offline generation on the caller's event loop, with outputs as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from baton.gateway.core import Generation
+from baton.llm.engine.arguments import engine_arguments
+from baton.llm.engine.compute_threads import sleep_between_steps
+from baton.llm.engine.local_engine import LocalEngine, open_engine
+from baton.llm.parameters.names import InvalidParameter
+from baton.llm.parameters.sampling_params import SamplingParams
+from baton.llm.requests.defaults import default_params
+from baton.llm.requests.prepared import Source, Work, prepare, start
+from baton.llm.requests.prompts import Chat, ChatForm, Messages, check_tokenization, prompt_of
+from baton.llm.results.collector import Collector
+from baton.llm.results.outputs import RequestOutput
+from baton.v1 import control_pb2
+
+
+class AsyncLLM:
+    """A model and an engine in this process. Arguments are those of LLM.
+
+    The engine starts at the first call, on that event loop, and ends with `shutdown` or the end of an `async with`.
+    """
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        sleep_between_steps()
+        self._arguments = engine_arguments(model, arguments)
+        self._numbers = itertools.count()
+        self._opened = AsyncExitStack()
+        self._opening: asyncio.Future[LocalEngine] | None = None
+        self._running: dict[str, tuple[Collector, Generation]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *ignored: object) -> None:
+        await self.shutdown()
+
+    async def start(self) -> LocalEngine:
+        """Starts the engine, or waits until it has started. Raises a ServiceError."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._opened.enter_async_context(open_engine(self._arguments)))
+        return await asyncio.shield(self._opening)
+
+    async def shutdown(self) -> None:
+        """Ends the engine and frees its memory. Running outputs end with an error. Idempotent."""
+        await self._opened.aclose()
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the output of one prompt as it grows, by the `output_kind` of its parameters.
+
+        What arrives between two steps of the iteration is yielded together. Ending the iteration ends the request.
+        """
+        if lora_request is not None:
+            raise InvalidParameter("lora_request is not supported; leave it out", field="lora_request")
+        check_tokenization(tokenization_kwargs)
+        async for output in self._run(prompt_of(prompt, tokenization_kwargs), sampling_params, request_id, priority):
+            yield output
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the answer to one chat as it grows, as `generate`."""
+        form = ChatForm(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        form.check()
+        async for output in self._run(Chat(messages, form), sampling_params, request_id, priority):
+            yield output
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request, whose last output has the finish_reason "abort". Ignores unknown ids."""
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            collector, generation = running
+            generation.abort()
+            collector.abort()
+
+    async def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the defaults of the model's generation_config.json."""
+        return default_params((await self.start()).model)
+
+    async def get_stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
+        """Returns the engine's counters, blocks and activity. `audit`: checks every block. Raises DataLoss."""
+        return await (await self.start()).control.stats(audit)
+
+    async def _run(
+        self, source: Source, params: SamplingParams | None, request_id: str | None, priority: int
+    ) -> AsyncIterator[RequestOutput]:
+        engine = await self.start()
+        number = next(self._numbers)
+        name = str(number) if request_id is None else request_id
+        if name in self._running:
+            raise InvalidParameter(f"request_id {name!r} is running already", field="request_id")
+        prepared = prepare(default_params(engine.model) if params is None else params, engine)
+        changed = asyncio.Event()
+        work = Work(0, name, number, source, prepared, priority)
+        collector, generation = await start(engine, work, lambda _: changed.set())
+        self._running[name] = (collector, generation)
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                if collector.error is not None:
+                    raise collector.error
+                output = collector.snapshot()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if self._running.get(name, (None,))[0] is collector:
+                del self._running[name]
+            generation.abort()

@@ -1,0 +1,116 @@
+"""Runs many requests from a caller's thread: reads them as needed, keeps the engine's batch full, returns results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import Iterable, Iterator
+
+from baton.gateway.core import Generation
+from baton.llm.engine.local_engine import LocalEngine
+from baton.llm.loop_thread import LoopThread
+from baton.llm.requests.prepared import Work, start
+from baton.llm.results.collector import Collector
+from baton.llm.results.outputs import RequestOutput
+from baton.rpc.errors import ServiceError
+
+# Requests that wait in the engine's queue, as a multiple of its batch: a place that becomes free is taken at once.
+_QUEUED_BATCHES = 1
+
+
+class Batch:
+    """The requests of one call. `in_order`: results are returned in the order of the requests.
+
+    At most `window` outputs run or wait to be returned, so that memory does not grow with the number of requests.
+    """
+
+    def __init__(self, thread: LoopThread, engine: LocalEngine, in_order: bool) -> None:
+        self._thread = thread
+        self._engine = engine
+        self._in_order = in_order
+        self.window = engine.arguments.config.max_num_requests * (1 + _QUEUED_BATCHES)
+        self._results: queue.SimpleQueue[tuple[int, RequestOutput | BaseException]] = queue.SimpleQueue()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # on the loop
+        self._generations: dict[int, Generation] = {}  # on the loop
+        self._closed = False  # on the loop
+
+    def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, RequestOutput]]:
+        """Yields each request with its output. A failed request raises, and ends the others."""
+        open_works: dict[int, Work] = {}  # that were started and not returned, by their place in `works`
+        ready: dict[int, RequestOutput] = {}
+        following = iter(works)
+        num_started = num_returned = num_outputs = 0
+        has_more = True
+        try:
+            while has_more or open_works:
+                while has_more and (num_outputs < self.window or not open_works):
+                    work = next(following, None)
+                    if work is None:
+                        has_more = False
+                        break
+                    open_works[num_started] = work
+                    num_outputs += work.prepared.n
+                    self._thread.call(self._begin, num_started, work)
+                    num_started += 1
+                if not open_works:
+                    break
+                index, result = self._results.get()
+                if isinstance(result, BaseException):
+                    raise _placed(result, open_works[index].index, num_started)
+                ready[index] = result
+                for done in self._returnable(ready, num_returned):
+                    work = open_works.pop(done)
+                    num_outputs -= work.prepared.n
+                    num_returned += 1
+                    yield work, ready.pop(done)
+        finally:
+            self._thread.call(self._close)
+
+    def _returnable(self, ready: dict[int, RequestOutput], first: int) -> list[int]:
+        if not self._in_order:
+            return list(ready)
+        last = first
+        while last in ready:
+            last += 1
+        return list(range(first, last))
+
+    # On the loop.
+
+    def _begin(self, index: int, work: Work) -> None:
+        self._tasks[index] = asyncio.get_running_loop().create_task(self._start(index, work))
+
+    async def _start(self, index: int, work: Work) -> None:
+        try:
+            _, generation = await start(self._engine, work, lambda collector: self._finish(index, collector))
+        except Exception as error:
+            self._results.put((index, error))
+            return
+        if self._closed:
+            generation.abort()
+        elif index in self._tasks:
+            self._generations[index] = generation
+
+    def _finish(self, index: int, collector: Collector) -> None:
+        """Takes the end of a request, whose kind is FINAL_ONLY."""
+        self._tasks.pop(index, None)
+        self._generations.pop(index, None)
+        self._results.put((index, collector.error or collector.snapshot()))
+
+    def _close(self) -> None:
+        self._closed = True
+        for task in self._tasks.values():
+            task.cancel()
+        for generation in self._generations.values():
+            generation.abort()
+        self._tasks.clear()
+        self._generations.clear()
+
+
+def _placed(error: BaseException, index: int, num_started: int) -> BaseException:
+    """Returns the error with the number of its prompt, if there is more than one."""
+    if isinstance(error, ServiceError) and num_started > 1:
+        error.message = f"prompts[{index}]: {error.message}"
+        with contextlib.suppress(AttributeError):
+            error.args = (error.message,)
+    return error

@@ -1,0 +1,1 @@
+"""The engine in this process, and what it is made of."""

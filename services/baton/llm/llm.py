@@ -1,0 +1,198 @@
+"""LLM: offline generation for scripts."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from baton.llm.batch import Batch
+from baton.llm.engine.arguments import engine_arguments
+from baton.llm.engine.compute_threads import sleep_between_steps
+from baton.llm.engine.local_engine import LocalEngine, open_engine
+from baton.llm.loop_thread import LoopThread
+from baton.llm.parameters.names import InvalidParameter
+from baton.llm.parameters.sampling_params import RequestOutputKind, SamplingParams
+from baton.llm.progress import Progress
+from baton.llm.requests.defaults import default_params
+from baton.llm.requests.prepared import Prepared, Source, Work, prepare
+from baton.llm.requests.prompts import Chat, ChatForm, chats_of, check_tokenization, lengths, prompt_of, prompts_of
+from baton.llm.results.outputs import RequestOutput
+from baton.v1 import control_pb2
+
+ManyParams = SamplingParams | Sequence[SamplingParams] | None
+Wanted = bool | Callable[..., Any]  # True: a bar of ours; a callable makes tqdm bars
+
+
+class LLM:
+    """A model and an engine in this process, until `shutdown` or the end of a `with`.
+
+    Arguments are vLLM's, and the settings of a worker by their names. Methods may be called from one thread at a time.
+    """
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        sleep_between_steps()
+        read = engine_arguments(model, arguments)
+        self._numbers = itertools.count()
+        self._thread = LoopThread("baton llm")
+        self._opened = AsyncExitStack()
+        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._opened)
+        try:
+            self._engine: LocalEngine = self._thread.run(self._opened.enter_async_context(open_engine(read)))
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Ends the engine and frees its memory. Idempotent."""
+        self._finalizer()
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: ManyParams = None,
+        *,
+        use_tqdm: Wanted = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Returns the outputs of one or many prompts, in their order.
+
+        A prompt is a text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt`.
+        `prompts` may be any iterable, which is read as the engine needs it. `sampling_params`: one for all, one for
+        each, or None for the model's own defaults. `priority`: lower runs earlier. Raises InvalidRequest for a prompt
+        or parameter that is wrong.
+        """
+        _refuse_lora(lora_request)
+        check_tokenization(tokenization_kwargs)
+        sources = (prompt_of(prompt, tokenization_kwargs) for prompt in prompts_of(prompts))
+        total = _common_length("prompts", _counted(prompts_of(prompts)), sampling_params, priority)
+        return self._complete(self._works(sources, sampling_params, priority), total, use_tqdm)
+
+    def generate_iter(
+        self,
+        prompts: Any,
+        sampling_params: ManyParams = None,
+        *,
+        in_order: bool = True,
+        use_tqdm: Wanted = False,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yields outputs as they are complete, so that neither prompts nor outputs are held in memory together.
+
+        `in_order`: in the order of the prompts. Closing the iterator ends the requests that run.
+        """
+        check_tokenization(tokenization_kwargs)
+        sources = (prompt_of(prompt, tokenization_kwargs) for prompt in prompts_of(prompts))
+        total = _common_length("prompts", _counted(prompts_of(prompts)), sampling_params, None)
+        return self._outputs(self._works(sources, sampling_params, None), total, use_tqdm, in_order)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: ManyParams = None,
+        use_tqdm: Wanted = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Returns the answers to one chat, a list of messages, or to many.
+
+        `tools` are shown to the model; its calls stay text. Otherwise as `generate`.
+        """
+        _refuse_lora(lora_request)
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            given = chat_template_content_format
+            raise InvalidParameter(
+                f"chat_template_content_format is {given!r}; give auto", field="chat_template_content_format"
+            )
+        form = ChatForm(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        form.check()
+        chats = chats_of(messages)
+        total = _common_length("messages", _counted(chats), sampling_params, None)
+        return self._complete(self._works((Chat(one, form) for one in chats), sampling_params, None), total, use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the defaults of the model's generation_config.json."""
+        return default_params(self._engine.model)
+
+    def get_stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
+        """Returns the engine's counters, blocks and activity. `audit`: checks every block. Raises DataLoss."""
+        return self._thread.run(self._engine.control.stats(audit))
+
+    def _complete(self, works: Iterable[Work], total: int | None, use_tqdm: Wanted) -> list[RequestOutput]:
+        progress, found = Progress(use_tqdm, total), dict[int, RequestOutput]()
+        try:
+            for work, output in Batch(self._thread, self._engine, in_order=False).run(works):
+                progress.add(output)
+                found[work.index] = output
+        finally:
+            progress.close()
+        return [found[index] for index in range(len(found))]
+
+    def _outputs(
+        self, works: Iterable[Work], total: int | None, use_tqdm: Wanted, in_order: bool
+    ) -> Iterator[RequestOutput]:
+        progress = Progress(use_tqdm, total)
+        try:
+            for _, output in Batch(self._thread, self._engine, in_order).run(works):
+                progress.add(output)
+                yield output
+        finally:
+            progress.close()
+
+    def _works(self, sources: Iterable[Source], params: ManyParams, priority: Sequence[int] | None) -> Iterator[Work]:
+        """Returns the requests. Parameters that several share are converted once. Raises InvalidRequest for them."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        listed = list(params) if isinstance(params, Sequence) else [params]
+        by_identity = {id(one): one for one in listed}
+        converted = {key: prepare(one, self._engine, RequestOutputKind.FINAL_ONLY) for key, one in by_identity.items()}
+        prepared = [converted[id(one)] for one in listed]
+        each = iter(prepared) if isinstance(params, Sequence) else itertools.repeat(prepared[0])
+        works = self._numbered(zip(sources, each, strict=False), priority)
+        # The engine gets no more than fill its batch and queue, so those that run earlier are given first.
+        return works if priority is None else iter(sorted(works, key=lambda work: work.priority))
+
+    def _numbered(self, requests: Iterable[tuple[Source, Prepared]], priority: Sequence[int] | None) -> Iterator[Work]:
+        for index, (source, prepared) in enumerate(requests):
+            number = next(self._numbers)
+            yield Work(index, str(number), number, source, prepared, 0 if priority is None else priority[index])
+
+
+def _refuse_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise InvalidParameter("lora_request is not supported; leave it out", field="lora_request")
+
+
+def _counted(values: Iterable[Any]) -> int | None:
+    return next(lengths(values), None)
+
+
+def _common_length(name: str, total: int | None, params: object, priority: object) -> int | None:
+    """Returns the number of requests, if it is known. Raises InvalidParameter for lists of another length."""
+    for other, value in (("sampling_params", params), ("priority", priority)):
+        for length in lengths(value):
+            if total is not None and length != total:
+                raise InvalidParameter(f"{other} has {length} entries and {name} has {total}", field=other)
+    return total
+
+
+def _shut_down(thread: LoopThread, opened: AsyncExitStack) -> None:
+    try:
+        thread.run(opened.aclose())
+    finally:
+        thread.close()

@@ -1,0 +1,1 @@
+"""Parameters of a call, by the names of vLLM."""

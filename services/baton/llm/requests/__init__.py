@@ -1,0 +1,1 @@
+"""From prompts and parameters to requests of the gateway."""

@@ -1,0 +1,136 @@
+"""Sampling parameters as the gateway's generation takes them: converted once, used for many prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.gateway.core import Generation, GenerationRequest
+from baton.gateway.fields.adopted import requested_constraint
+from baton.gateway.fields.sampling import sampling_of, stop_of
+from baton.gateway.fields.validation import check_fields, check_for_model, check_logprob_token_ids, check_logprobs
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
+from baton.gateway.models.sampling import seed_of_choice
+from baton.gateway.models.served import ServedModel
+from baton.gateway.parsing.tool import ToolUse
+from baton.gateway.serving.reasoning_limit import limit_reasoning
+from baton.llm.engine.local_engine import LocalEngine
+from baton.llm.parameters.names import InvalidParameter
+from baton.llm.parameters.sampling_params import RequestOutputKind, SamplingParams
+from baton.llm.requests.prompts import Chat
+from baton.llm.results.collector import Collector
+from baton.v1 import types_pb2
+
+_UINT64 = 2**64 - 1
+
+
+class Source(Protocol):
+    """A prompt or a chat."""
+
+    @property
+    def cache_salt(self) -> str:
+        """Separates the prefix cache."""
+
+    async def encode(self, model: ServedModel) -> tuple[str | None, list[int]]:
+        """Returns the text, if there is one, and the token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Checked parameters."""
+
+    sampling: types_pb2.SamplingParams
+    stop: types_pb2.StopConditions
+    requested: RequestedConstraint | None
+    n: int
+    kind: RequestOutputKind
+    detokenize: bool
+    skip_special_tokens: bool
+    ranked: bool
+    thinking_token_budget: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request of a call."""
+
+    index: int  # in the call
+    request_id: str
+    number: int  # of the engine's requests; requests without a seed draw theirs from it
+    source: Source
+    prepared: Prepared
+    priority: int = 0
+
+
+def prepare(params: SamplingParams, engine: LocalEngine, kind: RequestOutputKind | None = None) -> Prepared:
+    """Converts parameters. `kind` replaces theirs. Raises InvalidRequest."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidParameter(
+            f"sampling_params is of type {type(params).__name__}; give SamplingParams", field="sampling_params"
+        )
+    fields, limits = params.request_fields(), engine.arguments.limits
+    check_fields(fields, limits.max_n)
+    if fields.logprobs is not None:
+        check_logprobs("logprobs", fields.logprobs, limits.max_logprobs)
+    check_logprob_token_ids(fields, fields.logprobs, "logprobs")
+    check_for_model(fields, engine.info)
+    return Prepared(
+        sampling=sampling_of(fields, fields.logprobs),
+        stop=stop_of(fields, fields.max_tokens),
+        requested=requested_constraint(fields),
+        n=fields.n or 1,
+        kind=kind or params.output_kind,
+        detokenize=params.detokenize,
+        skip_special_tokens=params.skip_special_tokens,
+        ranked=not params.logprob_token_ids,
+        thinking_token_budget=params.thinking_token_budget,
+    )
+
+
+async def start(
+    engine: LocalEngine, work: Work, on_change: Callable[[Collector], None]
+) -> tuple[Collector, Generation]:
+    """Encodes and submits one request. `on_change` is called as the output grows. Raises a ServiceError."""
+    prepared = work.prepared
+    text, token_ids = await work.source.encode(engine.model)
+    collector = Collector(
+        work.request_id, text, token_ids, prepared.n, prepared.kind, prepared.ranked, lambda: on_change(collector)
+    )
+    request = GenerationRequest(
+        request_id=work.request_id,
+        model=engine.model.name,
+        prompt_token_ids=token_ids,
+        sampling=_sampling(engine, work, token_ids),
+        stop=prepared.stop,
+        n=prepared.n,
+        priority=work.priority,
+        cache_salt=work.source.cache_salt,
+        detokenize=prepared.detokenize,
+        skip_special_tokens=prepared.skip_special_tokens,
+        constraint=_constraint(engine, work, token_ids),
+        constraint_field="" if prepared.requested is None else prepared.requested.field,
+    )
+    return collector, await engine.generator.start(request, collector)
+
+
+def _sampling(engine: LocalEngine, work: Work, token_ids: list[int]) -> types_pb2.SamplingParams:
+    prepared, seed = work.prepared, engine.arguments.seed
+    budget = prepared.thinking_token_budget
+    draws = not prepared.sampling.HasField("seed") and seed is not None
+    if not draws and budget is None:
+        return prepared.sampling
+    sampling = types_pb2.SamplingParams()
+    sampling.CopyFrom(prepared.sampling)
+    if draws and seed is not None:
+        sampling.seed = seed_of_choice(seed & _UINT64, work.number + 1)
+    limit_reasoning(sampling, engine.model, token_ids, budget)
+    return sampling
+
+
+def _constraint(engine: LocalEngine, work: Work, token_ids: list[int]) -> types_pb2.Constraint | None:
+    """Returns the constraint. A model that reasons first, in a chat, follows it after its reasoning."""
+    requested = work.prepared.requested
+    if requested is None or not isinstance(work.source, Chat):
+        return None if requested is None else requested.constraint
+    return engine.model.constraint(requested.constraint, requested.field, ToolUse(), token_ids)
