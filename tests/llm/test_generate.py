@@ -212,6 +212,18 @@ def test_a_chat_is_rendered_by_the_models_template(llm):
     assert tail.prompt.endswith("Once there")
 
 
+def test_the_tokenizer_encodes_as_requests_do(llm):
+    tokenizer = llm.get_tokenizer()
+    (output,) = llm.generate("Lily's dog", GREEDY, use_tqdm=False)
+    assert tokenizer.encode("Lily's dog") == output.prompt_token_ids
+    assert tokenizer.decode(output.outputs[0].token_ids) == output.outputs[0].text
+    chat = [{"role": "user", "content": "Hello."}]
+    (answer,) = llm.chat(chat, GREEDY, use_tqdm=False)
+    assert tokenizer.apply_chat_template(chat, add_generation_prompt=True) == answer.prompt_token_ids
+    assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == answer.prompt
+    assert len(tokenizer) == tokenizer.vocab_size == 4096
+
+
 def test_without_parameters_the_models_own_defaults_hold(llm):
     params = llm.get_default_sampling_params()
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.7, 0.9, 50, 16)

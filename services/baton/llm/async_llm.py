@@ -12,12 +12,14 @@ from baton.gateway.core import Generation
 from baton.llm.engine.arguments import engine_arguments
 from baton.llm.engine.compute_threads import sleep_between_steps
 from baton.llm.engine.local_engine import LocalEngine, open_engine
+from baton.llm.engine.operations import Mode, Operations
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import SamplingParams
 from baton.llm.requests.defaults import default_params
 from baton.llm.requests.prepared import Source, Work, prepare, start
 from baton.llm.requests.prompts import Chat, ChatForm, Messages, check_tokenization, prompt_of
 from baton.llm.results.collector import Collector
+from baton.llm.results.metrics import Metric, snapshots
 from baton.llm.results.outputs import RequestOutput
 from baton.v1 import control_pb2
 
@@ -106,7 +108,62 @@ class AsyncLLM:
 
     async def get_stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
         """Returns the engine's counters, blocks and activity. `audit`: checks every block. Raises DataLoss."""
-        return await (await self.start()).control.stats(audit)
+        return await (await self.start()).stats(audit)
+
+    async def get_metrics(self) -> list[Metric]:
+        """Returns the engine's metrics, also under vLLM's names."""
+        return list(snapshots(await (await self._operations()).metrics()))
+
+    async def sleep(self, level: int = 1, mode: Mode = "abort") -> None:
+        """Frees memory, as LLM.sleep. `mode`: whether running outputs end now, run to their ends, or are kept."""
+        operations = await self._operations()
+        await self._abort_all(mode)
+        await operations.sleep(level, mode)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes the memory back; kept requests continue."""
+        await (await self._operations()).wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Returns whether the engine sleeps or is paused."""
+        return await (await self._operations()).is_sleeping()
+
+    async def pause_generation(self, *, mode: Mode = "abort", clear_cache: bool = True) -> None:
+        """Stops the engine between two steps. Requests that come meanwhile are refused."""
+        operations = await self._operations()
+        await self._abort_all(mode)
+        await operations.pause(mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Ends a pause; kept requests continue."""
+        await (await self._operations()).resume()
+
+    async def is_paused(self) -> bool:
+        """Returns whether the engine is paused or sleeps."""
+        return await self.is_sleeping()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forgets every cached block. Returns True. Running requests keep theirs."""
+        return await (await self._operations()).reset_prefix_cache(reset_running_requests, reset_connector)
+
+    async def start_profile(self, profile_prefix: str | None = None) -> str:
+        """Records steps into a file of AsyncLLM(profile_dir=...) until `stop_profile`. Returns its path."""
+        return await (await self._operations()).start_profile(profile_prefix)
+
+    async def stop_profile(self) -> str:
+        """Writes the recorded steps. Returns the file's path."""
+        return await (await self._operations()).stop_profile()
+
+    async def reload_weights(self, weights_path: str = "", mode: Mode = "wait") -> None:
+        """Replaces the weights by those of a folder of the same architecture; empty: reads the present one again."""
+        await (await self._operations()).reload_weights(weights_path, mode)
+
+    async def _operations(self) -> Operations:
+        return Operations(await self.start())
+
+    async def _abort_all(self, mode: Mode) -> None:
+        for request_id in list(self._running) if mode == "abort" else ():
+            await self.abort(request_id)
 
     async def _run(
         self, source: Source, params: SamplingParams | None, request_id: str | None, priority: int

@@ -5,46 +5,65 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from baton.gateway.core import Generation
 from baton.llm.engine.local_engine import LocalEngine
 from baton.llm.loop_thread import LoopThread
-from baton.llm.requests.prepared import Work, start
-from baton.llm.results.collector import Collector
-from baton.llm.results.outputs import RequestOutput
+from baton.llm.requests.prepared import Work
 from baton.rpc.errors import ServiceError
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 # Requests that wait in the engine's queue, as a multiple of its batch: a place that becomes free is taken at once.
 _QUEUED_BATCHES = 1
 
 
-class Batch:
-    """The requests of one call. `in_order`: results are returned in the order of the requests.
+class Running(Protocol[R_co]):
+    """The sink of one request."""
 
-    At most `window` outputs run or wait to be returned, so that memory does not grow with the number of requests.
+    error: ServiceError | None
+
+    def snapshot(self) -> R_co:
+        """Returns the result."""
+
+
+OnEnd = Callable[[Running[R]], None]
+Start = Callable[[LocalEngine, Work, OnEnd[R]], Coroutine[Any, Any, tuple[Running[R], Generation]]]
+
+
+class Batch(Generic[R]):
+    """The requests of one call, each begun by `start`. `in_order`: results are returned in the order of the requests.
+
+    At most `window` outputs run or wait to be returned, so that memory does not grow with the number of requests. 0:
+    as many as fill the engine's batch and queue.
     """
 
-    def __init__(self, thread: LoopThread, engine: LocalEngine, in_order: bool) -> None:
+    def __init__(
+        self, thread: LoopThread, engine: LocalEngine, start: Start[R], in_order: bool = False, window: int = 0
+    ) -> None:
         self._thread = thread
         self._engine = engine
+        self._start_one = start
         self._in_order = in_order
-        self.window = engine.arguments.config.max_num_requests * (1 + _QUEUED_BATCHES)
-        self._results: queue.SimpleQueue[tuple[int, RequestOutput | BaseException]] = queue.SimpleQueue()
+        self._window = window or engine.arguments.config.max_num_requests * (1 + _QUEUED_BATCHES)
+        self._results: queue.SimpleQueue[tuple[int, R | BaseException]] = queue.SimpleQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}  # on the loop
         self._generations: dict[int, Generation] = {}  # on the loop
         self._closed = False  # on the loop
 
-    def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, RequestOutput]]:
+    def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, R]]:
         """Yields each request with its output. A failed request raises, and ends the others."""
         open_works: dict[int, Work] = {}  # that were started and not returned, by their place in `works`
-        ready: dict[int, RequestOutput] = {}
+        ready: dict[int, R] = {}
         following = iter(works)
         num_started = num_returned = num_outputs = 0
         has_more = True
         try:
             while has_more or open_works:
-                while has_more and (num_outputs < self.window or not open_works):
+                while has_more and (num_outputs < self._window or not open_works):
                     work = next(following, None)
                     if work is None:
                         has_more = False
@@ -67,7 +86,7 @@ class Batch:
         finally:
             self._thread.call(self._close)
 
-    def _returnable(self, ready: dict[int, RequestOutput], first: int) -> list[int]:
+    def _returnable(self, ready: dict[int, R], first: int) -> list[int]:
         if not self._in_order:
             return list(ready)
         last = first
@@ -82,7 +101,7 @@ class Batch:
 
     async def _start(self, index: int, work: Work) -> None:
         try:
-            _, generation = await start(self._engine, work, lambda collector: self._finish(index, collector))
+            _, generation = await self._start_one(self._engine, work, lambda running: self._finish(index, running))
         except Exception as error:
             self._results.put((index, error))
             return
@@ -91,11 +110,10 @@ class Batch:
         elif index in self._tasks:
             self._generations[index] = generation
 
-    def _finish(self, index: int, collector: Collector) -> None:
-        """Takes the end of a request, whose kind is FINAL_ONLY."""
+    def _finish(self, index: int, running: Running[R]) -> None:
         self._tasks.pop(index, None)
         self._generations.pop(index, None)
-        self._results.put((index, collector.error or collector.snapshot()))
+        self._results.put((index, running.error or running.snapshot()))
 
     def _close(self) -> None:
         self._closed = True

@@ -6,19 +6,26 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self
 
 from baton.llm.batch import Batch
 from baton.llm.engine.arguments import engine_arguments
 from baton.llm.engine.compute_threads import sleep_between_steps
 from baton.llm.engine.local_engine import LocalEngine, open_engine
+from baton.llm.engine.operations import Mode, Operations
 from baton.llm.loop_thread import LoopThread
+from baton.llm.parameters.beam_search_params import BeamSearchParams
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from baton.llm.progress import Progress
+from baton.llm.requests.beams import prepare_beams, start_beams
 from baton.llm.requests.defaults import default_params
-from baton.llm.requests.prepared import Prepared, Source, Work, prepare
+from baton.llm.requests.prepared import Prepared, Source, Work, prepare, start
 from baton.llm.requests.prompts import Chat, ChatForm, chats_of, check_tokenization, lengths, prompt_of, prompts_of
+from baton.llm.requests.tokenizer import LlmTokenizer
+from baton.llm.results.beams import BeamSearchOutput
+from baton.llm.results.metrics import Metric, snapshots
 from baton.llm.results.outputs import RequestOutput
 from baton.v1 import control_pb2
 
@@ -41,6 +48,7 @@ class LLM:
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._opened)
         try:
             self._engine: LocalEngine = self._thread.run(self._opened.enter_async_context(open_engine(read)))
+            self._operations = Operations(self._engine)
         except BaseException:
             self._finalizer()
             raise
@@ -125,18 +133,88 @@ class LLM:
         total = _common_length("messages", _counted(chats), sampling_params, None)
         return self._complete(self._works((Chat(one, form) for one in chats), sampling_params, None), total, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: Wanted = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Returns the best `beam_width` continuations of each prompt, best first.
+
+        `concurrency_limit`: prompts that are searched at a time; None: as many as fill the engine's batch.
+        """
+        _refuse_lora(lora_request)
+        if concurrency_limit is not None and concurrency_limit < 1:
+            message = f"concurrency_limit is {concurrency_limit}; give at least 1"
+            raise InvalidParameter(message, field="concurrency_limit")
+        given = prompts_of(prompts)
+        prepared = prepare_beams(params)
+        works = self._numbered(((prompt_of(one), prepared) for one in given), None)
+        progress, found = Progress(use_tqdm, _counted(given)), dict[int, BeamSearchOutput]()
+        batch = Batch(
+            self._thread,
+            self._engine,
+            partial(start_beams, params=params),
+            window=(concurrency_limit or 0) * params.beam_width,
+        )
+        try:
+            for work, output in batch.run(works):
+                progress.count()
+                found[work.index] = output
+        finally:
+            progress.close()
+        return [found[index] for index in range(len(found))]
+
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the defaults of the model's generation_config.json."""
         return default_params(self._engine.model)
 
+    def get_tokenizer(self) -> LlmTokenizer:
+        """Returns the model's tokenizer."""
+        return LlmTokenizer(self._engine.model)
+
     def get_stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
         """Returns the engine's counters, blocks and activity. `audit`: checks every block. Raises DataLoss."""
-        return self._thread.run(self._engine.control.stats(audit))
+        return self._thread.run(self._engine.stats(audit))
+
+    def get_metrics(self) -> list[Metric]:
+        """Returns the engine's metrics, also under vLLM's names."""
+        return list(snapshots(self._thread.run(self._operations.metrics())))
+
+    def sleep(self, level: int = 1, mode: Mode = "abort") -> None:
+        """Frees memory. Level 0 only pauses; 1 frees the KV cache and keeps weights in host memory; 2 drops both."""
+        self._thread.run(self._operations.sleep(level, mode))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes the memory back. After level 2, reads the weights again."""
+        self._thread.run(self._operations.wake_up(tags))
+
+    def is_sleeping(self) -> bool:
+        """Returns whether the engine sleeps or is paused."""
+        return self._thread.run(self._operations.is_sleeping())
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forgets every cached block. Returns True."""
+        return self._thread.run(self._operations.reset_prefix_cache(reset_running_requests, reset_connector))
+
+    def start_profile(self, profile_prefix: str | None = None) -> str:
+        """Records steps into a file of LLM(profile_dir=...) until `stop_profile`. Returns its path."""
+        return self._thread.run(self._operations.start_profile(profile_prefix))
+
+    def stop_profile(self) -> str:
+        """Writes the recorded steps. Returns the file's path."""
+        return self._thread.run(self._operations.stop_profile())
+
+    def reload_weights(self, weights_path: str = "") -> None:
+        """Replaces the weights by those of a folder of the same architecture; empty: reads the present one again."""
+        self._thread.run(self._operations.reload_weights(weights_path))
 
     def _complete(self, works: Iterable[Work], total: int | None, use_tqdm: Wanted) -> list[RequestOutput]:
         progress, found = Progress(use_tqdm, total), dict[int, RequestOutput]()
         try:
-            for work, output in Batch(self._thread, self._engine, in_order=False).run(works):
+            for work, output in Batch(self._thread, self._engine, start).run(works):
                 progress.add(output)
                 found[work.index] = output
         finally:
@@ -148,7 +226,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         progress = Progress(use_tqdm, total)
         try:
-            for _, output in Batch(self._thread, self._engine, in_order).run(works):
+            for _, output in Batch(self._thread, self._engine, start, in_order).run(works):
                 progress.add(output)
                 yield output
         finally:

@@ -90,7 +90,12 @@ class Progress:
         seconds = max(time.monotonic() - self._began, 1e-9)
         speeds = (self._num_prompt_tokens / seconds, self._num_output_tokens / seconds)
         self._bar.set_postfix_str("input: {:.2f} toks/s, output: {:.2f} toks/s".format(*speeds))
-        self._bar.update(1)
+        self.count()
+
+    def count(self) -> None:
+        """Counts a finished request, without its tokens."""
+        if self._bar is not None:
+            self._bar.update(1)
 
     def close(self) -> None:
         """Ends the bar."""

@@ -29,6 +29,7 @@ class Beam:
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # sum over its tokens
     end: tuple[str, int | None] | None = None  # finish reason and stop token; None while it continues
+    logprobs: tuple[float, ...] = ()  # of its tokens
 
     def score(self, length_penalty: float) -> float:
         """Returns the score by which beams are compared; higher is better."""
@@ -45,7 +46,7 @@ def expanded(
         for one in entry.top:
             token_ids = (*beam.token_ids, one.token_id)
             end = resolved.end_of(token_ids)
-            grown = Beam(token_ids, beam.logprob + one.logprob, end)
+            grown = Beam(token_ids, beam.logprob + one.logprob, end, (*beam.logprobs, one.logprob))
             (active if end is None else ended).append(grown)
     active.sort(key=lambda beam: -beam.logprob)
     return active[:width], ended
@@ -59,14 +60,28 @@ def is_settled(active: Sequence[Beam], ended: Sequence[Beam], width: int, length
     return len(best) == width and max(beam.score(length_penalty) for beam in active) < best[-1]
 
 
-class BeamSearchGenerator:
-    """Implements Generator: the request's n choices are its n best beams, best first."""
+OnBeams = Callable[[Sequence[Beam]], None]
 
-    def __init__(self, inner: Generator, catalog: ModelCatalog, limits: RequestLimits, length_penalty: float) -> None:
+
+class BeamSearchGenerator:
+    """Implements Generator: the request's n choices are its n best beams, best first.
+
+    `on_beams` is called with each request's beams before their deltas.
+    """
+
+    def __init__(
+        self,
+        inner: Generator,
+        catalog: ModelCatalog,
+        limits: RequestLimits,
+        length_penalty: float,
+        on_beams: OnBeams | None = None,
+    ) -> None:
         self._inner = inner
         self._catalog = catalog
         self._limits = limits
         self._length_penalty = length_penalty
+        self._on_beams = on_beams
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         if 2 * request.n > self._limits.max_logprobs:
@@ -74,7 +89,7 @@ class BeamSearchGenerator:
             raise InvalidRequest(f"n is {request.n}; at most {most} beams are allowed in a beam search", field="n")
         model = self._catalog.get(request.model)
         resolved = resolve(request, model.defaults, model.require_info(), self._limits)
-        return _Search(self._inner, request, resolved, model, sink, self._length_penalty)
+        return _Search(self._inner, request, resolved, model, sink, self._length_penalty, self._on_beams)
 
 
 class _Search:
@@ -88,6 +103,7 @@ class _Search:
         model: ServedModel,
         sink: Sink,
         length_penalty: float,
+        on_beams: OnBeams | None,
     ) -> None:
         self._inner = inner
         self._request = request
@@ -95,6 +111,7 @@ class _Search:
         self._model = model
         self._sink = sink
         self._length_penalty = length_penalty
+        self._on_beams = on_beams
         self._cached_tokens = 0
         self._num_tokens = 0  # over all beams, dropped ones included
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -167,6 +184,8 @@ class _Search:
         on_end(Usage(len(self._request.prompt_token_ids), self._num_tokens, self._cached_tokens))
 
     def _send_beams(self, beams: Sequence[Beam]) -> None:
+        if self._on_beams is not None:
+            self._on_beams(beams)
         for index, beam in enumerate(beams):
             choice = make_choice(index, self._request, self._resolved, self._model)
             self._sink.on_delta(choice.take(beam.token_ids, None))

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import grpc
 
 from baton.gateway.core import Generator
 from baton.gateway.generation.generator import WorkerGenerator
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
+from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.metrics.phase_times import PhaseTimes
 from baton.gateway.models.served import ModelCatalog, ServedModel, load_served_model
 from baton.llm.engine.arguments import EngineArguments
 from baton.llm.engine.placer import LocalPlacer
-from baton.rpc.errors import ServiceError, Unavailable
+from baton.rpc.errors import Unavailable, error_from_rpc
 from baton.rpc.in_process import InProcessServer
 from baton.v1 import control_pb2, control_pb2_grpc, types_pb2
 from baton.worker.front.control_service import ControlServicer
 from baton.worker.front.engine_client import EngineClient
 from baton.worker.front.worker_service import WorkerFront
 
+T = TypeVar("T")
+
 _WORKER_ID = "local"
+_ANY_LOGPROBS = 1 << 30
 _FOREVER = float("inf")  # no stream of this process is idle or stalled for too long
 
 
@@ -35,10 +41,9 @@ class LocalEngine:
     model: ServedModel
     catalog: ModelCatalog
     generator: Generator
-    counters: GenerationCounters
-    phases: PhaseTimes
-    control: ControlServicer
-    stub: Any  # control_pb2_grpc.ControlServiceStub
+    scorer: Generator  # without a limit of log-probabilities, for beam searches
+    metrics: GatewayMetrics
+    control: Any  # control_pb2_grpc.ControlServiceStub
     client: EngineClient
 
     @property
@@ -48,9 +53,14 @@ class LocalEngine:
 
     async def refresh(self) -> control_pb2.GetStatsResponse:
         """Reads the engine's state, and takes its model: new weights have a new digest."""
-        stats = await self.control.stats()
+        stats = await self.stats()
         self.catalog.update([stats.state.model])
         return stats
+
+    async def stats(self, audit: bool = False) -> control_pb2.GetStatsResponse:
+        """Returns the engine's counters, blocks and activity. Raises DataLoss if an audit finds a contradiction."""
+        request = control_pb2.GetStatsRequest(audit=audit)
+        return await called(self.control.GetStats(request))
 
 
 @contextlib.asynccontextmanager
@@ -72,6 +82,7 @@ async def open_engine(arguments: EngineArguments) -> AsyncIterator[LocalEngine]:
             await _ready(client)
         finally:
             await asyncio.wait((loading,))
+            loading.exception()  # marks it as retrieved: the engine's own error comes first
         catalog = ModelCatalog([loading.result()])
         cleanup.callback(catalog.close)
         streams = WorkerStreams(
@@ -79,14 +90,16 @@ async def open_engine(arguments: EngineArguments) -> AsyncIterator[LocalEngine]:
         )
         await cleanup.enter_async_context(streams)
         placer = LocalPlacer(types_pb2.Endpoint(worker_id=_WORKER_ID), lambda: client.end, phases.observe)
+        limits, model = arguments.limits, catalog.models()[0]
+        metrics = GatewayMetrics(counters, lambda: streams.num_active, lambda: 0, phases)
+        metrics.offer_vllm_names(model.name)
         engine = LocalEngine(
             arguments,
-            catalog.models()[0],
+            model,
             catalog,
-            WorkerGenerator(catalog, placer, streams, counters, arguments.limits),
-            counters,
-            phases,
-            control,
+            WorkerGenerator(catalog, placer, streams, counters, limits),
+            WorkerGenerator(catalog, placer, streams, counters, replace(limits, max_logprobs=_ANY_LOGPROBS)),
+            metrics,
             control_pb2_grpc.ControlServiceStub(server.connect()),
             client,
         )
@@ -115,6 +128,9 @@ async def _ignore_readiness(ready: bool) -> None:
     """No health service reports it."""
 
 
-def error_of_call(error: Exception) -> Exception:
-    """Returns the ServiceError that a call of a stub failed with."""
-    return error if isinstance(error, ServiceError) else Unavailable(str(error))
+async def called(call: Awaitable[T]) -> T:
+    """Returns a call's response. Raises the ServiceError that it failed with."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error, "the engine") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,7 @@ from baton.gateway.core import Generation, GenerationRequest
 from baton.gateway.fields.adopted import requested_constraint
 from baton.gateway.fields.sampling import sampling_of, stop_of
 from baton.gateway.fields.validation import check_fields, check_for_model, check_logprob_token_ids, check_logprobs
+from baton.gateway.metrics.gateway import AnswerMeter
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import seed_of_choice
 from baton.gateway.models.served import ServedModel
@@ -92,10 +94,18 @@ async def start(
     engine: LocalEngine, work: Work, on_change: Callable[[Collector], None]
 ) -> tuple[Collector, Generation]:
     """Encodes and submits one request. `on_change` is called as the output grows. Raises a ServiceError."""
-    prepared = work.prepared
+    prepared, received = work.prepared, time.perf_counter()
     text, token_ids = await work.source.encode(engine.model)
+    meter = AnswerMeter(engine.metrics, received, prepared.n)
     collector = Collector(
-        work.request_id, text, token_ids, prepared.n, prepared.kind, prepared.ranked, lambda: on_change(collector)
+        work.request_id,
+        text,
+        token_ids,
+        prepared.n,
+        prepared.kind,
+        prepared.ranked,
+        meter,
+        lambda: on_change(collector),
     )
     request = GenerationRequest(
         request_id=work.request_id,

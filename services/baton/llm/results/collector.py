@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton.gateway.core import Delta, TokenLogprob, Usage
+from baton.gateway.errors.http import http_error_of
+from baton.gateway.metrics.gateway import AnswerMeter
 from baton.llm.parameters.sampling_params import RequestOutputKind
 from baton.llm.results.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from baton.rpc.errors import ServiceError
@@ -63,7 +65,7 @@ class Collector:
 
     def __init__(
         self, request_id: str, prompt: str | None, prompt_token_ids: list[int], n: int, kind: RequestOutputKind,
-        ranked: bool, on_change: Callable[[], None],
+        ranked: bool, meter: AnswerMeter, on_change: Callable[[], None],
     ) -> None:  # fmt: skip
         self.done = False
         self.error: ServiceError | None = None
@@ -73,6 +75,7 @@ class Collector:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._outputs = [_Output() for _ in range(n)]
         self._kind = kind
+        self._meter = meter
         self._ranked = ranked  # whether the alternatives are the most likely tokens
         self._on_change = on_change
         self._metrics = RequestMetrics(time.time())
@@ -84,6 +87,7 @@ class Collector:
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = [None, *(_by_token(entry, True) for entry in delta.prompt_logprobs)]
         if delta.token_ids:
+            self._meter.on_tokens(delta.index)
             self._count(delta.token_ids)
         if self._kind is not RequestOutputKind.FINAL_ONLY:
             self._on_change()
@@ -91,16 +95,20 @@ class Collector:
     def on_done(self, usage: Usage) -> None:
         self.done = True
         self._num_cached_tokens = usage.cached_tokens
+        self._meter.on_done(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         self._on_change()
 
     def on_error(self, error: ServiceError) -> None:
         self.error = error
+        answer = http_error_of(error)
+        self._meter.on_error(answer.type, answer.status)
         self._on_change()
 
     def abort(self) -> None:
         """Ends the outputs that are not complete, with the reason "abort"."""
         for output in self._outputs:
             output.finish_reason = output.finish_reason or "abort"
+        self._meter.on_abort()
         self.done = True
         self._on_change()
 
