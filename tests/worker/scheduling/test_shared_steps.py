@@ -68,3 +68,65 @@ def test_decodes_are_not_counted():
     scheduled = run_step(scheduler)
     assert chunks(scheduled)[long] == BUDGET - 10
     assert scheduled.num_prefill_tokens == BUDGET - 10
+
+
+def beside_a_long_prompt(scheduler):
+    long = place(scheduler, 1000, tenant="a")
+    place(scheduler, 1000, tenant="a")
+    place(scheduler, 1, tenant="b")
+    run_step(scheduler)
+    run_step(scheduler)
+    return long
+
+
+def test_a_tenants_only_short_prompt_is_computed_beside_as_many_tokens_of_another():
+    scheduler = scheduler_of(64, max_num_batched_tokens=512)
+    long = beside_a_long_prompt(scheduler)
+    short = place(scheduler, 10, tenant="c")
+    assert run_step_prompts(scheduler) == {short: 10, long: 10}
+    assert run_step_prompts(scheduler) == {long: 64}
+
+
+def test_a_step_for_a_tiny_prompt_holds_an_eighth_of_the_limit():
+    scheduler = scheduler_of(64, max_num_batched_tokens=512)
+    long = beside_a_long_prompt(scheduler)
+    tiny = place(scheduler, 2, tenant="c")
+    assert run_step_prompts(scheduler) == {tiny: 2, long: 6}
+
+
+def test_only_prompts_of_several_tenants_are_computed_in_one_short_step():
+    scheduler = scheduler_of(64, max_num_batched_tokens=512)
+    long = beside_a_long_prompt(scheduler)
+    short = [place(scheduler, 10, tenant=tenant) for tenant in "cd"]
+    assert run_step_prompts(scheduler) == {short[0]: 10, short[1]: 10, long: 10}
+
+
+def test_a_prompt_longer_than_an_even_part_shortens_no_step():
+    scheduler = scheduler_of(64, max_num_batched_tokens=512)
+    long = beside_a_long_prompt(scheduler)
+    other = place(scheduler, 33, tenant="c")
+    assert run_step_prompts(scheduler) == {other: 32, long: 32}
+
+
+def test_a_tenant_with_several_prompts_shortens_no_step():
+    scheduler = scheduler_of(64, max_num_batched_tokens=512)
+    beside_a_long_prompt(scheduler)
+    for _ in range(2):
+        place(scheduler, 10, tenant="c")
+    assert sum(run_step_prompts(scheduler).values()) == 64
+
+
+def test_of_two_steps_in_a_row_one_at_most_is_shortened():
+    scheduler = scheduler_of(64, max_num_batched_tokens=512)
+    long = beside_a_long_prompt(scheduler)
+    given = []
+    for number in range(6):
+        place(scheduler, 10, tenant=f"t{number}")
+        given.append(run_step_prompts(scheduler)[long])
+    assert given == [10, 54] * 3
+
+
+def run_step_prompts(scheduler):
+    """Runs a step. Returns the tokens of its prompts."""
+    prefilling = {*scheduler.batch.prefilling, *scheduler.queues.waiting}
+    return {state: tokens for state, tokens in chunks(run_step(scheduler)).items() if state in prefilling}

@@ -38,6 +38,11 @@ class WaitingQueue:
         """The lines that have requests."""
         return list(self._lines)
 
+    def lone(self) -> list[RequestState]:
+        """Returns the requests that are the only ones of their lines."""
+        lines = [line for line, heap in self._lines.items() if heap.num_members == 1]
+        return [state for line in lines if (state := self.front(line)) is not None]
+
     def push(self, state: RequestState) -> None:
         """Adds a request that is not in the queue."""
         heap = self._lines.setdefault(state.line, _Heap())
