@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,14 @@ def test_the_process_ends_with_the_gateways_end_of_the_socket():
     reader.process.connection().close()
     assert os.waitid(os.P_PID, reader.process.pid, os.WEXITED | os.WNOWAIT).si_status == 0
     reader.close()
+
+
+def test_the_process_has_a_tenth_of_the_gateways_share_of_the_cpus(reader):
+    pid = reader.process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+    assert os.getsid(pid) == pid
+    group = Path(f"/proc/{pid}/autogroup")
+    assert not group.exists() or group.read_text().endswith(" nice 10\n")
 
 
 async def test_a_large_chat_is_answered_by_any_reader():

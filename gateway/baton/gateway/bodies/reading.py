@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 
@@ -13,10 +14,16 @@ class Task(Struct, frozen=True):
     strict: bool  # whether unknown keys are refused
 
 
+def _nothing() -> memoryview:
+    return memoryview(b"")
+
+
 class Reading(Struct, frozen=True):
     """The result for a body: a request, or a problem."""
 
-    request: bytes = b""  # as MessagePack
+    request: memoryview = msgspec.field(
+        default_factory=_nothing
+    )  # as MessagePack; a part of the frame, which is not copied
     unknown: list[str] = []
     problem: str = ""
     field: str = ""

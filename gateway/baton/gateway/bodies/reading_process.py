@@ -38,7 +38,7 @@ def read_body(decoder: BodyDecoder[Struct], body: bytes) -> Reading:
     """Returns the parsed request of a body, or its problem."""
     try:
         request, unknown = decoder.parse(body)
-        return Reading(msgpack.encode(request), unknown)
+        return Reading(memoryview(msgpack.encode(request)), unknown)
     except InvalidRequest as error:
         return Reading(problem=error.message, field=error.field)
     except (OverflowError, RecursionError):
