@@ -14,6 +14,7 @@ from pathlib import Path
 from attack.case import Case
 from attack.client import Answer, send
 from attack.usage import cpu_seconds, resident_bytes
+from support.network.otlp_collector import Collector
 from support.processes.stack import Stack, start_stack
 
 from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
@@ -73,14 +74,17 @@ class Probe:
 
 
 class Attacked:
-    """A running fleet with its keys and its probe."""
+    """A running fleet with its keys and its probe. `collector`: of the spans of requests with a trace context."""
 
-    def __init__(self, folder: Path, cleanup: ExitStack, executor: str) -> None:
+    def __init__(self, folder: Path, cleanup: ExitStack, executor: str, collector: Collector | None = None) -> None:
+        self.collector = collector
         self.keys = {name: new_key()[0] for name in ("search", "attacker", "neighbour")}
         _write_keys(folder / "keys.json", self.keys)
         self.stack: Stack = start_stack(
-            folder, cleanup, executor=executor, decode_workers=1, prefill_workers=0, api_keys=str(folder / "keys.json")
-        )
+            folder, cleanup, executor=executor, decode_workers=1, prefill_workers=0,
+            api_keys=str(folder / "keys.json"), trace_sampling=0,
+            otlp_endpoint="" if collector is None else collector.address,
+        )  # fmt: skip
         self.port = int(self.stack.rest.rpartition(":")[2])
         self._services = {name: one.process.pid for name, one in self.stack.services.items() if one.process is not None}
         self.roots = list(self._services.values())

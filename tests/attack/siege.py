@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attack.fleet import Attacked
+from attack.stages import FirstToken, show_slowest
 from attack.usage import percentile
 
 _RATE = 5.0  # of the neighbour's requests, a second
@@ -26,10 +27,11 @@ class Siege:
     attacked: float
 
 
-def besiege(fleet: Attacked, numbers: Sequence[int], seconds: float, seed: int) -> Siege:
+def besiege(fleet: Attacked, numbers: Sequence[int], seconds: float, seed: int, slowest: int = 0) -> Siege:
     """Measures a client alone, beside programs that compute, and while attackers send the cases of these numbers.
 
-    Ends the fleet's probe, whose requests are neither the neighbour's nor the attackers'.
+    Ends the fleet's probe, whose requests are neither the neighbour's nor the attackers'. Prints the stages of so many
+    of the slowest requests, if the fleet has a collector of spans.
     """
     fleet.probe.close()
     without = _first_tokens(fleet, "alone", seconds, seed)
@@ -37,15 +39,19 @@ def besiege(fleet: Attacked, numbers: Sequence[int], seconds: float, seed: int) 
         floor = _first_tokens(fleet, "beside programs that compute", min(seconds, _FLOOR_SECONDS), seed)
     with _attackers(str(fleet.port), str(seed), *map(str, numbers), key=fleet.keys["attacker"]):
         attacked = _first_tokens(fleet, "attacked", seconds, seed)
-    return Siege(*(percentile(found, 0.99) for found in (without, floor, attacked)))
+    if slowest and fleet.collector is not None:
+        for how, tokens in (("alone", without), ("attacked", attacked)):
+            print(f"\nthe slowest, {how}:\n\n{show_slowest(tokens, fleet.collector, slowest)}", flush=True)
+    return Siege(*(percentile([token.seconds for token in found], 0.99) for found in (without, floor, attacked)))
 
 
-def _first_tokens(fleet: Attacked, how: str, seconds: float, seed: int) -> list[float]:
+def _first_tokens(fleet: Attacked, how: str, seconds: float, seed: int) -> list[FirstToken]:
     program = Path(__file__).with_name("neighbours.py")
     words = [sys.executable, str(program), str(fleet.port), str(seconds), str(_RATE), str(seed)]
     done = subprocess.run(words, input=fleet.keys["neighbour"] + "\n", capture_output=True, text=True, check=True)
-    found: list[float] = json.loads(done.stdout)
-    shares = ", ".join(f"p{part * 100:g} {1000 * percentile(found, part):.0f}" for part in (0.5, 0.9, 0.99))
+    found = [FirstToken(*times) for times in json.loads(done.stdout)]
+    times = [token.seconds for token in found]
+    shares = ", ".join(f"p{part * 100:g} {1000 * percentile(times, part):.0f}" for part in (0.5, 0.9, 0.99))
     print(f"a neighbour's first tokens, {how}: {len(found)}, {shares} ms\n{done.stderr}", end="", flush=True)
     return found
 

@@ -1,7 +1,7 @@
 """Hostile requests against a real fleet: what one costs, what stays, how long the gateway stands still.
 
 baton bench hostile [--cases N] [--case N [--repeat N]] [--seconds S] [--seed N] [--family NAME]
-    [--siege S] [--json PATH]
+    [--siege S [--slowest N]] [--json PATH]
 
 A gateway, a router, a kvstore and a worker as processes, with API keys and limits. A seeded search over bodies,
 prompts, grammars, schemas and ways of sending, up to the gateway's body limit; `--case N` repeats one. Exits with 1
@@ -36,6 +36,7 @@ from attack.fleet import Attacked, Cost
 from attack.siege import besiege
 from attack.verdict import as_json, misses, rows, show
 from bench.report import facts_line, machine_facts, write_json
+from support.network.otlp_collector import collecting
 
 _WARM_SEED = 1_000_003  # the warm-up's cases are none of the search's
 _WARM_CASES = 48
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--executor", choices=("cpu", "sim"), default="sim")
     parser.add_argument("--siege", type=float, default=30.0, help="seconds of 16 attackers; 0: none")
+    parser.add_argument("--slowest", type=int, default=0, help="print the stages of so many first tokens; traces them")
     parser.add_argument("--verbose", action="store_true", help="print every case")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -88,14 +90,15 @@ def main() -> int:
         parser.error(f"--cases {options.cases}: must be at least 1; the siege draws from them")
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
-        fleet = Attacked(folder, cleanup, options.executor)
+        collector = cleanup.enter_context(collecting()) if options.slowest else None
+        fleet = Attacked(folder, cleanup, options.executor, collector)
         fleet.warm_up([make_case(_WARM_SEED, number) for number in range(_WARM_CASES)])
         idle = fleet.rest()
         costs = search(fleet, options)
         siege = None
         if options.siege and not options.case:
             drawn = random.Random(options.seed).sample(range(options.cases), min(_SIEGE_CASES, options.cases))
-            siege = besiege(fleet, drawn, options.siege, options.seed)
+            siege = besiege(fleet, drawn, options.siege, options.seed, options.slowest)
         table = rows(costs, siege)
     print(f"\n{facts_line(machine_facts(('grpcio',)))}, seed {options.seed}, {len(costs)} cases, idle {idle:.1%}\n")
     print(show(costs, table))
