@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -66,3 +69,26 @@ def test_issue_templates_have_fields_that_must_be_filled_in():
 def test_the_changelog_has_the_version_of_the_package():
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     assert f"## {version} - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_make_run_installs_what_every_command_needs(tmp_path):
+    done = subprocess.run(
+        ["make", "-n", f"VENV={tmp_path}", f"{tmp_path}/.installed"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    installed = set(re.search(r"--editable '\.\[(.+)\]'", done.stdout)[1].split(","))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in list(installed):
+        for requirement in extras[extra]:
+            if named := re.fullmatch(r"baton-inference\[(.+)\]", requirement):
+                installed.update(named[1].split(","))
+    assert installed >= {"gateway", "router", "kvstore", "worker", "hub", "certs"}
+
+
+def test_the_sample_model_is_small_and_has_a_long_context():
+    folder = ROOT / "models" / "storyteller-7m"
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 30_000_000
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] >= 32_768
