@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from baton.gateway.helpers.frames import send_frame
 from baton.gateway.memory import return_large_blocks
+from baton.rpc.background import command
 
 _log = logging.getLogger(__name__)
 
 _NICE = 10  # a tenth of the share of the gateway's event loop, and of other services on the machine
-_AUTOGROUP = Path("/proc/self/autogroup")  # where Linux shares CPUs between sessions first, a session's own nice
 _READY = b"r"
 _PAUSE_SECONDS = 10.0  # after a start that failed
 
@@ -96,7 +93,7 @@ class HelperProcess:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    (sys.executable, "-m", self._module, str(theirs.fileno())),
+                    command(_NICE, self._module, str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
@@ -120,14 +117,6 @@ class HelperProcess:
 def serving_gateway(argv: Sequence[str]) -> Iterator[tuple[socket.socket, Callable[[], None]]]:
     """Prepares a helper process. Yields its socket, and what it calls once it is ready. Ends with the gateway."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _yield_cpus()
     return_large_blocks()
     with socket.socket(fileno=int(argv[0])) as sock, contextlib.suppress(EOFError, ConnectionError):
         yield sock, lambda: sock.sendall(_READY)
-
-
-def _yield_cpus() -> None:
-    """Lets the gateway and other services go first. The process must have a session of its own."""
-    os.nice(_NICE)
-    with contextlib.suppress(OSError):  # the system has none
-        _AUTOGROUP.write_text(str(_NICE))

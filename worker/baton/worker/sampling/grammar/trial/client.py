@@ -8,13 +8,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from baton.rpc.background import command
 from baton.rpc.errors import InternalError, InvalidRequest, NoCapacity, ServiceError
 from baton.worker.core import Constraint, ModelSpec
 from baton.worker.sampling.grammar.compilation.wording import SIMPLER
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02  # between checks whether the request has ended
+_NICE = 5  # a third of the engine's share of the CPUs, and of other services on the machine
 _MODULE = "baton.worker.sampling.grammar.trial.process"
 
 
@@ -125,10 +126,11 @@ class Trials:
         }
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", _MODULE, str(theirs.fileno())),
+                command(_NICE, _MODULE, str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                start_new_session=True,
             )
         self._control = ours
         self._ready = False
