@@ -160,7 +160,7 @@ HOPPER_EXPERTS = Row(
     "baton.kernels.moe.experts_hopper:run_experts_hopper",
     capabilities=_HOPPER,
     dtypes=_HALF,
-    pairs_per_expert=(64, _ENDLESS),
+    pairs_per_expert=(48, _ENDLESS),
     batch_invariant=False,
 )
 EXPERTS = Row("run_experts", "baton.kernels.moe.experts:run_experts")

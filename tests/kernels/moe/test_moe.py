@@ -140,6 +140,11 @@ def test_experts_of_few_tokens_equal_their_reference(case: Experts, device: str)
     expected += residual.double()
     assert run_few(*given, residual=residual) is residual
     assert relative_error(residual, expected) <= BOUNDS[case.dtype]
+    norm, x = torch.rand(case.hidden, device=device).to(case.dtype), given.x
+    normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-3) * norm.double()
+    expected = x.double() + reference.run_experts(normed, *wide[1:])
+    run_few(*given, norm=norm, eps=1e-3, residual=x)
+    assert relative_error(x, expected) <= BOUNDS[case.dtype]
 
 
 @pytest.mark.parametrize(("case", "device"), cases(SMALL[1:2], GRID[2:4]))

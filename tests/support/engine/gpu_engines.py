@@ -189,7 +189,9 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "minimax_m2-64": lambda: _corrected(
         MiniMaxM2ForCausalLM(MiniMaxM2Config(**_shape(64, **_WIDE, rotary_dim=32, rope_parameters=_HALF_ROTATED)))
     ),
-    "gpt_oss-64": lambda: GptOssForCausalLM(GptOssConfig(**_shape(64, **_WIDE, sliding_window=50, swiglu_limit=7.0))),
+    "gpt_oss-64": lambda: GptOssForCausalLM(
+        GptOssConfig(**_shape(64, **_WIDE, sliding_window=50, swiglu_limit=7.0, initializer_range=0.035))
+    ),
     "starcoder2-64": lambda: Starcoder2ForCausalLM(Starcoder2Config(**_shape(64, sliding_window=50, hidden_size=512))),
 }
 

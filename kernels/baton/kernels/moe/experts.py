@@ -254,9 +254,9 @@ def down_and_sum(
 
 
 def choose_tile(num_pairs: int, num_experts: int, itemsize: int = 2) -> int:
-    """Returns how many pairs share a tile: about what an expert has where all have the same."""
+    """Returns how many pairs share a tile: a bit more than an expert has where all have the same."""
     largest = 128 if itemsize < 4 else 64
-    return min(largest, max(16, int(triton.next_power_of_2(triton.cdiv(num_pairs, num_experts)))))
+    return min(largest, max(16, int(triton.next_power_of_2(triton.cdiv(5 * num_pairs, 4 * num_experts)))))
 
 
 def choose_tiling(k: int, itemsize: int, tile: int, matrices: int = 1, shared_bytes: int = 227 * 1024) -> Tiling:

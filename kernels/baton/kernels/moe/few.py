@@ -32,18 +32,21 @@ def _gate_up_kernel(
     weight_ptr,  # [num_experts, 2 SIZE, HIDDEN], gates first
     bias_ptr,  # [num_experts, 2 SIZE]
     ids_ptr,  # [num_pairs]
+    norm_ptr,  # [HIDDEN]
+    eps,
     limit,
     alpha,
     TOP_K: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    NORM: tl.constexpr,
     CLAMPED: tl.constexpr,
     BIASED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out_p = gated(weight_e x_t + bias_e) for pair p of token t and expert e"""
+    """out_p = gated(weight_e f(x_t) + bias_e) for pair p of token t and expert e; f is RMSNorm with NORM"""
     # grid: (SIZE / BLOCK_N, num_pairs)
     if OVERLAP:
         gdc_launch_dependents()
@@ -57,15 +60,23 @@ def _gate_up_kernel(
     x_ptr += (pair // TOP_K).to(tl.int64) * HIDDEN
     gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
     for start in tl.static_range(0, HIDDEN, BLOCK_K):
         live = start + ks < HIDDEN
         gate = tl.load(row_ptr + start, mask=live[None, :], other=0.0)
         up = tl.load(row_ptr + SIZE * HIDDEN + start, mask=live[None, :], other=0.0)
-        x = tl.load(x_ptr + start + ks, mask=live, other=0.0).to(tl.float32)[None, :]
-        gates += gate.to(tl.float32) * x
-        ups += up.to(tl.float32) * x
+        x = tl.load(x_ptr + start + ks, mask=live, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(norm_ptr + start + ks, mask=live, other=0.0).to(tl.float32)
+        gates += gate.to(tl.float32) * x[None, :]
+        ups += up.to(tl.float32) * x[None, :]
     gate_sum = tl.sum(gates, 1)
     up_sum = tl.sum(ups, 1)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares, 0) / HIDDEN + eps)
+        gate_sum *= shrink
+        up_sum *= shrink
     if BIASED:
         gate_sum += tl.load(bias_ptr + first_row).to(tl.float32)
         up_sum += tl.load(bias_ptr + SIZE + first_row).to(tl.float32)
@@ -137,12 +148,15 @@ def run_few(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     *,
+    norm: Tensor | None = None,
+    eps: float = 1e-6,
     residual: Tensor | None = None,
     tilings: tuple[Tiling, Tiling] | None = None,
 ) -> Tensor:
     """Returns the weighted sum of each token's experts, [num_tokens, hidden_size]; arguments as of run_experts.
 
-    Adds it to `residual` [num_tokens, hidden_size] if that is given, and returns it.
+    `norm` [hidden_size] applies RMSNorm to x first. Adds the sum to `residual` [num_tokens, hidden_size] if that is
+    given, which may be x, and returns it.
     """
     num_tokens, top_k = ids.shape
     hidden, size = down.shape[1:]
@@ -156,11 +170,14 @@ def run_few(
         gate_up,
         x if gate_up_bias is None else gate_up_bias,
         ids,
+        x if norm is None else norm,
+        eps,
         gate.limit,
         gate.alpha,
         TOP_K=top_k,
         SIZE=size,
         HIDDEN=hidden,
+        NORM=norm is not None,
         CLAMPED=gate.limit > 0,
         BIASED=gate_up_bias is not None,
         BLOCK_N=first.block_n,

@@ -14,7 +14,7 @@ from baton.worker.layers.norm import norm_of
 from baton.worker.layers.spec import ExpertsSpec, NormSpec
 from baton.worker.quantization.base import Params
 from baton.worker.quantization.experts import ExpertsMethod
-from baton.worker.quantization.neighbours import Stream
+from baton.worker.quantization.neighbours import Norm, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,18 @@ class Experts:
 
     def add(self, stream: Stream) -> None:
         """Adds the experts' sum to the stream."""
-        x = stream.normed(self._input_norm, self._kernels)
+        norm, alone = self._input_norm, self._shared is None and self._output_norm is None and self._scale == 1
+        num_pairs = len(stream.residual) * self._spec.router.top_k
+        if alone and _may_fuse(stream, norm) and self._ops.fuses_norm(self._params, num_pairs):
+            assert norm is not None
+            weights, ids = self._kernels.route(self._router.project(stream, norm), self._correction, self._spec.router)
+            self._ops.add_normed(self._params, stream, norm, weights, ids, self._spec.gate)
+            return
+        x = stream.normed(norm, self._kernels)
         weights, ids = self._kernels.route(
             self._router.project(Stream(x, fuse_norms=stream.fuse_norms), None), self._correction, self._spec.router
         )
-        if self._shared is None and self._output_norm is None and self._scale == 1:
+        if alone:
             self._ops.add(self._params, x, weights, ids, self._spec.gate, stream)
             return
         update = self._ops.run(self._params, x, weights, ids, self._spec.gate)
@@ -78,6 +85,10 @@ class Experts:
         if self._output_norm is not None:
             update = self._output_norm.apply(update, self._kernels)
         stream.add(update if self._scale == 1 else update.mul_(self._scale))
+
+
+def _may_fuse(stream: Stream, norm: Norm | None) -> bool:
+    return norm is not None and not norm.centered and stream.fuse_norms and stream.update is None
 
 
 class _SharedExpert:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.kernels.routing import Gate
 from baton.worker.quantization.base import Params, Source
-from baton.worker.quantization.neighbours import Kernels, Stream
+from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,14 @@ class ExpertsOps(ABC):
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
         """Adds what `run` returns to the stream."""
         stream.add(self.run(params, x, weights, ids, gate))
+
+    def fuses_norm(self, params: Params, num_pairs: int) -> bool:
+        """Returns whether `add_normed` is faster than a norm and `add`."""
+        return False
+
+    def add_normed(self, params: Params, stream: Stream, norm: Norm, weights: Tensor, ids: Tensor, gate: Gate) -> None:
+        """Adds the experts of the normed stream to the stream."""
+        self.add(params, stream.normed(norm, self.kernels), weights, ids, gate, stream)
 
 
 class ExpertsMethod(Protocol):

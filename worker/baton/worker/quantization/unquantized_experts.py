@@ -13,7 +13,7 @@ from baton.kernels.routing import Gate
 from baton.kernels.table import FEW_EXPERTS, Case, Row, find
 from baton.worker.quantization.base import Params, Source
 from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
-from baton.worker.quantization.neighbours import Kernels, Stream
+from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
 
 class UnquantizedExperts:
@@ -65,20 +65,28 @@ class _CudaOps(ExpertsOps):
         self._rows: dict[int, Row] = {}  # by the number of pairs
 
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
-        out: Tensor = self._row(params, x, ids).load()(x, weights, ids, *_tensors(params, gate))
+        out: Tensor = self._row(params, ids.numel()).load()(x, weights, ids, *_tensors(params, gate))
         return out
 
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
-        row = self._row(params, x, ids)
+        row = self._row(params, ids.numel())
         if row is FEW_EXPERTS:
             row.load()(x, weights, ids, *_tensors(params, gate), residual=stream.settled())
         else:
             super().add(params, x, weights, ids, gate, stream)
 
-    def _row(self, params: Params, x: Tensor, ids: Tensor) -> Row:
-        num_pairs = ids.numel()
+    def fuses_norm(self, params: Params, num_pairs: int) -> bool:
+        return self._row(params, num_pairs) is FEW_EXPERTS
+
+    def add_normed(self, params: Params, stream: Stream, norm: Norm, weights: Tensor, ids: Tensor, gate: Gate) -> None:
+        x = stream.settled()
+        fused = {"norm": norm.weight, "eps": norm.eps, "residual": x}
+        FEW_EXPERTS.load()(x, weights, ids, *_tensors(params, gate), **fused)
+
+    def _row(self, params: Params, num_pairs: int) -> Row:
+        down = params["down"]
         if num_pairs not in self._rows:
-            case = replace(self._case, dtype=x.dtype, num_pairs=num_pairs, num_experts=len(params["down"]))
+            case = replace(self._case, dtype=down.dtype, num_pairs=num_pairs, num_experts=len(down))
             self._rows[num_pairs] = find("run_experts", case)
         return self._rows[num_pairs]
 

@@ -54,16 +54,20 @@ def load_weights(
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> ModelWeights:
-    """Returns random weights, which are equal for a seed on all devices of a type. The model outputs nonsense."""
+    """Returns random weights, which are equal for a seed on all devices of a type. The model outputs nonsense.
+
+    Where there are experts, embeddings are large, so that tokens stay different and routers spread them evenly.
+    """
+    has_experts = any(isinstance(layer.mlp, ExpertsSpec) for layer in config.layers)
+    spread = {f"{config.names.embed}.weight": 8.0} if has_experts else {}
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith("norm.weight") or (len(shape) == 1 and name.endswith(".weight")):
             return torch.full(shape, 1 - config.norm.offset, dtype=dtype, device=device)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
-        return torch.empty(shape, dtype=dtype, device=device).normal_(
-            0.0, config.initializer_range, generator=generator
-        )
+        width = spread.get(name, config.initializer_range)
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, width, generator=generator)
 
     return build_weights(config, source, dtype, device)
 
