@@ -9,7 +9,7 @@ from markdown_text import GENERATED_NOTE, cell, code, table
 
 from baton.services.cli import SERVICES
 from baton.services.process.run import ProcessConfig
-from baton.services.settings import Option, options_of
+from baton.services.settings import Option, config_option, options_of
 
 _HEAD = ("flag", "default", "what it does", "allowed values")
 
@@ -18,12 +18,13 @@ def service_page(service: str) -> str:
     """Returns the page of a service's settings."""
     command = SERVICES[service]
     config = getattr(importlib.import_module(f"{command.package}.config"), command.config)
-    options = [*options_of(service, config), *options_of(service, ProcessConfig)]
+    options = [*options_of(service, config), *options_of(service, ProcessConfig), config_option(service)]
     first = options[0]
     return (
         f"# Settings of `baton {service}`\n\n{command.summary} {GENERATED_NOTE}\n"
-        f"Every setting is a flag or a variable: `{first.flag}` is also `{first.variable}`. A flag overrides the "
-        "variable. Unknown settings and wrong values are errors that name what is allowed.\n\n"
+        f"Every setting is a flag, a variable or a key of the YAML or TOML file of `--config`: `{first.flag}` is also "
+        f"`{first.variable}` and `{first.flag.removeprefix('--')}`. A flag overrides the variable, which overrides the "
+        "file. Unknown settings and wrong values are errors that name what is allowed.\n\n"
         + table(_HEAD, [_row(option) for option in options])
     )
 

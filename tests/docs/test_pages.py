@@ -69,7 +69,8 @@ def _commands(program: str) -> list[tuple[str, str]]:
 def _config_flags(service: str) -> frozenset[str]:
     entry = cli.SERVICES[service]
     config = getattr(importlib.import_module(f"{entry.package}.config"), entry.config)
-    return frozenset(one.flag for kind in (config, ProcessConfig) for one in settings.options_of(service, kind))
+    flags = (one.flag for kind in (config, ProcessConfig) for one in settings.options_of(service, kind))
+    return frozenset(flags) | {settings.config_option(service).flag}
 
 
 @functools.cache
