@@ -16,6 +16,7 @@ from baton.services.doctor.finding import Level
 from baton.services.doctor.machine import clocks, fabric, gpus, limits, versions
 from baton.services.doctor.service import certificates, kubernetes, listening, model, peers, redis_server
 from baton.services.doctor.targets import Address, Targets, targets_of
+from baton.services.machine import gpus as machine_gpus
 
 WORKER = Targets(service="worker", executor="cuda", model="m", needs_weights=True)
 GIB = 1 << 30
@@ -36,7 +37,7 @@ def test_every_bad_finding_has_a_fix():
     bad = [
         *limits.check_limits(replace(LIMITS, open_files=256, shared_memory=64 << 20, locked_memory=1 << 16), WORKER),
         *limits.check_limits(replace(LIMITS, container_memory=GIB), replace(WORKER, host_cache_bytes=2 * GIB)),
-        *gpus.check_gpus(gpus.GpuFacts(problem="nvidia-smi is not installed"), WORKER),
+        *gpus.check_gpus(machine_gpus.GpuFacts(problem="nvidia-smi is not installed"), WORKER),
         *fabric.check_fabric(_fabric(), replace(WORKER, transports=("nccl", "rdma"))),
         *clocks.check_clock(clocks.ClockFacts(False, redis_offset=-30.0)),
         *peers.check_peers((peers.PeerFacts(Address("--router", "r:1", "router"), False, "refused"),), WORKER),
@@ -77,13 +78,13 @@ def test_rdma_needs_locked_memory():
 
 
 def test_nvidia_smis_output_is_parsed():
-    (gpu,) = gpus.parse_gpus(GPU_LINE + "\nno such line\n")
+    (gpu,) = machine_gpus.parse_gpus(GPU_LINE + "\nno such line\n")
     assert (gpu.name, gpu.driver, gpu.free_mib, gpu.capability) == ("NVIDIA H100 80GB HBM3", "570.86.15", 81000, (9, 0))
-    torch = gpus.Torch("2.13.0+cu130", "13.0", True, 1)
-    assert set(levels(gpus.check_gpus(gpus.GpuFacts((gpu,), torch=torch), WORKER))) == {Level.OK}
-    (silent,) = gpus.parse_gpus("0, Tesla, 570, [N/A], [N/A], [N/A], [N/A], [Not Supported], [N/A]")
+    torch = machine_gpus.Torch("2.13.0+cu130", "13.0", True, 1)
+    assert set(levels(gpus.check_gpus(machine_gpus.GpuFacts((gpu,), torch=torch), WORKER))) == {Level.OK}
+    (silent,) = machine_gpus.parse_gpus("0, Tesla, 570, [N/A], [N/A], [N/A], [N/A], [Not Supported], [N/A]")
     assert (silent.total_mib, silent.capability, silent.uncorrected_errors) == (None, None, None)
-    assert set(levels(gpus.check_gpus(gpus.GpuFacts((silent,), torch=torch), WORKER))) == {Level.OK}
+    assert set(levels(gpus.check_gpus(machine_gpus.GpuFacts((silent,), torch=torch), WORKER))) == {Level.OK}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,9 @@ def test_nvidia_smis_output_is_parsed():
     ],
 )
 def test_a_gpu_that_is_not_well(change, word):
-    gpu = replace(gpus.parse_gpus(GPU_LINE)[0], **change)
-    torch = gpus.Torch("2.13.0+cu130", "13.0", True, 1)
-    found = worst(gpus.check_gpus(gpus.GpuFacts((gpu,), torch=torch), WORKER))
+    gpu = replace(machine_gpus.parse_gpus(GPU_LINE)[0], **change)
+    torch = machine_gpus.Torch("2.13.0+cu130", "13.0", True, 1)
+    found = worst(gpus.check_gpus(machine_gpus.GpuFacts((gpu,), torch=torch), WORKER))
     assert found.level in (Level.FAILED, Level.WARNING)
     assert word in found.fix
 
@@ -106,18 +107,20 @@ def test_a_gpu_that_is_not_well(change, word):
 @pytest.mark.parametrize(
     ("torch", "word"),
     [
-        (gpus.Torch("2.13.0+cpu", "", False, 0), "build for CPUs"),
-        (gpus.Torch("2.13.0", "13.0", False, 0), "sees no GPU"),
+        (machine_gpus.Torch("2.13.0+cpu", "", False, 0), "build for CPUs"),
+        (machine_gpus.Torch("2.13.0", "13.0", False, 0), "sees no GPU"),
     ],
 )
 def test_a_torch_that_sees_no_gpu(torch, word):
-    found = worst(gpus.check_gpus(gpus.GpuFacts(gpus.parse_gpus(GPU_LINE), torch=torch), WORKER))
+    found = worst(gpus.check_gpus(machine_gpus.GpuFacts(machine_gpus.parse_gpus(GPU_LINE), torch=torch), WORKER))
     assert found.level is Level.FAILED
     assert word in found.what
 
 
 def test_without_a_gpu_only_cuda_fails():
-    facts = gpus.GpuFacts(problem="nvidia-smi is not installed", torch=gpus.Torch("2.13.0+cpu", "", False, 0))
+    facts = machine_gpus.GpuFacts(
+        problem="nvidia-smi is not installed", torch=machine_gpus.Torch("2.13.0+cpu", "", False, 0)
+    )
     assert worst(gpus.check_gpus(facts, WORKER)).level is Level.FAILED
     assert set(levels(gpus.check_gpus(facts, replace(WORKER, executor="cpu")))) == {Level.OK}
 

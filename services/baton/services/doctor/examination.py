@@ -11,6 +11,7 @@ from baton.services.doctor.finding import Finding, unknown
 from baton.services.doctor.machine import clocks, fabric, gpus, limits, versions
 from baton.services.doctor.service import api_keys, certificates, kubernetes, listening, model, peers, redis_server
 from baton.services.doctor.targets import Targets
+from baton.services.machine.gpus import Gpu, GpuFacts, observe_gpus
 
 _MIB = 1 << 20
 
@@ -33,7 +34,7 @@ def _topics(targets: Targets, seconds: float) -> list[_Topic]:
     return [*_machine(targets, seconds, device), *_files(targets, device), *_network(targets, seconds)]
 
 
-def _machine(targets: Targets, seconds: float, device: asyncio.Future[gpus.GpuFacts]) -> list[_Topic]:
+def _machine(targets: Targets, seconds: float, device: asyncio.Future[GpuFacts]) -> list[_Topic]:
     async def installed() -> Iterable[Finding]:
         return versions.check_versions(versions.observe_versions(targets.service), targets)
 
@@ -50,7 +51,7 @@ def _machine(targets: Targets, seconds: float, device: asyncio.Future[gpus.GpuFa
     return [_Topic("versions", installed), _Topic("limits", limited), _Topic("gpu", devices), _Topic("fabric", links)]
 
 
-def _files(targets: Targets, device: asyncio.Future[gpus.GpuFacts]) -> list[_Topic]:
+def _files(targets: Targets, device: asyncio.Future[GpuFacts]) -> list[_Topic]:
     async def folder() -> Iterable[Finding]:
         facts = await asyncio.to_thread(model.observe_model, targets)
         return model.check_model(facts, targets, _capacity(targets, (await device).gpus))
@@ -88,15 +89,15 @@ def _network(targets: Targets, seconds: float) -> list[_Topic]:
     ]
 
 
-async def _device(targets: Targets, seconds: float) -> gpus.GpuFacts:
+async def _device(targets: Targets, seconds: float) -> GpuFacts:
     if targets.service not in ("", "worker"):
-        return gpus.GpuFacts()
+        return GpuFacts()
     # PyTorch takes seconds to import; without use of a GPU, its version suffices.
     with_torch = targets.executor in ("", "cuda") and extras.installed("torch") is not None
-    return await asyncio.to_thread(gpus.observe_gpus, seconds, with_torch)
+    return await asyncio.to_thread(observe_gpus, seconds, with_torch)
 
 
-def _capacity(targets: Targets, found: tuple[gpus.Gpu, ...]) -> model.Capacity:
+def _capacity(targets: Targets, found: tuple[Gpu, ...]) -> model.Capacity:
     free = [gpu.free_mib for gpu in found if gpu.free_mib is not None]
     facts = limits.observe_limits()
     sizes = [size for size in (facts.memory, facts.container_memory) if size]

@@ -14,9 +14,10 @@ from typing import Any
 
 from baton.services import extras, settings
 from baton.services.doctor.examination import examine
-from baton.services.doctor.machine import fabric, gpus, limits, versions
+from baton.services.doctor.machine import fabric, limits, versions
 from baton.services.doctor.redact import redacted_value, secrets_in, without_secrets, without_these
 from baton.services.doctor.targets import Targets
+from baton.services.machine.gpus import observe_gpus
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -61,7 +62,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def collect(environ: Mapping[str, str], seconds: float) -> dict[str, Any]:
     """Returns the whole report before `redacted`. Variables are already limited by name."""
-    device = gpus.observe_gpus(seconds, extras.installed("torch") is not None)
+    device = observe_gpus(seconds, extras.installed("torch") is not None)
     findings = asyncio.run(examine(Targets(), seconds))
     return {
         "baton": {"version": versions.observe_versions("").baton, "python": sys.version, "command": sys.argv[:2]},

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from baton.services.doctor.finding import Finding, failed, ok, unknown, warning
-from baton.services.doctor.machine.programs import run
 from baton.services.doctor.targets import Targets
+from baton.services.machine.programs import run
 
 _TOPIC = "fabric"
 _INFINIBAND = Path("/sys/class/infiniband")
