@@ -7,53 +7,22 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from support.processes.stack import MODEL, ROOT, wait_until
-
-
-class Up:
-    """A running `baton up`, its output read line by line."""
-
-    def __init__(self, tmp_path: Path, *flags: str, **environ: str) -> None:
-        self.output_path = tmp_path / "output"
-        self.tmp = tmp_path / "tmp"
-        self.tmp.mkdir(exist_ok=True)
-        words = [sys.executable, "-m", "baton.services.cli", "up", *flags]
-        variables = {**os.environ, "TMPDIR": str(self.tmp), **environ}
-        with self.output_path.open("wb") as output:
-            self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=variables
-            )
-
-    @property
-    def output(self) -> str:
-        return self.output_path.read_text()
-
-    def wait_ready(self) -> str:
-        def ready():
-            assert self.process.poll() is None, self.output
-            return "Baton is ready" in self.output
-
-        wait_until(ready, "ready", 60)
-        return re.search(r"http://(\S+) \(REST\)", self.output)[1]
-
-    def family(self) -> list[psutil.Process]:
-        """Every process that it started, directly or not."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+from support.processes.stack import MODEL, wait_until
+from support.processes.tandem_program import TandemProgram
 
 
 @pytest.fixture
 def up(tmp_path):
     started = []
 
-    def start(*flags: str, **environ: str) -> Up:
+    def start(*flags: str, **environ: str) -> TandemProgram:
         listen = ("--rest-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
-        started.append(Up(tmp_path, *listen, *flags, **environ))
+        started.append(TandemProgram(tmp_path, "up", *listen, *flags, **environ))
         return started[-1]
 
     yield start
@@ -180,7 +149,7 @@ def test_a_port_in_use_is_named_before_anything_starts(up):
     ("flags", "message"),
     [
         (("--model", "/no/such/folder"), "--model: '/no/such/folder' is no folder"),
-        (("--executor", "abacus"), "--executor: 'abacus' is not allowed; give one of cpu, sim"),
+        (("--executor", "abacus"), "--executor: 'abacus' is not allowed; give one of auto, cpu, cuda, sim"),
         (("--decode-workers", "0"), "--decode-workers: '0' is not allowed; give an integer from 1 to 64"),
         (("--rest-listen", "8000"), "is not host:port"),
         (("--log-dir", "/dev/null"), "--log-dir: no log can be written in /dev/null"),

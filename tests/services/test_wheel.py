@@ -21,6 +21,7 @@ COMMANDS = {
     "gateway": ("gateway", "--model", "m", "--router", "127.0.0.1:1"),
     "router": ("router", "--workers", "127.0.0.1:1", "--listen", "127.0.0.1:0"),
     "worker": ("worker", "--model", "m", "--listen", "127.0.0.1:0"),
+    "serve": ("serve",),
     "up": ("up",),
     "keys": ("keys", "create", "--api-keys", "keys.toml", "--tenant", "a"),
     "certs": ("certs", "--dir", "certs"),
@@ -33,7 +34,7 @@ COMMANDS = {
     "doctor gateway": ("doctor", "gateway", "--model", "m"),
     "collect-env": ("collect-env",),
 }
-NEEDED = {"gateway": "gateway", "router": "router", "worker": "worker", "up": "all", "keys": "gateway",
+NEEDED = {"gateway": "gateway", "router": "router", "worker": "worker", "serve": "all", "up": "all", "keys": "gateway",
           "certs": "certs", "top": "gateway", "metrics": "all", "simulate": "all", "doctor": "all",
           "doctor gateway": "gateway"}  # fmt: skip
 

@@ -38,6 +38,7 @@ OPERATIONS: Mapping[str, str] = {
     "reload": "Lets a worker load weights in place.",
 }
 TOOLS: Mapping[str, str] = {
+    "serve": "Serves a model with what this machine has.",
     "up": "Runs all services on this machine.",
     "certs": "Makes a development CA and certificates for TLS between services.",
     **OPERATIONS,
@@ -54,7 +55,7 @@ TOOLS: Mapping[str, str] = {
 
 # The module of each tool's main().
 _MODULES: Mapping[str, str] = {
-    "up": "baton.services.up.command",
+    **dict.fromkeys(("serve", "up"), "baton.services.up.command"),
     "certs": "baton.services.certs.command",
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
     "keys": "baton.services.keys.command",
@@ -125,6 +126,8 @@ def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int
     module = importlib.import_module(_MODULES[name])
     if name in OPERATIONS:
         code: int = module.main(name, argv, environ)
+    elif name in ("serve", "up"):
+        code = module.main(name, argv, environ, _configs())
     elif name == "doctor":
         code = module.main(argv, environ, _configs())
     else:

@@ -14,6 +14,7 @@ _EXTRAS: Mapping[str, str] = {
     "router": "router",
     "kvstore": "kvstore",
     "worker": "worker",
+    "serve": ALL,
     "up": ALL,
     "keys": "gateway",
     "top": "gateway",

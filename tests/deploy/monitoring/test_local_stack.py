@@ -14,7 +14,7 @@ from support.kubernetes.deploy_tools import ROOT, prometheus_tool
 from support.processes import ports
 from support.processes.stack import wait_until
 
-from baton.services.up import tandem
+from baton.services.up.config import UpConfig
 
 LOCAL = ROOT / "deploy" / "local"
 
@@ -28,7 +28,7 @@ def test_mounted_files_exist_and_images_have_one_version():
 
 
 def test_the_flags_of_the_documentation_are_those_of_up():
-    fields = {name.replace("_", "-") for name in tandem.UpConfig.__dataclass_fields__}
+    fields = {name.replace("_", "-") for name in UpConfig.__dataclass_fields__}
     text = (LOCAL / "compose.yaml").read_text()
     assert "--otlp-endpoint" in text
     assert "--metrics-targets" in text

@@ -98,7 +98,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "strict": Tru
 
 
 def test_with_a_form_for_the_text_the_answer_is_that_or_a_call(start_stack):
-    stack = start_stack(executor="cpu", prefill_workers=0, threads=1, tool_call_parser="hermes")
+    stack = start_stack(
+        executor="cpu", prefill_workers=0, threads=1, extra={"gateway": ("--tool-call-parser", "hermes")}
+    )
     strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
 
     def answers(tools, begin, **fields):

@@ -15,7 +15,7 @@ from support.kubernetes.api_server import api_server_thread, endpoint, slice_of
 from support.processes import stack
 from support.processes.stack import MODEL, MODEL_NAME, Stack, wait_until
 
-from baton.services.up import tandem
+from baton.services.up.config import UpConfig
 from baton.v1 import router_pb2, router_pb2_grpc
 
 NUM_TOKENS = 300
@@ -27,7 +27,7 @@ def cluster(tmp_path):
     """(stack, API server, call): two simulated workers, each with a slice of its service's name."""
     with ExitStack() as cleanup:
         api, call = cleanup.enter_context(api_server_thread(token=None, bookmark_seconds=1.0))
-        settings = tandem.UpConfig(
+        settings = UpConfig(
             model=str(MODEL), served_model_name=(MODEL_NAME,), rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0",
             executor="sim", prefill_workers=0, decode_workers=2,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from baton.gateway.config import GatewayConfig
 from baton.gateway.models.served import ModelCatalog, load_served_model
 from baton.rpc.errors import InvalidRequest
 from baton.services import settings
-from baton.services.up.tandem import UpConfig
+from baton.services.up.config import UpConfig
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 

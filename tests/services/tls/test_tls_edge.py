@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import ssl
 from contextlib import closing
@@ -11,11 +10,11 @@ from contextlib import closing
 import grpc
 import pytest
 from support.network.tls_rig import EXPIRED, der_of, make_certs, replace_files
-from support.processes import ports
-from support.processes.stack import MODEL, Service, metric, wait_until
+from support.processes.stack import MODEL, Service, metric, planned_services, wait_until
 
 from baton.services.settings import SettingsError
 from baton.services.up import tandem
+from baton.services.up.config import UpConfig
 from baton.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -26,11 +25,9 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory, certificates):
-    config = tandem.UpConfig(
-        tls_dir=str(certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"
-    )
+    config = UpConfig(tls_dir=str(certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0")
     config = tandem.check_listen_addresses(config)
-    (plan, *_) = tandem.plan(config, str(MODEL), len(os.sched_getaffinity(0)), ports.free_ports)
+    (plan, *_) = planned_services(config, str(MODEL))
     service = Service(plan, tmp_path_factory.mktemp("log") / "gateway.log")
     service.spawn()
     try:
@@ -130,6 +127,6 @@ def test_new_files_are_shown_to_new_connections_on_both_ports(gateway, certifica
 
 def test_up_reports_missing_files_of_a_folder(tmp_path):
     with pytest.raises(SettingsError, match="--tls-edge needs --tls-dir"):
-        tandem.plan_tls(tandem.UpConfig(tls_edge=True))
+        tandem.plan_tls(UpConfig(tls_edge=True))
     with pytest.raises(SettingsError, match=r"operator\.crt cannot be read: No such file"):
-        tandem.plan_tls(tandem.UpConfig(tls_dir=str(tmp_path)))
+        tandem.plan_tls(UpConfig(tls_dir=str(tmp_path)))

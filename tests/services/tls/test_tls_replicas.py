@@ -9,7 +9,8 @@ from support.processes import ports
 from support.processes.stack import Service, metric, wait_until
 
 from baton.services.certs.command import tls_flags
-from baton.services.up.tandem import Probe, ServicePlan, TlsPlan, UpConfig, plan_tls
+from baton.services.up.config import UpConfig
+from baton.services.up.tandem import Probe, ServicePlan, TlsPlan, plan_tls
 
 READY_SECONDS = 60
 

@@ -1,5 +1,6 @@
 import io
 
+from baton.services.up.start_log import Progress
 from baton.services.up.status_lines import StatusLines
 
 
@@ -26,3 +27,16 @@ def test_on_a_terminal_the_live_line_is_redrawn_and_cleared():
     lines.say("router ready")
     clear = "\r\x1b[K"
     assert stream.getvalue() == (f"{clear}waiting for router (0 s){clear}waiting for router (1 s){clear}router ready\n")
+
+
+def test_on_a_terminal_the_progress_of_a_phase_is_a_bar():
+    stream = Terminal()
+    StatusLines(stream).wait(["worker both-0", "gateway"], 3, {"worker both-0": Progress("graphs", 5, 10)})
+    assert stream.getvalue() == "\r\x1b[Kwaiting for worker both-0: graphs [######......] 5/10, gateway (3 s)"
+
+
+def test_a_live_line_is_no_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    StatusLines(stream).wait([f"worker both-{number}" for number in range(9)], 0)
+    assert stream.getvalue() == "\r\x1b[Kwaiting for worker "

@@ -4,14 +4,22 @@ from dataclasses import replace
 
 import pytest
 
+from baton.services.machine.devices import Devices
 from baton.services.settings import SettingsError
 from baton.services.up import tandem
-from baton.services.up.tandem import UpConfig
+from baton.services.up.config import UpConfig
+from baton.services.up.layout import choose_layout
 
 
-def plan(**config):
+def plan(forwarded=None, **settings):
     counter = itertools.count(20001)
-    return tandem.plan(UpConfig(**config), "/models/story", 8, lambda count: [next(counter) for _ in range(count)])
+    config = UpConfig(**settings)
+    layout = choose_layout(config.executor, config.counts, Devices())
+
+    def ports(count):
+        return [next(counter) for _ in range(count)]
+
+    return tandem.plan(config, layout, "/models/story", 8, ports, forwarded or {})
 
 
 def flag(service, name):
@@ -68,21 +76,11 @@ def test_every_service_logs_in_the_chosen_form():
     assert {flag(one, "--log-format") for one in plan(log_format="json")} == {"json"}
 
 
-def test_only_the_gateway_gets_the_logging_flags_and_only_those_set():
-    said = {
-        "tool_call_parser": "hermes",
-        "reasoning_parser": "none",
-        "chat_template": "/a.jinja",
-        "default_chat_template_kwargs": "{}",
-    }
-    flags = {name: f"--{name.replace('_', '-')}" for name in said}
-    gateway, *others = plan(**said, trust_request_chat_template=True)
-    assert {name: flag(gateway, flags[name]) for name in said} == said
-    assert "--trust-request-chat-template" in gateway.flags
-    assert "--tool-parser-plugin" not in gateway.flags
-    silent = plan()[0]
-    for one in (*others, silent):
-        assert not {*flags.values(), "--trust-request-chat-template"} & set(one.flags)
+def test_forwarded_flags_reach_every_process_of_their_service_and_no_other():
+    forwarded = {"gateway": ("--strict-fields=true",), "worker": ("--num-blocks=9", "--block-size=8")}
+    for one in plan(forwarded, decode_workers=2):
+        for command, flags in forwarded.items():
+            assert all(flag in one.flags for flag in flags) == (one.command == command), one.name
 
 
 def test_the_edge_stops_first_and_the_index_last():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import ssl
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,9 +16,10 @@ from support.gateway.access_rig import key_file
 from support.network import envoy
 from support.network.tls_rig import make_certs
 from support.processes import ports
-from support.processes.stack import MODEL, MODEL_NAME, Service, Stack, start_stack, wait_until
+from support.processes.stack import MODEL, MODEL_NAME, Service, Stack, planned_services, start_stack, wait_until
 
 from baton.services.up import tandem
+from baton.services.up.config import UpConfig
 
 # By the names that tests use; the tenants below.
 KEYS: dict[str, dict[str, Any]] = {
@@ -123,11 +123,9 @@ def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str)
     """Starts a gateway without workers, which still authorizes requests. `extra` are its flags."""
     authz, edge, admin = ports.free_ports(3)
     config = tandem.check_listen_addresses(
-        tandem.UpConfig(
-            tls_dir=str(access.certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"
-        )
+        UpConfig(tls_dir=str(access.certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0")
     )
-    (plan, *_) = tandem.plan(config, str(MODEL), len(os.sched_getaffinity(0)), ports.free_ports)
+    (plan, *_) = planned_services(config, str(MODEL))
     authorizing = ("--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}")
     flags = (*plan.flags, *authorizing, *extra)
     service = Service(replace(plan, flags=flags), folder / "gateway.log")

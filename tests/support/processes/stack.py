@@ -25,7 +25,10 @@ from support.processes.redis_program import redis_program
 from support.processes.service_process import ROOT, STOP_SECONDS, ServiceProcess
 
 from baton.rpc.channel import Dial
+from baton.services.machine.devices import Devices
 from baton.services.up import tandem
+from baton.services.up.config import UpConfig
+from baton.services.up.layout import choose_layout
 from baton.services.up.readiness import is_ready
 from baton.v1 import control_pb2, control_pb2_grpc
 
@@ -93,7 +96,7 @@ class Service(ServiceProcess):
         return self.plan.arguments
 
     def variables(self) -> dict[str, str]:
-        return {**self.plan.secrets, **self.environ}
+        return {**self.plan.variables, **self.plan.secrets, **self.environ}
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
         wait_until(self._ready, f"{self.plan.name} ready; its log:\n{self.log_tail()}", seconds)
@@ -134,23 +137,29 @@ def run_async(coroutine: Any) -> Any:
         return pool.submit(asyncio.run, coroutine).result()
 
 
+def planned_services(config: UpConfig, model: str) -> list[tandem.ServicePlan]:
+    """Returns the services of a tandem on this machine's cores."""
+    layout = choose_layout(config.executor, config.counts, Devices())
+    return tandem.plan(config, layout, model, len(os.sched_getaffinity(0)), ports.free_ports)
+
+
 @dataclass
 class Stack:
     """A tandem of real services."""
 
-    config: tandem.UpConfig
+    config: UpConfig
     services: dict[str, Service]
 
     @classmethod
     def planned(
-        cls, folder: Path, config: tandem.UpConfig, environ: Mapping[str, str], extra: Mapping[str, tuple[str, ...]]
+        cls, folder: Path, config: UpConfig, environ: Mapping[str, str], extra: Mapping[str, tuple[str, ...]]
     ) -> Stack:
         """Returns the stack that the tandem plans, with `extra` flags by command or name."""
         folder.mkdir(parents=True, exist_ok=True)
         config = tandem.check_listen_addresses(config)
         tls = tandem.plan_tls(config)
         services = {}
-        for plan in tandem.plan(config, config.model, len(os.sched_getaffinity(0)), ports.free_ports):
+        for plan in planned_services(config, config.model):
             flags = (*plan.flags, *extra.get(plan.command, ()), *extra.get(plan.name, ()))
             name = plan.name.replace(" ", "-")
             services[name] = Service(replace(plan, flags=flags), folder / f"{name}.log", environ, tls=tls)
@@ -263,7 +272,7 @@ def start_stack(
     """Starts a tandem with these fields of UpConfig, and `extra` flags by command or service name."""
     defaults = {"model": str(MODEL), "served_model_name": (MODEL_NAME,)}
     listen = {"rest_listen": "127.0.0.1:0", "grpc_listen": "127.0.0.1:0"}
-    settings = tandem.UpConfig(**{**defaults, **listen, **config})
+    settings = UpConfig(**{**defaults, **listen, **config})
     stack = Stack.planned(Path(mkdtemp(dir=folder)), settings, environ or {}, extra or {})
     cleanup.callback(stack.stop)
     stack.start()

@@ -34,7 +34,7 @@ class Child:
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**environ, **plan.secrets, "PYTHONUNBUFFERED": "1"},
+                env={**environ, **plan.variables, **plan.secrets, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
         return cls(plan, log_path, process)
 

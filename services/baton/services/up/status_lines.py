@@ -1,10 +1,16 @@
-"""The output of `baton up`: permanent lines, and on a terminal one live line below them."""
+"""The output of `baton up` and `baton serve`: permanent lines, and on a terminal one live line below them."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TextIO
 
+from baton.services.up.start_log import Progress
+
 _CLEAR_LINE = "\r\x1b[K"
+_BAR_CELLS = 12
 
 
 class StatusLines:
@@ -21,14 +27,24 @@ class StatusLines:
         self._shown = ""
         self._stream.flush()
 
-    def wait(self, waiting_for: list[str], seconds: float) -> None:
+    def wait(
+        self, waiting_for: list[str], seconds: float, progress: Mapping[str, Progress] = MappingProxyType({})
+    ) -> None:
         """Shows what is being waited for: redrawn on a terminal, elsewhere one line at each change."""
         names = ", ".join(waiting_for)
         if self._live:
-            self._stream.write(f"{_CLEAR_LINE}waiting for {names} ({seconds:.0f} s)")
+            parts = [f"{name}: {_bar(progress[name])}" if name in progress else name for name in waiting_for]
+            line = f"waiting for {', '.join(parts)} ({seconds:.0f} s)"
+            self._stream.write(f"{_CLEAR_LINE}{line[: shutil.get_terminal_size().columns - 1]}")
             self._stream.flush()
             self._shown = names
         elif names != self._shown:
             self._stream.write(f"waiting for {names}\n")
             self._stream.flush()
             self._shown = names
+
+
+def _bar(progress: Progress) -> str:
+    filled = progress.done * _BAR_CELLS // max(progress.total, 1)
+    bar = "#" * filled + "." * (_BAR_CELLS - filled)
+    return f"{progress.phase} [{bar}] {progress.done}/{progress.total}"

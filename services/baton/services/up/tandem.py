@@ -7,149 +7,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity.identity import OPERATOR
-from baton.rpc.model_names import check_names
 from baton.rpc.tls.credentials import Tls
 from baton.rpc.tls.files import TlsFiles
 from baton.services import ports
 from baton.services.certs.command import CA_CERTIFICATE, edge_flags, file_names, tls_flags
 from baton.services.settings import SettingsError
+from baton.services.up.config import TandemConfig
+from baton.services.up.layout import Layout, PlannedWorker
 
-
-@dataclass(frozen=True, slots=True)
-class UpConfig:
-    """The settings of `baton up`. All else of a service is set by its own BATON_<SERVICE>_<FIELD> variables."""
-
-    model: str = field(
-        default="",
-        metadata={
-            "help": "A Hugging Face model folder, or a hub id where the hub is reachable. "
-            "Empty: the checkout's models/storyteller-7m.",
-            "metavar": "PATH",
-        },
-    )
-    served_model_name: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "The model's names for clients, separated by spaces or commas. Answers carry the first, which is "
-            "the workers' name too. Given twice, the last counts. Empty: the folder's name.",
-            "metavar": "NAME [NAME ..]",
-            "spaced": True,
-        },
-    )
-    tool_call_parser: str = field(
-        default="",
-        metadata={
-            "help": "The gateway's --tool-call-parser. Empty: as that is set, or its default.",
-            "metavar": "NAME",
-        },
-    )
-    reasoning_parser: str = field(
-        default="",
-        metadata={
-            "help": "The gateway's --reasoning-parser. Empty: as that is set, or its default.",
-            "metavar": "NAME",
-        },
-    )
-    tool_parser_plugin: str = field(
-        default="", metadata={"help": "The gateway's --tool-parser-plugin: parsers of your own.", "metavar": "PATH"}
-    )
-    chat_template: str = field(
-        default="",
-        metadata={"help": "The gateway's --chat-template: a Jinja file instead of the model's.", "metavar": "PATH"},
-    )
-    trust_request_chat_template: bool = field(
-        default=False, metadata={"help": "Requests may bring a chat_template of their own."}
-    )
-    strict_fields: bool = field(
-        default=False, metadata={"help": "The gateway's --strict-fields: refuse requests with unknown fields."}
-    )
-    default_chat_template_kwargs: str = field(
-        default="",
-        metadata={"help": "The gateway's --default-chat-template-kwargs, a JSON object.", "metavar": "JSON"},
-    )
-    api_keys: str = field(
-        default="",
-        metadata={
-            "help": "The gateway's --api-keys: a file, or redis, for those in --redis-url.",
-            "metavar": "PATH|redis",
-        },
-    )
-    allow_anonymous: bool = field(
-        default=False, metadata={"help": "The gateway's --allow-anonymous: listen anywhere without API keys."}
-    )
-    executor: str = field(
-        default="cpu",
-        metadata={"help": "What computes: the model on the CPU, or a simulation of one.", "choices": ("cpu", "sim")},
-    )
-    prefill_workers: int = field(default=1, metadata={"help": "Prefill workers.", "minimum": 0, "maximum": 64})
-    decode_workers: int = field(default=1, metadata={"help": "Decode workers.", "minimum": 1, "maximum": 64})
-    threads: int = field(
-        default=0,
-        metadata={"help": "Compute threads of each worker. 0: they share the cores evenly.", "minimum": 0},
-    )
-    rest_listen: str = field(
-        default="127.0.0.1:8000", metadata={"help": "Address of the REST API.", "metavar": "HOST:PORT"}
-    )
-    grpc_listen: str = field(
-        default="127.0.0.1:8001", metadata={"help": "Address of the public gRPC API.", "metavar": "HOST:PORT"}
-    )
-    redis_url: str = field(
-        default="",
-        metadata={"help": "Redis to keep the index in. Empty: kvstore's embedded default.", "metavar": "URL"},
-    )
-    tls_dir: str = field(
-        default="",
-        metadata={
-            "help": "A folder of `baton certs`: the services show each other its certificates. Empty: plain text.",
-            "metavar": "FOLDER",
-        },
-    )
-    tls_edge: bool = field(
-        default=False, metadata={"help": "Clients are served over TLS too, with the edge.crt of --tls-dir."}
-    )
-    otlp_endpoint: str = field(
-        default="",
-        metadata={
-            "help": "Every service's --otlp-endpoint, for example that of `baton traces`: http://127.0.0.1:4317. "
-            "Empty: no traces.",
-            "metavar": "URL",
-        },
-    )
-    trace_sampling: float = field(
-        default=1.0,
-        metadata={
-            "help": "The gateway's --trace-sampling, where there is an --otlp-endpoint.",
-            "minimum": 0.0,
-            "maximum": 1.0,
-        },
-    )
-    metrics_targets: str = field(
-        default="",
-        metadata={
-            "help": "A file that gets every service's metrics address, as Prometheus' file_sd_configs reads it. "
-            "Empty: none.",
-            "metavar": "FILE",
-        },
-    )
-    log_dir: str = field(
-        default="",
-        metadata={"help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop."},
-    )
-    log_format: str = field(default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")})
-    drain_timeout: float = field(
-        default=3.0, metadata={"help": "Seconds that running requests get at a stop.", "minimum": 0}
-    )
-    ready_timeout: float = field(
-        default=600.0, metadata={"help": "Give up when not ready after this many seconds.", "minimum": 1}
-    )
-
-    def validate(self) -> None:
-        """Raises InvalidRequest for a duplicate name."""
-        check_names(self.served_model_name)
+C = TypeVar("C", bound=TandemConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +31,7 @@ class TlsPlan:
     edge_ca: str = ""  # whose certificate the gateway shows clients. Empty: plain text
 
 
-def plan_tls(config: UpConfig) -> TlsPlan:
+def plan_tls(config: TandemConfig) -> TlsPlan:
     """Reads the files that probes need. Raises SettingsError."""
     folder = config.tls_dir
     if not folder:
@@ -195,6 +66,7 @@ class ServicePlan:
     probe: Probe
     probe_address: str
     stop_stage: int  # processes stop stage by stage, lowest first
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -203,31 +75,39 @@ class ServicePlan:
 
 
 def plan(
-    config: UpConfig, model: str, num_cores: int, choose_ports: Callable[[int], Sequence[int]]
+    config: TandemConfig,
+    layout: Layout,
+    model: str,
+    num_cores: int,
+    choose_ports: Callable[[int], Sequence[int]],
+    forwarded: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> list[ServicePlan]:
-    """Returns every process of the tandem, gateway first. `model` is the folder on disk."""
-    roles = _worker_roles(config)
+    """Returns every process, gateway first. `model` is the folder on disk; `forwarded`: more flags, by command."""
     # More threads than cores wait for each other: on two cores, two workers of two threads are ten times slower.
-    threads = config.threads or max(1, num_cores // len(roles))
-    addresses = [f"127.0.0.1:{port}" for port in choose_ports(2 * (2 + len(roles)))]
+    threads = config.threads or max(1, num_cores // len(layout.workers))
+    addresses = [f"127.0.0.1:{port}" for port in choose_ports(2 * (2 + len(layout.workers)))]
     kvstore, router, *workers = zip(addresses[::2], addresses[1::2], strict=True)
     worker_addresses = ",".join(address for address, _ in workers)
-    # Commas separate names.
-    names = config.served_model_name or (Path(model).resolve().name.replace(",", "_"),)
+    names = model_names(config, model)
     common = ("--model", model, "--drain-timeout", str(config.drain_timeout))
-    named = (*common, "--served-model-name", names[0])  # workers have one name for it
+    to_worker = (
+        *("--executor", layout.executor, "--threads", str(threads), "--kvstore", kvstore[0]),
+        *(*common, "--served-model-name", names[0]),  # workers have one name for it
+        *forwarded.get("worker", ()),
+    )
+    to_gateway = ("--router", router[0], *common, "--served-model-name", ",".join(names), *forwarded.get("gateway", ()))
     return [
-        _gateway(config, ("--router", router[0], *common, "--served-model-name", ",".join(names))),
+        _gateway(config, to_gateway),
         _internal(config, "router", "router", 1, router, ("--kvstore", kvstore[0], "--workers", worker_addresses)),
-        *(
-            _internal(config, "worker", f"worker {role}-{number}", 2, listen, (
-                "--role", role, "--worker-id", f"{role}-{number}", "--executor", config.executor,
-                "--threads", str(threads), "--kvstore", kvstore[0], *named,
-            ))
-            for (role, number), listen in zip(roles, workers, strict=True)
-        ),
+        *(_worker(config, worker, listen, to_worker) for worker, listen in zip(layout.workers, workers, strict=True)),
         _internal(config, "kvstore", "kvstore", 3, kvstore, (), {"BATON_KVSTORE_REDIS_URL": config.redis_url}),
-    ]  # fmt: skip
+    ]
+
+
+def model_names(config: TandemConfig, model: str) -> tuple[str, ...]:
+    """Returns the model's names for clients, the workers' first."""
+    # Commas separate names.
+    return config.served_model_name or (Path(model).resolve().name.replace(",", "_"),)
 
 
 def scrape_targets(plans: Sequence[ServicePlan]) -> list[dict[str, object]]:
@@ -235,16 +115,15 @@ def scrape_targets(plans: Sequence[ServicePlan]) -> list[dict[str, object]]:
     return [{"targets": [one.metrics], "labels": {"service": f"baton-{one.command}", "pod": one.name}} for one in plans]
 
 
-def _worker_roles(config: UpConfig) -> list[tuple[str, int]]:
-    """Returns the workers' roles, numbered so that names are unique."""
-    others = "decode" if config.prefill_workers else "both"
-    return [
-        *(("prefill", number) for number in range(config.prefill_workers)),
-        *((others, number) for number in range(config.decode_workers)),
-    ]
+def _worker(
+    config: TandemConfig, worker: PlannedWorker, listen: tuple[str, str], flags: tuple[str, ...]
+) -> ServicePlan:
+    own = ("--role", worker.role, "--worker-id", worker.worker_id)
+    made = _internal(config, "worker", f"worker {worker.worker_id}", 2, listen, (*own, *flags))
+    return replace(made, variables=worker.variables)
 
 
-def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
+def _gateway(config: TandemConfig, flags: tuple[str, ...]) -> ServicePlan:
     listen = ("--rest-listen", config.rest_listen, "--grpc-listen", config.grpc_listen)
     return ServicePlan(
         name="gateway",
@@ -252,8 +131,7 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
         flags=(
             *listen,
             *flags,
-            *_format_flags(config),
-            *_access_flags(config),
+            *(("--api-keys", config.api_keys) if config.api_keys else ()),
             *_tls_flags(config, "gateway"),
             *_trace_flags(config, "gateway"),
             "--log-format",
@@ -268,33 +146,14 @@ def _gateway(config: UpConfig, flags: tuple[str, ...]) -> ServicePlan:
     )
 
 
-def _access_flags(config: UpConfig) -> list[str]:
-    """Returns the gateway's flags for API keys."""
-    flags = ["--allow-anonymous"] if config.allow_anonymous else []
-    return [*flags, "--api-keys", config.api_keys] if config.api_keys else flags
-
-
-def _format_flags(config: UpConfig) -> list[str]:
-    """Returns the gateway's flags for prompts and outputs. Unset ones are left to the gateway's own variables."""
-    names = ("tool_call_parser", "reasoning_parser", "tool_parser_plugin", "chat_template")
-    flags: list[str] = []
-    for name in (*names, "default_chat_template_kwargs"):
-        value = getattr(config, name)
-        if value:
-            flags += [f"--{name.replace('_', '-')}", value]
-    if config.strict_fields:
-        flags.append("--strict-fields")
-    return [*flags, "--trust-request-chat-template"] if config.trust_request_chat_template else flags
-
-
-def _trace_flags(config: UpConfig, service: str) -> tuple[str, ...]:
+def _trace_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
     if not config.otlp_endpoint or service == "kvstore":
         return ()
     sampling = ("--trace-sampling", str(config.trace_sampling)) if service == "gateway" else ()
     return ("--otlp-endpoint", config.otlp_endpoint, *sampling)
 
 
-def _tls_flags(config: UpConfig, service: str) -> tuple[str, ...]:
+def _tls_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
     if not config.tls_dir:
         return ()
     edge = edge_flags(config.tls_dir) if config.tls_edge and service == "gateway" else ()
@@ -302,7 +161,7 @@ def _tls_flags(config: UpConfig, service: str) -> tuple[str, ...]:
 
 
 def _internal(
-    config: UpConfig,
+    config: TandemConfig,
     command: str,
     name: str,
     stage: int,
@@ -334,7 +193,7 @@ def _internal(
     )
 
 
-def check_listen_addresses(config: UpConfig) -> UpConfig:
+def check_listen_addresses(config: C) -> C:
     """Returns the config with real ports for port 0. Raises SettingsError if an address cannot be listened on."""
     rest = _usable("--rest-listen", config.rest_listen)
     grpc = _usable("--grpc-listen", config.grpc_listen, besides=(port_of(rest),))
