@@ -23,6 +23,8 @@ COMMANDS = {
     "worker": ("worker", "--model", "m", "--listen", "127.0.0.1:0"),
     "serve": ("serve",),
     "up": ("up",),
+    "chat": ("chat", "http://127.0.0.1:1", "-q", "Hi"),
+    "complete": ("complete", "http://127.0.0.1:1", "-q", "Hi"),
     "keys": ("keys", "create", "--api-keys", "keys.toml", "--tenant", "a"),
     "certs": ("certs", "--dir", "certs"),
     "top": ("top", "http://127.0.0.1:1", "--once"),
@@ -72,11 +74,13 @@ def test_without_extras_a_command_works_or_prints_how_to_install_the_missing_one
         assert done.returncode == 0 or INSTALL.search(said), said
     elif name == "collect-env":
         assert done.returncode == 0
+    elif name in ("chat", "complete"):
+        assert "cannot be reached" in said
 
 
 def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
     environment = WheelEnvironment(tmp_path / "full", wheel, extras=True)
-    words = environment.baton("up", "--rest-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
+    words = environment.baton("serve", "--port", "0", "--grpc-listen", "127.0.0.1:0")
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
@@ -86,6 +90,9 @@ def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
         answer = httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60).json()
         assert answer["model"] == "storyteller-7m"
         assert answer["usage"]["completion_tokens"] == 8
+        words = environment.baton("chat", url, "-q", "Tell me a story.", "--temperature", "0")
+        told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert len(told.stdout) > 20, told.stderr
     finally:
         process.terminate()
         process.wait(60)

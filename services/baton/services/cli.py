@@ -40,6 +40,8 @@ OPERATIONS: Mapping[str, str] = {
 TOOLS: Mapping[str, str] = {
     "serve": "Serves a model with what this machine has.",
     "up": "Runs all services on this machine.",
+    "chat": "Chats with a model in a terminal.",
+    "complete": "Continues texts with a model in a terminal.",
     "certs": "Makes a development CA and certificates for TLS between services.",
     **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
@@ -56,6 +58,7 @@ TOOLS: Mapping[str, str] = {
 # The module of each tool's main().
 _MODULES: Mapping[str, str] = {
     **dict.fromkeys(("serve", "up"), "baton.services.up.command"),
+    **dict.fromkeys(("chat", "complete"), "baton.services.chat.command"),
     "certs": "baton.services.certs.command",
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
     "keys": "baton.services.keys.command",
@@ -68,6 +71,7 @@ _MODULES: Mapping[str, str] = {
     "bench": "baton.services.tools.bench",
     "simulate": "baton.services.simulate.command",
 }
+_SHARED = frozenset({*OPERATIONS, "chat", "complete"})  # several commands have one main()
 _WITHOUT_VARIABLES = frozenset({"metrics", "bench"})
 
 
@@ -124,7 +128,7 @@ def _likely(command: str) -> str:
 
 def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     module = importlib.import_module(_MODULES[name])
-    if name in OPERATIONS:
+    if name in _SHARED:
         code: int = module.main(name, argv, environ)
     elif name in ("serve", "up"):
         code = module.main(name, argv, environ, _configs())

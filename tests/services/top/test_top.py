@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +16,12 @@ from support.gateway.console_fleet import gateway_service, run_fleet, start_gate
 from support.network.tls_rig import make_certs
 from support.processes import ports
 from support.processes.stack import wait_until
+from support.processes.terminal import Terminal
 
 from baton.services import cli
 from baton.services.top import command as top
 
 NUM_WORKERS = 4
-ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
 
 
 @dataclass(frozen=True)
@@ -141,57 +136,12 @@ def test_words_that_make_no_sense_are_refused(words: list[str], capsys: pytest.C
     assert "baton top: " in capsys.readouterr().err
 
 
-class Screen:
-    """`baton top` on a terminal of its own."""
-
-    def __init__(self, url: str, term: str = "xterm") -> None:
-        words = [sys.executable, "-m", "baton.services.cli", "top", url]
-        environ = {**os.environ, "TERM": term, "LINES": "30", "COLUMNS": "110"}
-        own, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environ, start_new_session=True
-        )
-        os.close(theirs)
-        self._own = own
-        self.seen = b""
-
-    def until(self, text: str, seconds: float = 30.0) -> None:
-        """Waits until a text was drawn."""
-        deadline = time.monotonic() + seconds
-        while text.encode() not in ESCAPES.sub(b"", self.seen):
-            assert time.monotonic() < deadline, (text, self.seen[-3000:])
-            assert self._read(deadline - time.monotonic()), (text, self.seen[-3000:])
-
-    def press(self, key: str) -> None:
-        self.seen = b""
-        os.write(self._own, key.encode())
-
-    def end(self) -> int:
-        """The exit code, once it has ended."""
-        deadline = time.monotonic() + 30
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self._read(0.2)
-        return self.process.wait(1)
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
-        os.close(self._own)
-
-    def _read(self, seconds: float) -> bool:
-        ready, _, _ = select.select([self._own], [], [], max(0.0, seconds))
-        with suppress(OSError):
-            if ready:
-                self.seen += os.read(self._own, 1 << 16)
-                return True
-        return False
+def screen_of(url: str, term: str = "xterm") -> Terminal:
+    return Terminal("top", url, environ={"TERM": term, "LINES": "30", "COLUMNS": "110"})
 
 
 def test_on_a_screen_it_is_live_and_its_keys_work(rig: Rig):
-    screen = Screen(rig.open)
+    screen = screen_of(rig.open)
     try:
         screen.until("decode-0")
         screen.until("q quit")
@@ -210,14 +160,14 @@ def test_on_a_screen_it_is_live_and_its_keys_work(rig: Rig):
 
 
 def test_a_refusal_ends_the_screen_and_a_terminal_that_cannot_gets_text(rig: Rig):
-    refused = Screen(rig.guarded)
+    refused = screen_of(rig.guarded)
     try:
         assert refused.end() == top.EXIT_FAILED
         assert refused.process.stderr is not None
         assert b"BATON_TOP_API_KEY" in refused.process.stderr.read()
     finally:
         refused.close()
-    plain = Screen(rig.open, term="no-such-terminal")
+    plain = screen_of(rig.open, term="no-such-terminal")
     try:
         plain.until("decode-0 ")
         assert plain.end() == top.EXIT_OK

@@ -85,7 +85,8 @@ def _add_flag(parser: argparse._ActionsContainer, option: Option) -> None:
         negation = "--no-" + option.flag.removeprefix("--")
         parser.add_argument(negation, dest=option.field, action="store_const", const="false", help=argparse.SUPPRESS)
     else:
-        parser.add_argument(option.flag, dest=option.field, metavar=metavar, help=text)
+        names = (option.short, option.flag) if option.short else (option.flag,)
+        parser.add_argument(*names, dest=option.field, metavar=metavar, help=text)
 
 
 def _default_text(option: Option) -> str:

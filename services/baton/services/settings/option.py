@@ -45,6 +45,7 @@ class Option:
     metavar: str
     spaced: bool = False  # a tuple whose flag takes several words
     positional: bool = False  # its flag may be left out
+    short: str = ""  # a flag of one letter
 
     @property
     def allowed(self) -> str:
@@ -144,6 +145,7 @@ def _option(service: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         maximum=metadata.get("maximum"),
         spaced=bool(metadata.get("spaced")),
         positional=bool(metadata.get("positional")),
+        short=metadata.get("short", ""),
         metavar=metadata.get("metavar", {bool: "BOOL", int: "N", float: "X", tuple: "A,B,..", str: "TEXT"}[kind]),
     )
 

@@ -13,8 +13,9 @@ from baton.gateway.console.explanation import Explanation
 from baton.gateway.console.snapshot import Snapshot
 from baton.rpc.errors import InvalidRequest
 from baton.services import settings
+from baton.services.rest.client import RestError
 from baton.services.top import text as top_text
-from baton.services.top.client import Gateway, TopError
+from baton.services.top.client import Gateway
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -63,7 +64,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return EXIT_MISCONFIGURED
     try:
         _run(config)
-    except TopError as error:
+    except RestError as error:
         print(f"baton top: {error}", file=sys.stderr)
         return EXIT_FAILED
     except msgspec.MsgspecError as error:

@@ -14,8 +14,9 @@ import msgspec
 
 from baton.gateway.console.explanation import Explanation
 from baton.gateway.console.snapshot import Snapshot
+from baton.services.rest.client import RestError
 from baton.services.top import text
-from baton.services.top.client import Gateway, TopError
+from baton.services.top.client import Gateway
 from baton.services.top.table import Column, render
 
 _KEY_WAIT_MS = 150
@@ -38,7 +39,7 @@ class Feed:
         self.gateway = gateway
         self.snapshot: Snapshot | None = None
         self.problem = "connecting"
-        self.final: TopError | None = None
+        self.final: RestError | None = None
 
     def start(self) -> None:
         """Starts the thread."""
@@ -50,13 +51,13 @@ class Feed:
                 for data in self.gateway.snapshots():
                     self.snapshot = msgspec.json.decode(data, type=Snapshot)
                     self.problem = ""
-            except TopError as error:
+            except RestError as error:
                 self.problem = str(error)
                 if error.is_final:
                     self.final = error
                     return
             except msgspec.MsgspecError as error:
-                self.final = TopError(f"{self.gateway.url}: this gateway is of another release: {error}", True)
+                self.final = RestError(f"{self.gateway.url}: this gateway is of another release: {error}", True)
                 return
             time.sleep(_RETRY_SECONDS)
 
@@ -112,7 +113,7 @@ class Picture:
 
 
 def run_screen(gateway: Gateway) -> None:
-    """Shows the fleet until q is pressed. Raises TopError if the gateway refuses."""
+    """Shows the fleet until q is pressed. Raises RestError if the gateway refuses."""
     feed = Feed(gateway)
     feed.start()
     curses.wrapper(lambda screen: _show(screen, feed))
@@ -177,6 +178,6 @@ def _open(picture: Picture, feed: Feed, width: int) -> None:
     try:
         explanation = msgspec.json.decode(feed.gateway.explain("placement_id", chosen.placement_id), type=Explanation)
         picture.detail = text.explained(explanation, width)
-    except (TopError, msgspec.MsgspecError) as error:
+    except (RestError, msgspec.MsgspecError) as error:
         picture.detail = [str(error)]
     picture.line = 0

@@ -25,8 +25,9 @@ def welcome(config: TandemConfig, names: tuple[str, ...]) -> str:
     headers = "-H 'content-type: application/json'"
     if config.api_keys:
         headers += ' -H "authorization: Bearer $BATON_API_KEY"'
+    chat = f"baton chat {url}{f' --ca {config.tls_dir}/{CA_CERTIFICATE}' if config.tls_edge else ''}"
     return (
-        f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}{also}\n\n"
+        f"Baton is ready: {url} (REST), {config.grpc_listen} (gRPC), model {model}{also}\n\n  {chat}\n"
         f"  curl -N {trust}{url}/v1/chat/completions {headers} -d '{json.dumps(body)}'\n\n"
         "Ctrl-C stops it."
     )

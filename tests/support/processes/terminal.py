@@ -1,0 +1,75 @@
+"""Commands on a pseudo-terminal: what they draw, and keys that are pressed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
+
+
+class Terminal:
+    """A command of `baton` on a terminal of its own."""
+
+    def __init__(self, *words: str, environ: Mapping[str, str]) -> None:
+        words = (sys.executable, "-m", "baton.services.cli", *words)
+        own, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            words,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environ},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._own = own
+        self.seen = b""
+
+    def until(self, text: str, seconds: float = 30.0) -> None:
+        """Waits until a text was drawn."""
+        deadline = time.monotonic() + seconds
+        while text.encode() not in ESCAPES.sub(b"", self.seen):
+            assert time.monotonic() < deadline, (text, self.seen[-3000:])
+            assert self._read(deadline - time.monotonic()), (text, self.seen[-3000:])
+
+    def until_longer(self, size: int, seconds: float = 30.0) -> None:
+        """Waits until more than `size` bytes were drawn."""
+        deadline = time.monotonic() + seconds
+        while len(self.seen) <= size:
+            assert self._read(deadline - time.monotonic()), self.seen[-3000:]
+
+    def press(self, key: str) -> None:
+        self.seen = b""
+        os.write(self._own, key.encode())
+
+    def end(self) -> int:
+        """The exit code, once it has ended."""
+        deadline = time.monotonic() + 30
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._read(0.2)
+        return self.process.wait(1)
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        os.close(self._own)
+
+    def _read(self, seconds: float) -> bool:
+        ready, _, _ = select.select([self._own], [], [], max(0.0, seconds))
+        with suppress(OSError):
+            if ready:
+                self.seen += os.read(self._own, 1 << 16)
+                return True
+        return False
