@@ -11,8 +11,8 @@ from markdown_text import GENERATED_NOTE
 
 from baton.services import cli
 
-# Commands that have commands of their own.
-_NESTED = {"keys": ("create", "list", "revoke", "tenants"), "doctor": ("kubernetes",)}
+# Their help is that of the command that they belong to.
+_WITHOUT_OWN_HELP = frozenset({*cli.SERVICES, *cli.NESTED["completion"]})
 _COLUMNS = "100"
 
 
@@ -47,4 +47,4 @@ def commands() -> Iterator[tuple[str, ...]]:
     """Yields the words of every command but the services'."""
     for name in cli.TOOLS:
         yield (name,)
-        yield from ((name, nested) for nested in _NESTED.get(name, ()))
+        yield from ((name, nested) for nested in cli.NESTED.get(name, ()) if nested not in _WITHOUT_OWN_HELP)

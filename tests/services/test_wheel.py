@@ -25,6 +25,7 @@ COMMANDS = {
     "up": ("up",),
     "chat": ("chat", "http://127.0.0.1:1", "-q", "Hi"),
     "complete": ("complete", "http://127.0.0.1:1", "-q", "Hi"),
+    "completion": ("completion", "bash"),
     "keys": ("keys", "create", "--api-keys", "keys.toml", "--tenant", "a"),
     "certs": ("certs", "--dir", "certs"),
     "top": ("top", "http://127.0.0.1:1", "--once"),
@@ -53,9 +54,8 @@ def ended(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, su
     folder = tmp_path_factory.mktemp("cwd")
 
     def run(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
-            environment.baton(*words), cwd=folder, env=variables, capture_output=True, text=True, timeout=100
+            environment.baton(*words), cwd=folder, env=_variables(), capture_output=True, text=True, timeout=100
         )
 
     with ThreadPoolExecutor(2) as threads:
@@ -74,6 +74,9 @@ def test_without_extras_a_command_works_or_prints_how_to_install_the_missing_one
         assert done.returncode == 0 or INSTALL.search(said), said
     elif name == "collect-env":
         assert done.returncode == 0
+    elif name == "completion":
+        assert '"serve")' in done.stdout
+        assert done.returncode == 0
     elif name in ("chat", "complete"):
         assert "cannot be reached" in said
 
@@ -83,7 +86,9 @@ def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
     words = environment.baton("serve", "--port", "0", "--grpc-listen", "127.0.0.1:0")
     output = tmp_path / "output"
     with output.open("wb") as file:
-        process = subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            words, cwd=tmp_path, env=_variables(), stdout=file, stderr=file, stdin=subprocess.DEVNULL
+        )
     try:
         url = _ready(process, output)
         chat = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
@@ -91,13 +96,18 @@ def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
         assert answer["model"] == "storyteller-7m"
         assert answer["usage"]["completion_tokens"] == 8
         words = environment.baton("chat", url, "-q", "Tell me a story.", "--temperature", "0")
-        told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        told = subprocess.run(words, cwd=tmp_path, env=_variables(), capture_output=True, text=True, timeout=60)
         assert len(told.stdout) > 20, told.stderr
     finally:
         process.terminate()
         process.wait(60)
     assert "Traceback" not in output.read_text()
     assert str(tmp_path / "full") in output.read_text()  # the model is the wheel's
+
+
+def _variables() -> dict[str, str]:
+    """Returns the environment without what would replace the installed package."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def _ready(process: subprocess.Popen[bytes], output: Path) -> str:

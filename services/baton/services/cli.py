@@ -7,6 +7,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from baton.services.completion.words import CommandTable
 
 EXIT_NOT_INSTALLED = 1
 EXIT_USAGE = 2
@@ -42,6 +46,7 @@ TOOLS: Mapping[str, str] = {
     "up": "Runs all services on this machine.",
     "chat": "Chats with a model in a terminal.",
     "complete": "Continues texts with a model in a terminal.",
+    "completion": "Prints a script that completes commands in a shell.",
     "certs": "Makes a development CA and certificates for TLS between services.",
     **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
@@ -55,10 +60,18 @@ TOOLS: Mapping[str, str] = {
     "simulate": "Runs a simulated fleet under virtual time.",
 }
 
+# Commands of commands.
+NESTED: Mapping[str, tuple[str, ...]] = {
+    "keys": ("create", "list", "revoke", "tenants"),
+    "doctor": ("kubernetes", *SERVICES),
+    "completion": ("bash", "zsh", "fish"),
+}
+
 # The module of each tool's main().
 _MODULES: Mapping[str, str] = {
     **dict.fromkeys(("serve", "up"), "baton.services.up.command"),
     **dict.fromkeys(("chat", "complete"), "baton.services.chat.command"),
+    "completion": "baton.services.completion.command",
     "certs": "baton.services.certs.command",
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
     "keys": "baton.services.keys.command",
@@ -132,6 +145,8 @@ def _run_tool(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int
         code: int = module.main(name, argv, environ)
     elif name in ("serve", "up"):
         code = module.main(name, argv, environ, _configs())
+    elif name == "completion":
+        code = module.main(argv, _command_table(), main)
     elif name == "doctor":
         code = module.main(argv, environ, _configs())
     else:
@@ -157,6 +172,13 @@ def _run_service(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> 
 def _configs() -> dict[str, tuple[str, str]]:
     """Returns the location of each service's config class."""
     return {name: (f"{command.package}.config", command.config) for name, command in SERVICES.items()}
+
+
+def _command_table() -> CommandTable:
+    from baton.services.completion.words import CommandTable
+
+    summaries = {**{name: command.summary for name, command in SERVICES.items()}, **TOOLS}
+    return CommandTable(summaries, NESTED, _WITHOUT_VARIABLES | {"completion"})
 
 
 def _version() -> str:

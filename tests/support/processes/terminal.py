@@ -10,20 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+BATON = (sys.executable, "-m", "baton.services.cli")
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
 
 
 class Terminal:
-    """A command of `baton` on a terminal of its own."""
+    """A command of `baton`, or another program, on a terminal of its own."""
 
-    def __init__(self, *words: str, environ: Mapping[str, str]) -> None:
-        words = (sys.executable, "-m", "baton.services.cli", *words)
+    def __init__(self, *words: str, environ: Mapping[str, str], program: Sequence[str] = BATON) -> None:
         own, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            words,
+            [*program, *words],
             stdin=theirs,
             stdout=theirs,
             stderr=subprocess.PIPE,

@@ -106,7 +106,7 @@ def _own_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
     waiting = iter(flags)
     for word in waiting:
         name = word.partition("=")[0]
-        if word in ("--help", "-h"):
+        if word in ("--help", "-h", "--help-json"):
             own.append(word)
         elif name not in names:
             rest.append(word)

@@ -196,7 +196,7 @@ def _put_tenants(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _operand(argv: Sequence[str], command: str, what: str) -> tuple[str, list[str]]:
-    if argv and argv[0] in ("--help", "-h"):
+    if argv and argv[0] in ("--help", "-h", "--help-json"):
         return "", list(argv)
     if not argv or argv[0].startswith("-"):
         raise InvalidRequest(f"`baton keys {command}` needs {what} first")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from baton.services.settings.option import Option, SettingsError, nearest
 
@@ -19,6 +20,9 @@ class OptionGroup:
     options: Sequence[Option]
 
 
+HELP_JSON = "--help-json"
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
@@ -27,6 +31,9 @@ class _Parser(argparse.ArgumentParser):
 def parse_flags(service: str, groups: Sequence[OptionGroup], argv: Sequence[str], description: str) -> dict[str, str]:
     """Returns the flags' texts by field. Raises SettingsError for an unknown one. Exits only for --help."""
     options = [option for group in groups for option in group.options]
+    if HELP_JSON in argv:
+        print(json.dumps({"description": description, "flags": [_described(option) for option in options]}))
+        raise SystemExit(0)
     parser = _parser(service, groups, description)
     argv = _commas_between_words(argv, [option.flag for option in options if option.spaced])
     parsed, rest = parser.parse_known_args(argv)
@@ -41,6 +48,19 @@ def parse_flags(service: str, groups: Sequence[OptionGroup], argv: Sequence[str]
     return flags
 
 
+def _described(option: Option) -> dict[str, Any]:
+    return {
+        "flag": option.flag,
+        "short": option.short,
+        "variable": option.variable,
+        "kind": option.kind.__name__,
+        "default": None if option.default is dataclasses.MISSING else option.default,
+        "choices": option.choices,
+        "metavar": option.metavar,
+        "help": option.help,
+    }
+
+
 def _parser(service: str, groups: Sequence[OptionGroup], description: str) -> _Parser:
     first = groups[0].options[0]
     operands = [f"[{option.metavar}]" for option in groups[0].options if option.positional]
@@ -48,7 +68,7 @@ def _parser(service: str, groups: Sequence[OptionGroup], description: str) -> _P
         prog=f"baton {service}",
         usage=" ".join([f"baton {service}", *operands, "[flags]"]) if operands or len(groups) > 1 else None,
         description=description,
-        epilog=f"Every flag can be given as a variable: {first.flag} as {first.variable}.",
+        epilog=f"Every flag can be given as a variable: {first.flag} as {first.variable}. {HELP_JSON}: as JSON.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

@@ -90,7 +90,10 @@ class TandemConfig:
     )
     log_dir: str = field(
         default="",
-        metadata={"help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop."},
+        metadata={
+            "help": "Folder for the services' logs. Empty: a temporary one, removed on a clean stop.",
+            "metavar": "FOLDER",
+        },
     )
     log_format: str = field(default="text", metadata={"help": "How log lines look.", "choices": ("text", "json")})
     drain_timeout: float = field(
