@@ -31,8 +31,8 @@ def test_on_a_terminal_the_live_line_is_redrawn_and_cleared():
 
 def test_on_a_terminal_the_progress_of_a_phase_is_a_bar():
     stream = Terminal()
-    StatusLines(stream).wait(["worker both-0", "gateway"], 3, {"worker both-0": Progress("graphs", 5, 10)})
-    assert stream.getvalue() == "\r\x1b[Kwaiting for worker both-0: graphs [######......] 5/10, gateway (3 s)"
+    StatusLines(stream).wait(["worker both-0", "gateway"], 3, {"worker both-0": Progress("graphs", 0.5, "5 of 10")})
+    assert stream.getvalue() == "\r\x1b[Kwaiting for worker both-0: graphs [######......] 5 of 10, gateway (3 s)"
 
 
 def test_a_live_line_is_no_wider_than_the_terminal(monkeypatch):

@@ -1,16 +1,22 @@
-"""A service's log while it starts: the phases that ended, and the progress of the one that runs."""
+"""A service's log while it starts: phases that ended, the progress of the one that runs, and the worker's report."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# As a worker logs them: `start: weights in 1.2 s`, and `start: graphs, 4 of 20`.
-_PREFIX = "start: "
-_PROGRESS = re.compile(r"(?P<phase>.+), (?P<done>\d+) of (?P<total>\d+)")
-_TEXT_LINE = re.compile(r"\S+ [A-Z]+ +\S+ \S+: (.*)")
+# As a worker logs them: `start: weights in 1.2 s`, `start: graphs, 4 of 20`, `weights: 1.2 of 3.4 GB, 0.85 GB/s`.
+_PHASE = "start: "
+_PROGRESS = (
+    re.compile(r"start: (?P<phase>.+), (?P<amounts>(?P<done>\d+) of (?P<total>\d+))"),
+    re.compile(r"(?P<phase>weights): (?P<amounts>(?P<done>[\d.]+) of (?P<total>[\d.]+) GB.*)"),
+)
+_REPORT = "this worker:"
+_FIELDS_OF_REPORT = " report={"  # follow its last line in the text format
+_TEXT_LINE = re.compile(r"\d{4}-\S+ [A-Z]+ +\S+ \S+: (.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +24,8 @@ class Progress:
     """How far a phase is."""
 
     phase: str
-    done: int
-    total: int
+    part: float  # in [0, 1]
+    amounts: str  # for people
 
 
 class StartLog:
@@ -31,32 +37,42 @@ class StartLog:
         self.progress: Progress | None = None
 
     def read(self) -> list[str]:
-        """Returns the messages of phases that ended since the last call, and keeps the progress of the running one."""
+        """Returns what ended or was reported since the last call, and keeps the progress of the running phase."""
         with self._path.open("rb") as log:
             log.seek(self._offset)
             data = log.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        ended = []
-        for line in whole.decode(errors="replace").splitlines():
-            message = message_of(line)
-            if not message.startswith(_PREFIX):
-                continue
-            text = message.removeprefix(_PREFIX)
-            if found := _PROGRESS.fullmatch(text):
-                self.progress = Progress(found["phase"], int(found["done"]), int(found["total"]))
-            else:
+        said: list[str] = []
+        for message in messages_of(whole.decode(errors="replace").splitlines()):
+            if found := next((match for one in _PROGRESS if (match := one.fullmatch(message))), None):
+                part = min(1.0, float(found["done"]) / max(float(found["total"]), 1e-9))
+                self.progress = Progress(found["phase"], part, found["amounts"])
+            elif message.startswith(_PHASE):
                 self.progress = None
-                ended.append(text)
-        return ended
+                said.append(message.removeprefix(_PHASE))
+            elif message.startswith(_REPORT):
+                said += message.partition(_FIELDS_OF_REPORT)[0].splitlines()[1:]
+        return said
 
 
-def message_of(line: str) -> str:
-    """Returns the message in a line of either log format; empty if there is none."""
-    if line.startswith("{"):
-        try:
-            return str(json.loads(line).get("message", ""))
-        except (ValueError, AttributeError):
-            return ""
-    found = _TEXT_LINE.fullmatch(line)
-    return found[1] if found else ""
+def messages_of(lines: Sequence[str]) -> Iterator[str]:
+    """Yields the messages of a log in either format. A message of several lines is one."""
+    message: list[str] = []
+    for line in lines:
+        found = _TEXT_LINE.fullmatch(line)
+        if found is None and not line.startswith("{"):
+            message.append(line)  # goes on, or is none of ours
+            continue
+        if message:
+            yield "\n".join(message)
+        message = [found[1] if found else _json_message(line)]
+    if message:
+        yield "\n".join(message)
+
+
+def _json_message(line: str) -> str:
+    try:
+        return str(json.loads(line).get("message", ""))
+    except ValueError:
+        return ""

@@ -45,6 +45,5 @@ class StatusLines:
 
 
 def _bar(progress: Progress) -> str:
-    filled = progress.done * _BAR_CELLS // max(progress.total, 1)
-    bar = "#" * filled + "." * (_BAR_CELLS - filled)
-    return f"{progress.phase} [{bar}] {progress.done}/{progress.total}"
+    filled = int(progress.part * _BAR_CELLS)
+    return f"{progress.phase} [{'#' * filled + '.' * (_BAR_CELLS - filled)}] {progress.amounts}"
