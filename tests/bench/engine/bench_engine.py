@@ -4,6 +4,7 @@ baton bench engine --preset-table 8b|0.6b|30b-a3b|all [--json PATH]
 baton bench engine --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'
 baton bench engine --model qwen3-0.6b --workload 256x128/128 --sampling greedy --sampling qwen_rep
 baton bench engine --executor cpu --model models/storyteller-7m --workload 4x64/32
+baton bench engine --model llama-3.1-8b --model-impl transformers --workload 64x512/128
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--executor", choices=_EXECUTORS, default="cuda")
     parser.add_argument("--preset-table", choices=tuple(TABLES), help="the rows that vLLM was measured on")
     parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
+    parser.add_argument("--model-impl", choices=("auto", "baton", "transformers"), default="auto")
     parser.add_argument("--workload", action="append", default=[], help="REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT")
     parser.add_argument(
         "--sampling",
@@ -106,6 +108,7 @@ def _plan(options: argparse.Namespace, model: str, workloads: tuple[Workload, ..
         "executor": options.executor,
         "model": model,
         "load_format": "dummy" if model in PRESETS else "auto",
+        "model_impl": options.model_impl,
         "max_num_requests": options.max_num_requests or min(most, _MOST_REQUESTS),
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_model_len": longest,

@@ -187,6 +187,14 @@ def test_experts_widths_are_checked() -> None:
     assert "intermediate_size is 40" in refused(model=parse_config({**config, "moe_intermediate_size": 40}, "config"))
 
 
+def test_models_of_transformers_may_have_any_widths_but_no_batch_invariance() -> None:
+    sizes = {"vocab_size": 160, "hidden_size": 72, "intermediate_size": 100, "num_attention_heads": 4, "head_dim": 24}
+    raw = {**sizes, "num_hidden_layers": 2, "architectures": ["ArceeForCausalLM"]}
+    model = parse_config(raw, "config", "transformers")
+    check_supported(CONFIG, model, torch.bfloat16, GPU)
+    assert "batch_invariant=True needs a family" in refused(replace(CONFIG, batch_invariant=True), model)
+
+
 def test_8_bit_kv_needs_a_gpu_that_supports_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, kv_cache_dtype="fp8_e4m3")
     check_supported(config, MODEL, torch.bfloat16, GPU)

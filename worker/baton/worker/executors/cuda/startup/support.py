@@ -51,6 +51,19 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
             field="model",
         )
+    if model.transformers is None:
+        _check_widths(model)
+    elif config.batch_invariant:
+        raise InvalidRequest(
+            f"batch_invariant=True needs a family of Baton's; {model.architecture} is computed by "
+            f"{model.implementation}, whose results depend on the batch",
+            field="batch_invariant",
+        )
+    if config.kv_cache_dtype == "fp8_e4m3":
+        _check_fp8(compute, device)
+
+
+def _check_widths(model: ModelConfig) -> None:
     widths = {
         ("hidden_size", model.hidden_size),
         ("num_attention_heads * head_dim", model.num_q_heads * model.head_dim),
@@ -61,8 +74,6 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             raise InvalidRequest(
                 f"the model's {name} is {width}: the CUDA kernels take multiples of {WIDTH_STEP}", field="model"
             )
-    if config.kv_cache_dtype == "fp8_e4m3":
-        _check_fp8(compute, device)
 
 
 def _check_fp8(compute: torch.dtype, device: torch.device) -> None:

@@ -1,0 +1,210 @@
+"""Tokens a second of Transformers `generate`, of its models over Baton's cache, and of Baton's own family.
+
+baton bench transformers [--model llama-3.1-8b] [--workload 64x512/128] [--json PATH]
+baton bench transformers --executor cpu --model models/storyteller-7m --workload 16x64/64
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.extend(
+    str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
+)
+
+import torch
+from bench.engine.runs import Plan, RunFailed, run_plan
+from bench.engine.workloads import Workload
+from bench.report import facts_line, machine_facts, render_table, write_json
+
+from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.worker.config import WorkerConfig
+from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import FAMILIES
+from baton.worker.weights.loading import read_config
+
+_DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+_PAD = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to generate, over all passes."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs each way in a process of its own, and prints one table. Returns an exit code."""
+    options = _parser().parse_args(argv)
+    if options.executor == "cuda" and not torch.cuda.is_available():
+        return _failed("--executor cuda needs an NVIDIA GPU; --executor cpu needs none")
+    try:
+        workload = Workload.parse(options.workload)
+        architecture = read_config(options.model, _load_format(options.model)).architecture
+        ways = [_apart(name, run, options, workload) for name, run in _ways(architecture).items()]
+    except (ServiceError, RunFailed, BrokenProcessPool, ValueError) as error:
+        return _failed(str(error))
+    _show(options, workload, ways)
+    return 0
+
+
+def _failed(problem: str) -> int:
+    print(f"baton bench transformers: {problem}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton bench transformers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--executor", choices=tuple(_DTYPES), default="cuda")
+    parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
+    parser.add_argument("--workload", default="64x512/128", help="REQUESTSxIN/OUT")
+    parser.add_argument("--repeat", type=int, default=3, help="timed passes of each way; the median counts")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads. 0: one a core")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds one pass may take")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def _ways(architecture: str) -> dict[str, Callable[[argparse.Namespace, Workload], list[float]]]:
+    """Returns the ways by name; an architecture without a family has no last one."""
+    ways: dict[str, Callable[[argparse.Namespace, Workload], list[float]]] = {
+        "Transformers generate": _with_generate,
+        "Baton, --model-impl transformers": partial(_with_engine, implementation="transformers"),
+    }
+    if architecture in FAMILIES:
+        ways["Baton, --model-impl baton"] = partial(_with_engine, implementation="baton")
+    return ways
+
+
+def _load_format(model: str) -> str:
+    return "dummy" if model in PRESETS else "auto"
+
+
+def _apart(
+    name: str,
+    run: Callable[[argparse.Namespace, Workload], list[float]],
+    options: argparse.Namespace,
+    workload: Workload,
+) -> Way:
+    """Runs one way in a process of its own, which leaves its memory to the next."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        way = Way(name, tuple(pool.submit(run, options, workload).result()))
+    print(f"{name}: {way.median:.3f} s", file=sys.stderr, flush=True)
+    return way
+
+
+def _with_engine(options: argparse.Namespace, workload: Workload, implementation: str) -> list[float]:
+    config = WorkerConfig(
+        model=options.model,
+        load_format=_load_format(options.model),
+        model_impl=implementation,
+        executor=options.executor,
+        dtype=_DTYPES[options.executor],
+        threads=options.threads,
+        max_num_requests=workload.num_requests,
+        max_num_batched_tokens=max(8192, workload.num_requests),
+        max_model_len=workload.num_total,
+        max_queue=1 << 20,
+    )
+    plan = Plan(config, (workload,), ("greedy",), options.repeat, 1, False, options.timeout, options.seed)
+    try:
+        outcome = run_plan(plan, lambda line: None)
+    except ServiceError as error:
+        raise RunFailed(error.message) from None
+    return [run.seconds for run in outcome.rows[0].runs]
+
+
+def _with_generate(options: argparse.Namespace, workload: Workload) -> list[float]:
+    """One batch of prompts of equal length, greedy, with Transformers' own KV cache and attention."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model = _transformers_model(options)
+    generator = torch.Generator().manual_seed(options.seed)
+    shape = (workload.num_requests, workload.num_prompt)
+    seconds = []
+    for _ in range(options.repeat + 1):  # the first one warms up
+        prompts = torch.randint(5, model.config.vocab_size, shape, generator=generator).to(options.executor)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            made = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                max_new_tokens=workload.num_output,
+                eos_token_id=None,
+                pad_token_id=_PAD,
+            )
+        assert made[:, workload.num_prompt :].cpu().shape[1] == workload.num_output
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def _transformers_model(options: argparse.Namespace) -> Any:
+    import transformers
+
+    dtype = getattr(torch, _DTYPES[options.executor])
+    if options.model not in PRESETS:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
+        return loaded.eval().to(options.executor)
+    raw = dict(PRESETS[options.model])
+    (name,) = raw.pop("architectures")
+    made: Any = getattr(transformers, name)
+    if made is None:
+        raise InvalidRequest(f"Transformers has no {name}", field="model")
+    with torch.device(options.executor):
+        return made._from_config(made.config_class.from_dict(raw), dtype=dtype).eval()
+
+
+def _show(options: argparse.Namespace, workload: Workload, ways: Sequence[Way]) -> None:
+    card = str(torch.cuda.get_device_name()) if options.executor == "cuda" else ""
+    facts = machine_facts(("torch", "transformers", "triton"), card)
+    what = f"{options.model}, {workload}, {_DTYPES[options.executor]}"
+    print(f"{what}: {facts_line(facts)}; median of {options.repeat} runs")
+    first, last = ways[0].median, ways[-1].median
+    cells = [
+        (
+            way.name,
+            f"{way.median:.3f}",
+            f"{min(way.seconds):.3f}..{max(way.seconds):.3f}",
+            f"{workload.num_requests * workload.num_output / way.median:,.0f}",
+            f"{first / way.median:.2f}",
+            f"{last / way.median:.2f}",
+        )
+        for way in ways
+    ]
+    header = ("way", "seconds", "min..max", "out tok/s", "x generate", f"x {ways[-1].name.rpartition(' ')[2]}")
+    print(render_table(header, cells, options.markdown))
+    document = {**facts, "model": options.model, **asdict(workload), "ways": [asdict(way) for way in ways]}
+    write_json(options.json, document)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The same model on a CPU, and on a GPU in Triton's interpreter, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.attention.paged_attention import Scratch
+from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
+from baton.worker.executors.cpu.rows import Rows
+from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.cuda.steps.piecewise import Pieces
+from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.device import CudaDevice
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.model import Weights, make_model
+
+BLOCK_SIZE = 16
+BLOCKS_A_ROW = 2
+MAX_LEN = BLOCK_SIZE * BLOCKS_A_ROW
+
+
+class Chunk(NamedTuple):
+    """Tokens of one row that a step computes."""
+
+    row: int
+    first: int
+    last: int
+
+
+# Two prompts; then one decodes beside the other's next chunk; then it decodes alone.
+STEPS: list[tuple[int, list[Chunk]]] = [
+    (0, [Chunk(0, 0, 9), Chunk(1, 0, 3)]),
+    (1, [Chunk(0, 9, 10), Chunk(1, 3, 7)]),
+    (1, [Chunk(0, 10, 11)]),
+]
+
+
+class Cpu:
+    def __init__(self, config: ModelConfig, weights: Weights, tokens: Tensor) -> None:
+        self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW + 1, 2, 1, BLOCK_SIZE, 16)
+        tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
+        self.decoder = make_model(config, weights, CpuDevice(self.cache, tables))
+        self._config = config
+        self._rows = Rows(len(tokens), MAX_LEN, BLOCK_SIZE, null_block=len(tokens) * BLOCKS_A_ROW)
+        for row, token_ids in enumerate(tokens.numpy().astype(np.int32)):
+            self._rows.admit(RowInit(Row(row), token_ids, MAX_LEN, SamplingParams()))
+            first = row * BLOCKS_A_ROW
+            self._rows.add_blocks(row, [BlockId(block) for block in range(first, first + BLOCKS_A_ROW)])
+
+    def forward(self, num_decodes: int, chunks: Sequence[Chunk]) -> Tensor:
+        plan = StepPlan(
+            0,
+            rows=np.array([chunk.row for chunk in chunks], np.int32),
+            num_scheduled_tokens=np.array([chunk.last - chunk.first for chunk in chunks], np.int32),
+            num_computed_tokens=np.array([chunk.first for chunk in chunks], np.int32),
+            samples=np.ones(len(chunks), np.bool_),
+            num_decodes=num_decodes,
+        )
+        inputs = make_step_inputs(plan, self._rows, self._config, self.cache[0], Scratch(self.cache))
+        return self.decoder.forward(inputs)
+
+
+class Gpu:
+    def __init__(self, config: ModelConfig, weights: Weights, tokens: Tensor, *, batch_invariant: bool) -> None:
+        self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW, 2, 1, BLOCK_SIZE, 16)
+        table = torch.arange(len(tokens) * BLOCKS_A_ROW, dtype=torch.int32).view(len(tokens), BLOCKS_A_ROW)
+        attention = config.layers[0].attention
+        invariant = batch_invariant
+        self.paged = PagedAttention(
+            attention, config.windows, self.cache, table, len(tokens), torch.float32, batch_invariant=invariant
+        )
+        tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
+        device = CudaDevice(self.paged, tables, batch_invariant=invariant)
+        self.decoder = make_model(config, weights, device)
+        self._tokens = tokens
+
+    def forward(self, num_decodes: int, chunks: Sequence[Chunk], pieces: Pieces | None = None) -> Tensor:
+        spans = [torch.arange(chunk.first, chunk.last) for chunk in chunks]
+        counts = [len(span) for span in spans]
+        rows, positions = torch.tensor([chunk.row for chunk in chunks]), torch.cat(spans)
+        row_of_token = rows.repeat_interleave(torch.tensor(counts))
+        slots = row_of_token * MAX_LEN + positions
+        seq_lens = torch.tensor([chunk.last for chunk in chunks]).int()
+        starts = torch.tensor([0, *np.cumsum(counts).tolist()])
+        prompts = chunks[num_decodes:]
+        step = StepInputs(
+            self._tokens[row_of_token, positions].int(),
+            positions.int(),
+            slots.int(),
+            rows.int(),
+            seq_lens,
+            starts.int(),
+            num_decodes,
+            self.paged.tiles(counts[num_decodes:], [chunk.first for chunk in prompts]) if prompts else None,
+            self.paged.cut(seq_lens[:num_decodes]),
+        )
+        return self.decoder.forward(step, pieces if prompts else None)
