@@ -16,6 +16,7 @@ from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.models.registry import FAMILIES
 from baton.worker.scheduling.settings import EngineSettings
 
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "models.md"
 COUNT = 16
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0)
@@ -58,7 +59,9 @@ def test_batches_chunks_prefix_hits_and_preemptions_equal_transformers(model_typ
     assert len({token for output in expected for token in output}) >= 8, "the model says almost nothing"
 
 
-def test_no_architecture_of_these_has_a_family() -> None:
+def test_none_of_these_has_a_family_and_the_guide_lists_them() -> None:
     assert len(TRANSFORMERS_MODELS) >= 20
     architectures = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] for model_type in TRANSFORMERS_MODELS}
     assert not architectures & FAMILIES.keys()
+    guide = GUIDE.read_text()
+    assert not [name for name in architectures if f"`{name}`" not in guide]
