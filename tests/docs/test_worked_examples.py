@@ -11,6 +11,7 @@ from support.engine import tiny_models
 from support.gateway.parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
+from baton.gateway.parsing.recognition import Traits
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.worker.models.families.granite import granite
 from baton.worker.models.families.llama import phi3
@@ -28,7 +29,7 @@ def _examples(page: str) -> list[str]:
 def test_the_tool_parser_of_the_page_reads_calls(tmp_path):
     path = tmp_path / "bang.py"
     path.write_text(_examples("add-a-tool-parser.md")[0])
-    chosen = choose_format(FormatFlags(tools="bang", plugin=str(path)), [])
+    chosen = choose_format(FormatFlags(tools="bang", plugin=str(path)), Traits())
     parser = chosen.output_parsing(ToolUse((Tool("f"),), ToolMode.AUTO), "").new_parser()
     parsed = parse(parser, ["Well. ", '!f{"a":', "1}"])
     assert (parsed.content, parsed.calls) == ("Well.", [("f", '{"a":1}')])

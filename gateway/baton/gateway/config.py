@@ -58,7 +58,8 @@ class GatewayConfig:
         default="auto",
         metadata={
             "help": "How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, qwen3_xml, "
-            "deepseek_v3, kimi_k2, glm45, gpt-oss, pythonic, a plugin's, or none. auto: from its chat template.",
+            "deepseek_v3, kimi_k2, glm45, gpt-oss, pythonic, a plugin's, or none. auto: by its chat template and "
+            "architecture.",
             "metavar": "NAME",
         },
     )
@@ -66,7 +67,7 @@ class GatewayConfig:
         default="auto",
         metadata={
             "help": "How the model writes its reasoning: deepseek_r1, qwen3, mistral, glm45, gpt-oss, kimi_k2, a "
-            "plugin's, or none. auto: from its chat template.",
+            "plugin's, or none. auto: by its chat template and architecture.",
             "metavar": "NAME",
         },
     )

@@ -176,9 +176,17 @@ async def _open_catalog(config: GatewayConfig) -> AsyncIterator[ModelCatalog]:
 def served_model(config: GatewayConfig) -> ServedModel:
     """Loads the model named by the settings. Raises ServiceError that names the missing or wrong file or flag."""
     templates = TemplateFlags(config.chat_template, config.template_variables, config.trust_control_tokens)
-    return load_served_model(
+    model = load_served_model(
         config.model, config.served_model_name, format_flags(config), templates, with_processes=True
     )
+    chosen = model.output_format
+    _log.info(
+        "model %s: tool calls are parsed as %s (%s), reasoning as %s (%s)",
+        model.name,
+        *chosen.tools_choice,
+        *chosen.reasoning_choice,
+    )
+    return model
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ import pytest
 from support.gateway.parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
+from baton.gateway.parsing.recognition import Traits
 from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
@@ -55,26 +56,26 @@ Within <tool_call></tool_call> XML tags: <tool_call>\n{"name": <function-name>, 
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_the_template_selects_the_format(model):
     template, tools, reasoning = TEMPLATES[model]
-    chosen = choose_format(FormatFlags(), [template])
+    chosen = choose_format(FormatFlags(), Traits([template]))
     assert chosen.tools is (None if tools is None else TOOL_FORMATS[tools])
     assert chosen.reasoning is (None if reasoning is None else REASONING_FORMATS[reasoning])
 
 
 def test_flags_go_before_the_template():
-    chosen = choose_format(FormatFlags("mistral", "none"), [TEMPLATES["Qwen 3"][0]])
+    chosen = choose_format(FormatFlags("mistral", "none"), Traits([TEMPLATES["Qwen 3"][0]]))
     assert chosen.tools is TOOL_FORMATS["mistral"]
     assert chosen.reasoning is None
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(InvalidRequest, match="hermes") as refused:
-        choose_format(FormatFlags(tools="herms"), [])
+        choose_format(FormatFlags(tools="herms"), Traits())
     assert refused.value.field == "tool_call_parser"
     for tools, reasoning in (("openai", "openai_gptoss"), ("deepseek_v31", "deepseek_v3"), ("xlam", "nemotron_v3")):
-        chosen = choose_format(FormatFlags(tools=tools, reasoning=reasoning), [])
+        chosen = choose_format(FormatFlags(tools=tools, reasoning=reasoning), Traits())
         assert (chosen.tools, chosen.reasoning) == (TOOL_FORMATS[tools], REASONING_FORMATS[reasoning])
     with pytest.raises(InvalidRequest, match="deepseek_r1") as refused:
-        choose_format(FormatFlags(reasoning="r1"), [])
+        choose_format(FormatFlags(reasoning="r1"), Traits())
     assert refused.value.field == "reasoning_parser"
 
 
@@ -107,7 +108,7 @@ TOOL_FORMATS = {"bang": ToolFormat(BangParser)}
 def test_a_parser_of_the_users_own(tmp_path):
     path = tmp_path / "bang.py"
     path.write_text(PLUGIN)
-    chosen = choose_format(FormatFlags(tools="bang", plugin=str(path)), [])
+    chosen = choose_format(FormatFlags(tools="bang", plugin=str(path)), Traits())
     parser = chosen.output_parsing(ToolUse((Tool("f"),), ToolMode.AUTO), "").new_parser()
     parsed = parse(parser, ["Well. ", '!f{"a":', "1}"])
     assert (parsed.content, parsed.calls) == ("Well.", [("f", '{"a":1}')])
@@ -127,6 +128,6 @@ def test_a_broken_plugin_is_named(tmp_path, text, problem):
     if text is not None:
         path.write_text(text)
     with pytest.raises(InvalidRequest, match=problem) as refused:
-        choose_format(FormatFlags(plugin=str(path)), [])
+        choose_format(FormatFlags(plugin=str(path)), Traits())
     assert refused.value.field == "tool_parser_plugin"
     assert str(path) in refused.value.message

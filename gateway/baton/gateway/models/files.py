@@ -16,6 +16,7 @@ from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, Unsuppor
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_PATTERNS = [
+    "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -34,6 +35,7 @@ class ModelFiles:
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ...: variables of chat templates
     chat_templates: Mapping[str, str]  # by name; "default" is for chats without tools. May be empty
     generation_config: Mapping[str, Any]
+    model_type: str  # of config.json; empty: it has none
 
     @property
     def tokenizer_path(self) -> Path:
@@ -65,6 +67,7 @@ def read_model_files(source: str) -> ModelFiles:
         special_tokens={**special_tokens, **_special_tokens(tokenizer_config)},
         chat_templates=_chat_templates(folder, tokenizer_config),
         generation_config=_read_json(folder / "generation_config.json"),
+        model_type=str(_read_json(folder / "config.json").get("model_type") or ""),
     )
 
 

@@ -24,6 +24,7 @@ from baton.gateway.models.tokenization.encoding_limit import EncodingLimit, TooM
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
 from baton.gateway.parsing.output_format import OutputFormat, OutputParsing
+from baton.gateway.parsing.recognition import Traits
 from baton.gateway.parsing.tool import ToolUse
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 from baton.rpc.model_names import check_names
@@ -205,7 +206,8 @@ def load_served_model(
     chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
     origin = flags.path or str(files.folder)
     template = ChatTemplate(chat_templates, files.special_tokens, origin)
-    output_format = choose_format(formats or FormatFlags(), chat_templates.values())
+    traits = Traits(tuple(chat_templates.values()), files.model_type)
+    output_format = choose_format(formats or FormatFlags(), traits)
     reasoning = output_format.reasoning
     if reasoning is not None and reasoning.open_tag and template.opens(reasoning.open_tag, flags.variables):
         output_format = replace(output_format, reasoning=replace(reasoning, prompted=True))

@@ -1,14 +1,16 @@
-"""Selects the formats of a model's outputs: by the flags, including a plugin's formats, or by its chat template."""
+"""Selects the formats of a model's outputs: by the flags, including a plugin's formats, or by what is recognized."""
 
 from __future__ import annotations
 
+import difflib
 import runpy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton.gateway.parsing.output_format import OutputFormat, ReasoningFormat, ToolFormat
-from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, recognized_reasoning, recognized_tools
+from baton.gateway.parsing.output_format import Choice, OutputFormat, ReasoningFormat, ToolFormat
+from baton.gateway.parsing.recognition import Recognized, Traits, recognized_reasoning, recognized_tools
+from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 from baton.rpc.errors import InvalidRequest
 
 AUTO, NONE = "auto", "none"
@@ -25,27 +27,25 @@ class FormatFlags:
     plugin: str = ""  # path of a Python file with TOOL_FORMATS or REASONING_FORMATS; empty: none
 
 
-def choose_format(flags: FormatFlags, templates: Iterable[str]) -> OutputFormat:
-    """Returns the formats for a model with these chat templates. Raises InvalidRequest that names the flag."""
+def choose_format(flags: FormatFlags, traits: Traits) -> OutputFormat:
+    """Returns the formats for a model. Raises InvalidRequest that names the flag."""
     plugin = _load_plugin(flags.plugin) if flags.plugin else {}
     tools = {**TOOL_FORMATS, **_formats(plugin, "TOOL_FORMATS", ToolFormat, flags.plugin)}
     reasoning = {**REASONING_FORMATS, **_formats(plugin, "REASONING_FORMATS", ReasoningFormat, flags.plugin)}
-    text = "\n".join(templates)
-    return OutputFormat(
-        _named("tool_call_parser", flags.tools, recognized_tools(text), tools),
-        _named("reasoning_parser", flags.reasoning, recognized_reasoning(text), reasoning),
-    )
+    for_tools = _choice("tool_call_parser", flags.tools, recognized_tools(traits), tools)
+    for_reasoning = _choice("reasoning_parser", flags.reasoning, recognized_reasoning(traits), reasoning)
+    return OutputFormat(tools.get(for_tools.name), reasoning.get(for_reasoning.name), for_tools, for_reasoning)
 
 
-def _named(flag: str, name: str, recognized: str, formats: Mapping[str, F]) -> F | None:
-    if name == NONE:
-        return None
+def _choice(flag: str, name: str, recognized: Recognized, formats: Mapping[str, object]) -> Choice:
     if name == AUTO:
-        return formats.get(recognized)
-    if name not in formats:
-        allowed = ", ".join((AUTO, NONE, *formats))
-        raise InvalidRequest(f"{flag}: unknown parser {name!r}; give one of {allowed}", field=flag)
-    return formats[name]
+        return Choice(recognized.name or NONE, recognized.why)
+    if name != NONE and name not in formats:
+        allowed = (AUTO, NONE, *formats)
+        near = difflib.get_close_matches(name, allowed, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidRequest(f"{flag}: unknown parser {name!r}{meant}; give one of {', '.join(allowed)}", field=flag)
+    return Choice(name, "it is set")
 
 
 def _load_plugin(path: str) -> Mapping[str, object]:

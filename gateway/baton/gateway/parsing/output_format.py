@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.gateway.parsing.constrained_calls import CallListParser, NamedCallParser
 from baton.gateway.parsing.grammar.call_syntax import CallSyntax
@@ -58,12 +58,21 @@ class ReasoningFormat:
         return self.opened and not (self.close_tag and end.endswith(self.close_tag))
 
 
+class Choice(NamedTuple):
+    """The name of a format, and why a model has it."""
+
+    name: str = "none"
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """A model's formats. None: it has none, or none was recognized."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+    tools_choice: Choice = Choice()  # noqa: RUF009 - frozen
+    reasoning_choice: Choice = Choice()  # noqa: RUF009 - frozen
 
     def _calls(self, use: ToolUse) -> ToolFormat | None:
         if use.mode is ToolMode.NAMED:

@@ -1,4 +1,4 @@
-"""The built-in formats by name, and the detection of formats in a model's chat template."""
+"""The built-in formats by name."""
 
 from __future__ import annotations
 
@@ -177,52 +177,3 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         GraniteReasoningParser, open_tag=granite_reasoning.STARTS[0], close_tag=granite_reasoning.ENDS[0]
     ),
 }
-
-# The first entry whose texts all occur in the template.
-_TOOL_SIGNS = (
-    ("gpt-oss", ("<|channel|>", "<|message|>")),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("deepseek_v3", ("<｜tool▁call▁begin｜>",)),
-    ("deepseek_v32", ("<｜DSML｜",)),
-    ("minimax_m2", ("<minimax:tool_call>",)),
-    ("seed_oss", ("<seed:tool_call>",)),
-    ("granite", ("<|tool_call|>",)),
-    ("functiongemma", ("<start_function_call>",)),
-    ("gemma4", ("<|tool_call>",)),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("glm47", ("<tool_call>{function-name}<arg_key>",)),
-    ("glm45", ("<tool_call>", "<arg_key>")),
-    ("qwen3_coder", ("<function=", "<parameter=")),
-    ("hermes", ("<tool_call>",)),
-    ("pythonic", ("[func_name1(param",)),
-    ("llama3_json", ('{"name": function name, "parameters":',)),
-    ("pythonic", ("<|python_start|>",)),
-    ("llama3_json", ("<|python_tag|>",)),
-    ("phi4_mini_json", ("functools[",)),
-)
-_REASONING_SIGNS = (
-    ("gpt-oss", ("<|channel|>", "<|message|>")),
-    ("kimi_k2", ("<|tool_calls_section_begin|>", _THINK)),
-    ("deepseek_r1", ("<｜Assistant｜>", _END_THINK)),
-    ("mistral", (_MISTRAL_THINK,)),
-    ("minimax_m2", ("<minimax:tool_call>", _THINK)),
-    ("seed_oss", _SEED_THINK),
-    ("gemma4", ("<channel|>", "<|tool_call>")),
-    ("granite", ("Here is my thought process:",)),
-    ("glm45", ("<arg_key>", _THINK)),
-    ("qwen3", (_END_THINK,)),
-)
-
-
-def recognized_tools(template: str) -> str:
-    """Returns the tool format that a chat template uses, or an empty name."""
-    return _recognized(template, _TOOL_SIGNS)
-
-
-def recognized_reasoning(template: str) -> str:
-    """Returns the reasoning format that a chat template uses, or an empty name."""
-    return _recognized(template, _REASONING_SIGNS)
-
-
-def _recognized(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
-    return next((name for name, texts in signs if all(text in template for text in texts)), "")

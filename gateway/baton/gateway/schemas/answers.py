@@ -221,6 +221,8 @@ class ModelCard(Struct, kw_only=True):
     parent: str | None = None
     permission: list[dict[str, str]] = msgspec.field(default_factory=list)  # always empty: clients expect a list
     max_model_len: int | None
+    tool_call_parser: str  # "none": tool calls stay text
+    reasoning_parser: str
 
 
 class ModelList(Struct):

@@ -61,7 +61,14 @@ class Models:
             _respond(exchange, self._card(name, model))
 
     def _card(self, name: str, model: ServedModel) -> ModelCard:
-        return ModelCard(id=name, created=self._created, root=model.name, max_model_len=_max_model_len(model))
+        return ModelCard(
+            id=name,
+            created=self._created,
+            root=model.name,
+            max_model_len=_max_model_len(model),
+            tool_call_parser=model.output_format.tools_choice.name,
+            reasoning_parser=model.output_format.reasoning_choice.name,
+        )
 
     def _anthropic(self, name: str, model: ServedModel) -> AnthropicModel:
         created = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
