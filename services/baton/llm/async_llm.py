@@ -13,6 +13,7 @@ from baton.llm.engine.arguments import engine_arguments
 from baton.llm.engine.compute_threads import sleep_between_steps
 from baton.llm.engine.local_engine import LocalEngine, open_engine
 from baton.llm.engine.operations import Mode, Operations
+from baton.llm.engine.weight_transfer import WeightTransfer
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import SamplingParams
 from baton.llm.requests.defaults import default_params
@@ -157,6 +158,24 @@ class AsyncLLM:
     async def reload_weights(self, weights_path: str = "", mode: Mode = "wait") -> None:
         """Replaces the weights by those of a folder of the same architecture; empty: reads the present one again."""
         await (await self._operations()).reload_weights(weights_path, mode)
+
+    # New weights from a trainer, as in LLM.
+
+    async def init_weight_transfer_engine(self, request: Any = None) -> None:
+        """Accepts the backends "local" (tensors of this process) and "ipc" (handles of another process)."""
+        WeightTransfer(await self.start()).init(request)
+
+    async def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
+        """Begins to replace the weights. Requests run on with the present ones."""
+        await WeightTransfer(await self.start()).start(is_checkpoint_format)
+
+    async def update_weights(self, request: Any) -> None:
+        """Adds tensors by name, which must not change before `finish_weight_update` returns."""
+        await WeightTransfer(await self.start()).update(request)
+
+    async def finish_weight_update(self, mode: Mode = "keep") -> None:
+        """Uses the new weights from now on. Kept outputs continue with them, and their KV is computed again."""
+        await WeightTransfer(await self.start()).finish(mode)
 
     async def _operations(self) -> Operations:
         return Operations(await self.start())

@@ -14,6 +14,7 @@ from baton.llm.engine.arguments import engine_arguments
 from baton.llm.engine.compute_threads import sleep_between_steps
 from baton.llm.engine.local_engine import LocalEngine, open_engine
 from baton.llm.engine.operations import Mode, Operations
+from baton.llm.engine.weight_transfer import WeightTransfer
 from baton.llm.loop_thread import LoopThread
 from baton.llm.parameters.beam_search_params import BeamSearchParams
 from baton.llm.parameters.names import InvalidParameter
@@ -49,6 +50,7 @@ class LLM:
         try:
             self._engine: LocalEngine = self._thread.run(self._opened.enter_async_context(open_engine(read)))
             self._operations = Operations(self._engine)
+            self._transfer = WeightTransfer(self._engine)
         except BaseException:
             self._finalizer()
             raise
@@ -210,6 +212,28 @@ class LLM:
     def reload_weights(self, weights_path: str = "") -> None:
         """Replaces the weights by those of a folder of the same architecture; empty: reads the present one again."""
         self._thread.run(self._operations.reload_weights(weights_path))
+
+    # New weights from a trainer.
+
+    def init_weight_transfer_engine(self, request: Any = None) -> None:
+        """Accepts the backends "local" (tensors of this process) and "ipc" (handles of another process)."""
+        self._transfer.init(request)
+
+    def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
+        """Begins to replace the weights."""
+        self._thread.run(self._transfer.start(is_checkpoint_format))
+
+    def update_weights(self, request: Any) -> None:
+        """Adds tensors: a mapping by the names of the checkpoint, pairs, or vLLM's update_info with `ipc_handles`.
+
+        Tensors are read by `finish_weight_update`, and must not change before it. Raises InvalidRequest for one that
+        does not fit the model.
+        """
+        self._thread.run(self._transfer.update(request))
+
+    def finish_weight_update(self) -> None:
+        """Uses the new weights from now on, and forgets every cached block. Raises Mismatch if tensors are missing."""
+        self._thread.run(self._transfer.finish())
 
     def _complete(self, works: Iterable[Work], total: int | None, use_tqdm: Wanted) -> list[RequestOutput]:
         progress, found = Progress(use_tqdm, total), dict[int, RequestOutput]()

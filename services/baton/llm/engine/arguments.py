@@ -68,7 +68,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "compilation_config": "kernels are compiled ahead, and steps captured as CUDA graphs",
     "max_seq_len_to_capture": "graphs work for all lengths",
     "generation_config": "defaults come from the model folder",
-    "weight_transfer_config": "init_weight_transfer_engine chooses the backend",
+    "weight_transfer_config": "tensors and CUDA IPC handles are both taken",
 }
 # This side's own arguments.
 _OWN: Mapping[str, Any] = {

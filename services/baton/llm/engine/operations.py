@@ -41,7 +41,7 @@ class Operations:
         if level == 0:
             await self.pause(mode, clear_cache=False)
             return
-        request = control_pb2.SleepRequest(level=level, running_requests=_mode(mode), timeout_ms=_LONGEST_MS)
+        request = control_pb2.SleepRequest(level=level, running_requests=running_requests(mode), timeout_ms=_LONGEST_MS)
         await called(self._control.Sleep(request))
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -62,7 +62,7 @@ class Operations:
 
     async def pause(self, mode: Mode = "abort", clear_cache: bool = True) -> None:
         """Stops the engine between two steps, until `resume`."""
-        request = control_pb2.PauseRequest(running_requests=_mode(mode), timeout_ms=_LONGEST_MS)
+        request = control_pb2.PauseRequest(running_requests=running_requests(mode), timeout_ms=_LONGEST_MS)
         await called(self._control.Pause(request))
         if clear_cache:
             await self.reset_prefix_cache()
@@ -97,7 +97,7 @@ class Operations:
     async def reload_weights(self, weights_path: str = "", mode: Mode = "wait") -> None:
         """Replaces the weights by those of a folder of the same architecture; empty: reads the present one again."""
         request = control_pb2.ReloadWeightsRequest(
-            model=weights_path, running_requests=_mode(mode), timeout_ms=_LONGEST_MS
+            model=weights_path, running_requests=running_requests(mode), timeout_ms=_LONGEST_MS
         )
         await called(self._control.ReloadWeights(request))
         await self._engine.refresh()
@@ -109,7 +109,8 @@ class Operations:
         return [family for family in families if family.name.startswith(_PREFIXES)]
 
 
-def _mode(mode: str) -> control_pb2.RunningRequests.ValueType:
+def running_requests(mode: str) -> control_pb2.RunningRequests.ValueType:
+    """Returns a mode's value in the contract. Raises InvalidParameter."""
     if mode not in _MODES:
         raise InvalidParameter(f"mode is {mode!r}; give {', '.join(_MODES)}", field="mode")
     return _MODES[mode]

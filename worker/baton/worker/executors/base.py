@@ -15,6 +15,7 @@ from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
+    from baton.worker.weights.tensor_update import TensorUpdate
 
 
 class DeviceLost(InternalError):
@@ -177,6 +178,15 @@ class Resident(Protocol):
         """Reads a folder or hub id; empty: the last loaded model. Changes nothing, and may run on any thread.
 
         Raises InvalidRequest for a model that cannot be loaded, Mismatch for another architecture.
+        """
+
+    def new_update(self) -> TensorUpdate:
+        """Returns an update that collects the model's tensors. Raises Unsupported if there are none."""
+
+    def read_update(self, update: TensorUpdate) -> NewWeights:
+        """Copies an update's tensors. Changes nothing, and may run on any thread.
+
+        Raises Mismatch if some are missing.
         """
 
     def use_weights(self, new: NewWeights) -> None:

@@ -20,6 +20,7 @@ from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
+    from baton.worker.weights.tensor_update import TensorUpdate
 
 
 class Follower(Protocol):
@@ -146,6 +147,13 @@ class RankGroup:
     def read_weights(self, model: str) -> NewWeights:
         self._check_alone("model", "other weights cannot be loaded")
         return self._leader.read_weights(model)
+
+    def new_update(self) -> TensorUpdate:
+        self._check_alone("names", "weights cannot be updated from tensors")
+        return self._leader.new_update()
+
+    def read_update(self, update: TensorUpdate) -> NewWeights:
+        return self._leader.read_update(update)
 
     def use_weights(self, new: NewWeights) -> None:
         self._leader.use_weights(new)

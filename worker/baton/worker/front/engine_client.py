@@ -23,6 +23,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.front.step_watchdog import StepWatchdog, cpu_seconds_of, no_cpu_seconds
 from baton.worker.link.ends import FrontEnd
 from baton.worker.link.frames import Frame, FrontLink, Kind
+from baton.worker.link.inbox import Inbox
 from baton.worker.link.liveness import LivenessProbe
 from baton.worker.link.local import LocalEngineEnd, LocalLink
 from baton.worker.link.step_status import StepStatus
@@ -61,6 +62,7 @@ class EngineClient:
         self._liveness: LivenessProbe | None = None
         self._watch: StepWatchdog | None = None
         self.num_stalls = 0  # of the device
+        self.inbox = Inbox()  # of an engine that is a thread of this process
         self._finishing: asyncio.Task[None] | None = None
         self.end: ServiceError | None = None
         self.ready = asyncio.Event()
@@ -218,7 +220,9 @@ class EngineClient:
 
         step_status = StepStatus()
         self._watch = StepWatchdog(step_status, self._on_stall_change)
-        self._thread = threading.Thread(target=run_engine, args=(theirs, step_status), name="engine", daemon=True)
+        self._thread = threading.Thread(
+            target=run_engine, args=(theirs, step_status, False, self.inbox), name="engine", daemon=True
+        )
         self._thread.start()
 
     def _kill(self) -> None:

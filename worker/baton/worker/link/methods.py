@@ -19,3 +19,6 @@ class Method(enum.IntEnum):
     SLEEP = 9
     WAKE_UP = 10
     RELOAD_WEIGHTS = 11
+    START_WEIGHT_UPDATE = 12
+    ADD_WEIGHTS = 13  # the number of tensors in the inbox of this process
+    FINISH_WEIGHT_UPDATE = 14

@@ -16,6 +16,7 @@ from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.link.frames import Kind
 from baton.worker.link.methods import Method
 from baton.worker.process.lifecycle import Lifecycle, Refuse, Reply
+from baton.worker.process.weight_updates import WeightUpdates
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,12 @@ class EngineControl:
     """Answers calls. Only the engine thread uses it."""
 
     def __init__(
-        self, target: ControlTarget, send: Send, lifecycle: Lifecycle, clock: Callable[[], float] = time.monotonic
+        self,
+        target: ControlTarget,
+        send: Send,
+        lifecycle: Lifecycle,
+        clock: Callable[[], float] = time.monotonic,
+        updates: WeightUpdates | None = None,
     ) -> None:
         self._target = target
         self._send = send
@@ -85,6 +91,11 @@ class EngineControl:
                 control_pb2.ReloadWeightsRequest.FromString(payload), *ends
             ),
         }
+
+        if updates is not None:
+            self._methods[Method.START_WEIGHT_UPDATE] = updates.start
+            self._methods[Method.ADD_WEIGHTS] = updates.add
+            self._later[Method.FINISH_WEIGHT_UPDATE] = updates.finish
 
     @property
     def deadline(self) -> float | None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -95,17 +96,17 @@ class _Change:
 class _Reading:
     """Reads weights on a thread of its own."""
 
-    def __init__(self, actions: LifecycleActions, model: str) -> None:
+    def __init__(self, actions: LifecycleActions, read: Callable[[], NewWeights]) -> None:
         self.new: NewWeights | None = None
         self.error: ServiceError | None = None
         self.done = False
         self._actions = actions
-        self._model = model
+        self._read = read
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self.new = self._actions.read_weights(self._model)
+            self.new = self._read()
         except ServiceError as error:
             self.error = error
         except Exception as error:  # any error that a file can cause
@@ -201,12 +202,18 @@ class Lifecycle:
             _log.info("awake")
             return pb.WakeUpResponse(epoch=self._actions.epoch())
 
-        reading = _Reading(self._actions, "") if self._freed else None
+        reading = _Reading(self._actions, partial(self._actions.read_weights, "")) if self._freed else None
         keep = Running.RUNNING_REQUESTS_KEEP
         self._begin(_Change("wake-up", keep, _DEFAULT_SECONDS, apply, reply, refuse, reading))
 
-    def reload(self, request: pb.ReloadWeightsRequest, reply: Reply, refuse: Refuse) -> None:
-        """Reads weights, then stops the engine and replaces its weights."""
+    def reload(
+        self,
+        request: pb.ReloadWeightsRequest,
+        reply: Reply,
+        refuse: Refuse,
+        read: Callable[[], NewWeights] | None = None,
+    ) -> None:
+        """Reads weights, then stops the engine and replaces its weights. `read` None: reads the request's model."""
         self._check_unchanging()
         self._check_awake("ReloadWeights")
 
@@ -218,7 +225,7 @@ class Lifecycle:
             _log.info("weights reloaded from %s: epoch %d, %d requests kept", new.model, epoch, num_requests)
             return pb.ReloadWeightsResponse(digest=new.digest, epoch=epoch, num_requests=num_requests)
 
-        reading = _Reading(self._actions, request.model)
+        reading = _Reading(self._actions, read or partial(self._actions.read_weights, request.model))
         seconds = _seconds(request.timeout_ms)
         self._begin(_Change("reload", request.running_requests, seconds, apply, reply, refuse, reading))
 

@@ -17,6 +17,7 @@ from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.event_log import EventLog
 from baton.worker.link.ends import EngineEnd
 from baton.worker.link.frames import Frame, Kind
+from baton.worker.link.inbox import Inbox
 from baton.worker.link.methods import Method
 from baton.worker.link.prompts import split_prompts
 from baton.worker.process.control import EngineControl
@@ -27,6 +28,7 @@ from baton.worker.process.sessions import Sessions
 from baton.worker.process.spans import SpanSender
 from baton.worker.process.state_reporter import StateReporter, host_cache_message, load_message, totals_message
 from baton.worker.process.step_trace import StepTrace
+from baton.worker.process.weight_updates import WeightUpdates
 from baton.worker.requests.outputs import EngineListener, StepOutputs
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class EngineLoop(EngineListener, HandoverListener):
         trace: StepTrace | None = None,
         spans: SpanSender | None = None,
         clock: Callable[[], float] = time.monotonic,
+        inbox: Inbox | None = None,
     ) -> None:
         self._link = link
         self._engine = engine
@@ -71,7 +74,9 @@ class EngineLoop(EngineListener, HandoverListener):
         )
         self._events = EventLog(engine, identity.worker_id, link.send, clock)
         actions = EngineLifecycleActions(self, engine, executor, handover, identity, link, self._end_drain)
-        self._control = EngineControl(self, link.send, Lifecycle(actions, clock), clock)
+        lifecycle = Lifecycle(actions, clock)
+        updates = WeightUpdates(executor, lifecycle, inbox)
+        self._control = EngineControl(self, link.send, lifecycle, clock, updates)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
         self._changing = False
         self._stopping = False

@@ -31,6 +31,7 @@ from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import DEVICE_PIECE_BYTES, HandoverSettings
 from baton.worker.link.ends import EngineEnd
 from baton.worker.link.frames import EngineLink, Kind, LinkClosed
+from baton.worker.link.inbox import Inbox
 from baton.worker.link.liveness import answer_probes
 from baton.worker.link.step_status import StepStatus
 from baton.worker.process.logs import LinkLogHandler
@@ -74,16 +75,16 @@ def main(argv: list[str]) -> int:
     return run_engine(link, StepStatus.at(status_file), own_process=True)
 
 
-def run_engine(link: EngineEnd, step_status: StepStatus, own_process: bool = False) -> int:
+def run_engine(link: EngineEnd, step_status: StepStatus, own_process: bool = False, inbox: Inbox | None = None) -> int:
     """Runs an engine at the end of a link until STOP. Returns an exit code; sends the reason of a failure.
 
-    `step_status`: where the front reads which step the device computes.
+    `step_status`: where the front reads which step the device computes. `inbox`: tensors of a front in this process.
     """
     try:
         start = _receive_start(link)
         if own_process:
             logging.basicConfig(level=start["log_level"], handlers=[LinkLogHandler(link)], force=True)
-        _serve(link, start, step_status, own_process)
+        _serve(link, start, step_status, own_process, inbox)
     except LinkClosed:
         _log.warning("the front is gone; the engine ends")
         return EXIT_FAILED
@@ -100,7 +101,9 @@ def run_engine(link: EngineEnd, step_status: StepStatus, own_process: bool = Fal
     return EXIT_OK
 
 
-def _serve(link: EngineEnd, start: dict[str, Any], step_status: StepStatus, own_process: bool) -> None:
+def _serve(
+    link: EngineEnd, start: dict[str, Any], step_status: StepStatus, own_process: bool, inbox: Inbox | None
+) -> None:
     config = WorkerConfig(**start["config"])
     with contextlib.ExitStack() as cleanup:
         if config.executor == "cuda":
@@ -122,7 +125,7 @@ def _serve(link: EngineEnd, start: dict[str, Any], step_status: StepStatus, own_
         cleanup.callback(profiler.close)
         identity = _identity(config, start["worker_id"], engine, executor)
         spans = SpanSender(link.send) if config.otlp_endpoint else None
-        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans)
+        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox)
         if own_process:
             gc.collect()
             gc.freeze()

@@ -47,7 +47,7 @@ def load_weights(
         return checkpoint.tensor(name, shape)
 
     weights = build_weights(config, source, dtype, device)
-    unused = [name for name in checkpoint.names if name not in used and not _is_redundant(name, config)]
+    unused = [name for name in checkpoint.names if name not in used and not is_redundant(name, config)]
     if unused:
         _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.folder, ", ".join(unused[:4]))
     return weights
@@ -254,7 +254,8 @@ def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExper
     )
 
 
-def _is_redundant(name: str, config: ModelConfig) -> bool:
+def is_redundant(name: str, config: ModelConfig) -> bool:
+    """Returns whether checkpoints may hold a tensor of this name that the model does not need."""
     if name.endswith(_CONSTANTS) or is_kv_scale(name):
         return True
     return config.tie_embeddings and name in config.names.spellings(f"{config.names.lm_head}.weight")

@@ -31,7 +31,9 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
+from baton.worker.weights.build import is_redundant
 from baton.worker.weights.loading import check_same, load_model, read_config
+from baton.worker.weights.tensor_update import TensorUpdate
 
 _DTYPES = {
     "auto": torch.float32,
@@ -168,6 +170,15 @@ class CpuExecutor:
             source, self._load_format, self._dtype, max_model_len=longest, implementation=self._implementation
         )
         return NewWeights(source, loaded.digest, loaded.weights)
+
+    def new_update(self) -> TensorUpdate:
+        """Returns an update that collects the model's tensors."""
+        return TensorUpdate(self._config, partial(is_redundant, config=self._config))
+
+    def read_update(self, update: TensorUpdate) -> NewWeights:
+        """Copies an update's tensors."""
+        weights = update.build(self._dtype, torch.device("cpu"))
+        return NewWeights(self._source, update.digest(self.model.digest), weights)
 
     def use_weights(self, new: NewWeights) -> None:
         """Uses these weights from the next step on."""

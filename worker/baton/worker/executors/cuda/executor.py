@@ -61,10 +61,13 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import Weights, make_model
+from baton.worker.weights.build import is_redundant, weight_bytes
 from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
+from baton.worker.weights.tensor_update import TensorUpdate
 
 _log = logging.getLogger(__name__)
 _NONE = np.empty(0, np.int32)
+_ROOM = 1.1  # of free memory, as a multiple of new weights
 
 
 class CudaExecutor:
@@ -206,6 +209,21 @@ class CudaExecutor:
                 f"model={source!r} scales its quantized KV in another way: such weights need a restart", field="model"
             )
         return NewWeights(source, loaded.digest, loaded.weights)
+
+    def new_update(self) -> TensorUpdate:
+        """Returns an update that collects the model's tensors."""
+        return TensorUpdate(self._model_config, partial(is_redundant, config=self._model_config))
+
+    @torch.inference_mode()
+    def read_update(self, update: TensorUpdate) -> NewWeights:
+        """Copies an update's tensors: on the device if it has room for them, otherwise to host memory."""
+        self._wait()  # for the trainer's work on these tensors
+        free, _ = torch.cuda.mem_get_info(self._device)
+        fits = weight_bytes(self._model_config, self._dtype) * _ROOM < free
+        weights = update.build(self._dtype, self._device if fits else torch.device("cpu"))
+        digest = update.digest(self.model.digest)
+        self._wait()  # the engine's thread has a stream of its own
+        return NewWeights(self._source, digest, weights)
 
     def use_weights(self, new: NewWeights) -> None:
         """Overwrites the weights in use."""

@@ -11,17 +11,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.rpc.errors import InvalidRequest, Mismatch, Unsupported
 from baton.worker.core import BlockId, Int32, Int64, ModelSpec, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
 from baton.worker.kv_spec import full_spec
+
+if TYPE_CHECKING:
+    from baton.worker.weights.tensor_update import TensorUpdate
 
 _WORD_BYTES = 8
 _DIGEST_BYTES = 16
@@ -236,6 +240,14 @@ class SimExecutor:
                     field="model",
                 )
         return NewWeights(source, new.model_digest, None)
+
+    def new_update(self) -> TensorUpdate:
+        """Raises Unsupported."""
+        raise Unsupported("executor=sim has no weights to update")
+
+    def read_update(self, update: TensorUpdate) -> NewWeights:
+        """Raises Unsupported."""
+        raise Unsupported("executor=sim has no weights to update")
 
     def use_weights(self, new: NewWeights) -> None:
         """Changes the digest."""
