@@ -8,6 +8,7 @@ from typing import Any
 
 from baton.gateway.access.settings import FROM_REDIS, AccessSettings
 from baton.gateway.http.cors import check_origins
+from baton.gateway.models.generation_defaults import GenerationFlags, parse_overrides
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.model_names import check_names
@@ -99,10 +100,29 @@ class GatewayConfig:
         default=False,
         metadata={"help": "Refuse requests with fields that this API does not have, instead of listing them."},
     )
+    generation_config: str = field(
+        default="auto",
+        metadata={
+            "help": "Sampling defaults of requests: a generation_config.json or its folder. auto: the model's own; "
+            "none: neutral values.",
+            "metavar": "PATH",
+        },
+    )
+    override_generation_config: str = field(
+        default="",
+        metadata={
+            "help": 'Sampling defaults that go before those of --generation-config: {"temperature": 0.5}, and so on.',
+            "metavar": "JSON",
+        },
+    )
+    enable_force_include_usage: bool = field(
+        default=False, metadata={"help": "Every stream ends with its usage, whether or not the request asks for it."}
+    )
     default_max_tokens: int | None = field(
         default=None,
         metadata={
-            "help": "max_tokens of chats that give none. None: as many as the context holds.",
+            "help": "max_tokens of chats that give none. None: the generation config's max_new_tokens, or as many as "
+            "the context holds.",
             "minimum": 1,
         },
     )
@@ -271,6 +291,11 @@ class GatewayConfig:
         return value
 
     @property
+    def sampling_defaults(self) -> GenerationFlags:
+        """Returns the settings of sampling defaults. Raises InvalidRequest for wrong overrides."""
+        return GenerationFlags(self.generation_config, parse_overrides(self.override_generation_config))
+
+    @property
     def tls(self) -> TlsFiles | None:
         """Returns the TLS files for connections between services, or None for plain text.
 
@@ -301,7 +326,7 @@ class GatewayConfig:
             _check_address(name, address)
         for address in self.router:
             _check_address("router", address)
-        _ = self.template_variables
+        _ = self.template_variables, self.sampling_defaults
         check_names(self.served_model_name)
         check_origins(self.cors_origins)
         check_allowed_hosts(self.allowed_hosts)

@@ -177,7 +177,12 @@ def served_model(config: GatewayConfig) -> ServedModel:
     """Loads the model named by the settings. Raises ServiceError that names the missing or wrong file or flag."""
     templates = TemplateFlags(config.chat_template, config.template_variables, config.trust_control_tokens)
     model = load_served_model(
-        config.model, config.served_model_name, format_flags(config), templates, with_processes=True
+        config.model,
+        config.served_model_name,
+        format_flags(config),
+        templates,
+        config.sampling_defaults,
+        with_processes=True,
     )
     chosen = model.output_format
     _log.info(

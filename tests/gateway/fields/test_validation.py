@@ -10,6 +10,7 @@ from support.gateway.rest_harness import rest_side, say
 
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.fields import chat, completion, sampling
+from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
 from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest
 from baton.rpc.errors import InvalidRequest
 
@@ -213,6 +214,8 @@ def bodies(kind, base):
 def test_no_chat_body_is_a_defect(body):
     with suppress(InvalidRequest):
         request = BodyDecoder(ChatCompletionRequest).decode(body, {})
+        drop_neutral(request)
+        drop_neutral_choices(request)
         chat.check_chat(request, 128, 20)
         chat.template_messages(request.messages)
         chat.template_variables(request)

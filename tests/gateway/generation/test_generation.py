@@ -144,7 +144,7 @@ async def test_the_worker_and_router_get_everything_resolved(fleet):
     assert all(
         values.HasField(name) for name in ("seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
     )
-    assert submit.stop.max_tokens == 2048 - 50 == place.max_tokens
+    assert submit.stop.max_tokens == 512 == place.max_tokens
     namespace = cache_namespace(MODEL.digest, 16, "", "1:tsalt")
     assert submit.cache_namespace == namespace
     assert place.block_hashes == hash_blocks(namespace, list(range(10, 60)), 16)

@@ -171,7 +171,8 @@ async def test_a_client_that_does_not_read_loses_nothing(fleet, model):
     token_ids = model.tokenizer.encode(STORY, add_special_tokens=False)
     worker.script = lambda submit: token_ids * 40
     worker.step_seconds = 0
-    call = stub.Generate(inference_pb2.GenerateRequest(chat=CHAT, stop={"ignore_eos": True}))
+    stop = {"ignore_eos": True, "max_tokens": 2000}
+    call = stub.Generate(inference_pb2.GenerateRequest(chat=CHAT, stop=stop))
     await asyncio.sleep(0.5)
     responses = [response async for response in call]
     assert text_of(responses) == STORY * 40

@@ -24,6 +24,8 @@ _NEUTRAL: Mapping[str, float] = {
 }
 _MAX_PATTERN = 1024  # tokens
 _FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+MAX_TOKENS = "max_new_tokens"
+CONFIG_FIELDS = (*_FROM_CONFIG, MAX_TOKENS)  # what is read of a generation_config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class SamplingDefaults:
     """Sampling defaults of a model's generation_config, or neutral values."""
 
     values: Mapping[str, float]
+    max_tokens: int | None = None  # of requests that give none; None: as many as the context holds
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], origin: str) -> SamplingDefaults:
@@ -59,7 +62,10 @@ class SamplingDefaults:
             check_sampling(_filled(types_pb2.SamplingParams(), values))
         except InvalidRequest as error:
             raise InvalidRequest(f"{origin}: {error.message}", field="model") from error
-        return cls(values)
+        max_tokens = config.get(MAX_TOKENS)
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens is True or max_tokens < 1):
+            raise InvalidRequest(f"{origin}: {MAX_TOKENS} is {max_tokens!r}; it must be at least 1", field="model")
+        return cls(values, max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def resolve(
     _check_repetition(request.stop)
     if not sampling.HasField("seed"):
         sampling.seed = random.getrandbits(64)
-    stop = _resolve_stop(request, max_output, limits)
+    stop = _resolve_stop(request, max_output, limits, defaults.max_tokens)
     resolved = ResolvedRequest(sampling, stop, frozenset(() if stop.ignore_eos else info.eos_token_ids))
     _check_something_is_left(resolved, info.vocab_size)
     return resolved
@@ -195,14 +201,17 @@ def _max_output_tokens(request: GenerationRequest, info: types_pb2.ModelInfo) ->
     return info.max_model_len - num_tokens
 
 
-def _resolve_stop(request: GenerationRequest, max_output: int, limits: RequestLimits) -> types_pb2.StopConditions:
+def _resolve_stop(
+    request: GenerationRequest, max_output: int, limits: RequestLimits, default: int | None
+) -> types_pb2.StopConditions:
     stop = types_pb2.StopConditions()
     stop.CopyFrom(request.stop)
     if stop.HasField("max_tokens") and stop.max_tokens < 1:
         raise _out_of_range("max_tokens", stop.max_tokens, "at least 1")
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         raise _out_of_range("min_tokens", stop.min_tokens, f"at most max_tokens, which is {stop.max_tokens}")
-    stop.max_tokens = min(stop.max_tokens, max_output) if stop.HasField("max_tokens") else max_output
+    wanted = stop.max_tokens if stop.HasField("max_tokens") else max(default or max_output, stop.min_tokens)
+    stop.max_tokens = min(wanted, max_output)
     if stop.min_tokens > stop.max_tokens:
         raise _out_of_range("min_tokens", stop.min_tokens, f"at most {stop.max_tokens}, which the context has room for")
     del stop.stop[:]

@@ -17,6 +17,7 @@ from baton.gateway.models.encoding.lanes import PromptLanes
 from baton.gateway.models.encoding.messages import Setup, stamp_of
 from baton.gateway.models.encoding.prompt_encoder import ChatPrompt, PromptEncoder, TextPrompt
 from baton.gateway.models.files import read_chat_template, read_model_files
+from baton.gateway.models.generation_defaults import GenerationFlags, read_defaults
 from baton.gateway.models.prompts.chat_template import ChatTemplate, Message
 from baton.gateway.models.prompts.context_length import COUNTED_TOKENS, context_too_long, too_long_to_count
 from baton.gateway.models.sampling import SamplingDefaults
@@ -194,6 +195,7 @@ def load_served_model(
     names: Sequence[str] = (),
     formats: FormatFlags | None = None,
     templates: TemplateFlags | None = None,
+    defaults: GenerationFlags | None = None,
     *,
     with_processes: bool = False,
 ) -> ServedModel:
@@ -228,7 +230,7 @@ def load_served_model(
         tokenizer=Tokenizer(files.tokenizer_path),
         template=template,
         output_format=output_format,
-        defaults=SamplingDefaults.from_config(files.generation_config, str(files.folder / "generation_config.json")),
+        defaults=read_defaults(files, defaults or GenerationFlags()),
         template_variables=flags.variables,
         trust_control_tokens=flags.trust_control_tokens,
         setup=setup,

@@ -31,7 +31,7 @@ from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import ChatCompletionRequest
 from baton.gateway.serving.answer_size import check_echo
-from baton.gateway.serving.context import ServingContext, envelope_of
+from baton.gateway.serving.context import ServingContext
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.rpc.errors import ServiceError
 
@@ -80,7 +80,7 @@ class ChatCompletions:
         )
         meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        envelope = envelope_of(kind, "chatcmpl", exchange, model, request)
+        envelope = serving.envelope(kind, "chatcmpl", exchange, model, request)
         fields = (exchange, meter, envelope, await _shape_of(request, model, token_ids))
         answer = _FORMS[bool(request.stream), output_parsing is not None](*fields)
         if request.store and self._store is not None:

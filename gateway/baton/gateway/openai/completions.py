@@ -23,7 +23,7 @@ from baton.gateway.openai.logprobs import form_of
 from baton.gateway.schemas.requests import CompletionRequest
 from baton.gateway.serving.answer import usage_of
 from baton.gateway.serving.answer_size import check_echo, limit_logprobs
-from baton.gateway.serving.context import ServingContext, envelope_of
+from baton.gateway.serving.context import ServingContext
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
@@ -101,7 +101,7 @@ class Completions:
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm
     ) -> CompletionStream | CompletionDocument:
-        envelope = envelope_of("text_completion", "cmpl", exchange, model, request)
+        envelope = self._serving.envelope("text_completion", "cmpl", exchange, model, request)
         meter = self._serving.meter(exchange, form.num_choices)
         kind = CompletionStream if request.stream else CompletionDocument
         return kind(exchange, meter, envelope, form)

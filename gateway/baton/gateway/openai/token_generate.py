@@ -133,7 +133,7 @@ class TokenGenerate:
         meter = serving.meter(exchange, n)
         answer: Answer
         if request.stream:
-            answer = TokenStream(exchange, meter, fields, len(request.token_ids))
+            answer = TokenStream(exchange, meter, fields, len(request.token_ids), serving.includes_usage(fields))
         else:
             answer = TokenDocument(exchange, meter, fields)
         generations = [replace(generation, detokenize=False)]
@@ -158,10 +158,17 @@ class TokenGenerate:
 class TokenStream(StreamAnswer):
     """Streams one event per delta."""
 
-    def __init__(self, exchange: Exchange, meter: AnswerMeter, fields: TokenSampling, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        meter: AnswerMeter,
+        fields: TokenSampling,
+        num_prompt_tokens: int,
+        includes_usage: bool,
+    ) -> None:
         options = fields.stream_options or StreamOptions()
         self._continuous_usage = bool(options.continuous_usage_stats)
-        envelope = Envelope("", exchange.request_id, 0, "", "", bool(options.include_usage), self._continuous_usage)
+        envelope = Envelope("", exchange.request_id, 0, "", "", includes_usage, self._continuous_usage)
         super().__init__(exchange, meter, envelope, fields.n or 1)
         self._form = form_of(fields, fields.logprobs) or LogprobForm()
         self._num_prompt_tokens = num_prompt_tokens

@@ -164,6 +164,27 @@ class ServingContext:
         )
         return limit_logprobs([request], model.require_info().max_model_len)[0]
 
+    def envelope(
+        self, kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields
+    ) -> Envelope:
+        """Returns the common members of all chunks or of the document."""
+        options = fields.stream_options
+        return Envelope(
+            object=kind,
+            id=f"{prefix}-{exchange.request_id}",
+            created=int(time.time()) if exchange.journal is None else exchange.journal.head.created,
+            model=model.name,
+            system_fingerprint=fingerprint(model),
+            include_usage=self.includes_usage(fields),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        )
+
+    def includes_usage(self, fields: GenerationFields) -> bool:
+        """Returns whether a stream ends with its usage."""
+        options = fields.stream_options
+        asked = options is not None and bool(options.include_usage)
+        return asked or self.config.enable_force_include_usage
+
     def _journal_of(self, call: Call, fields: GenerationFields, sampling: types_pb2.SamplingParams) -> Journal | None:
         """Starts a journal if the client named the stream. Draws the seed now, so that other gateways can use it."""
         if call.journal is not None:
@@ -188,20 +209,6 @@ class ServingContext:
             )
         )
         return call.journal
-
-
-def envelope_of(kind: str, prefix: str, exchange: Exchange, model: ServedModel, fields: GenerationFields) -> Envelope:
-    """Returns the common members of all chunks or of the document."""
-    options = fields.stream_options
-    return Envelope(
-        object=kind,
-        id=f"{prefix}-{exchange.request_id}",
-        created=int(time.time()) if exchange.journal is None else exchange.journal.head.created,
-        model=model.name,
-        system_fingerprint=fingerprint(model),
-        include_usage=options is not None and bool(options.include_usage),
-        continuous_usage=options is not None and bool(options.continuous_usage_stats),
-    )
 
 
 def _end_journal(call: Call) -> None:
