@@ -11,6 +11,7 @@ from pathlib import Path
 import commands_page
 import grpc_pages
 import metrics_page
+import models_page
 import rest_page
 import settings_pages
 from mkdocs.config.defaults import MkDocsConfig
@@ -27,6 +28,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "reference/kvstore.md": lambda: settings_pages.service_page("kvstore"),
     "reference/worker.md": lambda: settings_pages.service_page("worker"),
     "reference/commands.md": commands_page.commands_page,
+    "reference/models.md": lambda: models_page.models_page(ROOT),
     "reference/metrics.md": metrics_page.metrics_page,
     "reference/rest.md": rest_page.rest_page,
     "reference/grpc.md": lambda: grpc_pages.public_page(ROOT),

@@ -7,12 +7,11 @@ import itertools
 import pytest
 import torch
 
+from baton.kernels.limits import BLOCK_SIZES, HEAD_DIMS
 from baton.kernels.table import (
-    BLOCK_SIZES,
     DECODE,
     EXPERTS,
     FEW_EXPERTS,
-    HEAD_DIMS,
     HOPPER_DECODE,
     HOPPER_EXPERTS,
     HOPPER_PREFILL,

@@ -13,17 +13,13 @@ from typing import Any
 
 import torch
 
-MIN_CAPABILITY = (8, 0)  # of a CUDA device
-FP8_CAPABILITY = (8, 9)  # of a device that converts to and from 8 bits
-WIDTH_STEP = 16  # of the matrix unit: the features of a linear are multiples of it
+from baton.kernels.limits import BLOCK_SIZES, HEAD_DIMS, MIN_CAPABILITY
 
 _HOPPER = frozenset({9})
 _HALF = frozenset({torch.bfloat16, torch.float16})
 _FLOATS = _HALF | {torch.float32}
 _ANY = range(1 << 62)
 _ENDLESS = float("inf")
-HEAD_DIMS = range(16, 257, 8)
-BLOCK_SIZES = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)

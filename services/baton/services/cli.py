@@ -50,6 +50,7 @@ TOOLS: Mapping[str, str] = {
     "certs": "Makes a development CA and certificates for TLS between services.",
     **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
+    "models": "Lists the models that run, or says whether and how one does.",
     "doctor": "Examines this machine for a service, and says how to fix problems.",
     "collect-env": "Prints this machine's facts for a bug report, without secrets.",
     "traces": "Shows traced requests in a terminal as they arrive.",
@@ -75,6 +76,7 @@ _MODULES: Mapping[str, str] = {
     "certs": "baton.services.certs.command",
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
     "keys": "baton.services.keys.command",
+    "models": "baton.services.tools.models",
     "doctor": "baton.services.doctor.command",
     "collect-env": "baton.services.tools.collect_env",
     "traces": "baton.services.traces.command",
@@ -85,7 +87,7 @@ _MODULES: Mapping[str, str] = {
     "simulate": "baton.services.simulate.command",
 }
 _SHARED = frozenset({*OPERATIONS, "chat", "complete"})  # several commands have one main()
-_WITHOUT_VARIABLES = frozenset({"metrics", "bench"})
+_WITHOUT_VARIABLES = frozenset({"metrics", "bench", "models"})
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

@@ -20,6 +20,7 @@ _EXTRAS: Mapping[str, str] = {
     "top": "gateway",
     "certs": "certs",
     "metrics": ALL,
+    "models": "worker",
     "simulate": ALL,
     "bench": "bench",
 }

@@ -232,6 +232,35 @@ def test_a_folder_that_is_not_whole(tmp_path):
     assert worst(model.check_model(model.observe_model(replace(targets, model="/no")), targets, model.Capacity())).fix
 
 
+@pytest.mark.parametrize(
+    ("architecture", "head_dim", "executor", "level"),
+    [
+        ("GemmaForCausalLM", 16, "cuda", Level.OK),
+        ("MixtralForCausalLM", 16, "cuda", Level.OK),
+        ("MixtralForCausalLM", 12, "cpu", Level.OK),
+        ("MixtralForCausalLM", 12, "cuda", Level.FAILED),
+    ],
+)
+def test_a_model_is_a_problem_only_where_it_does_not_run(architecture, head_dim, executor, level, tmp_path):
+    sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    experts = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": head_dim}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, **experts, "architectures": [architecture]}))
+    targets = replace(WORKER, model=str(tmp_path), needs_weights=False, executor=executor)
+    found = worst(model.check_model(model.observe_model(targets), targets, model.Capacity()))
+    assert found.level is level
+    assert (level is Level.OK) or "head_dim is 12" in found.what
+
+
+def test_a_model_that_no_family_runs_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3NextForCausalLM"]}')
+    targets = replace(WORKER, model=str(tmp_path))
+    found = worst(model.check_model(model.observe_model(targets), targets, model.Capacity()))
+    assert found.level is Level.FAILED
+    assert "the nearest is Qwen3ForCausalLM" in found.what
+    simulated = replace(targets, executor="sim", needs_weights=False)
+    assert worst(model.check_model(model.observe_model(simulated), simulated, model.Capacity())).level is Level.OK
+
+
 def test_certificates(tmp_path, capsys):
     assert make_certs(["--dir", str(tmp_path), "--fleet", "f"], {}) == 0
     capsys.readouterr()

@@ -16,7 +16,7 @@ from baton.rpc.errors import InternalError, InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, SamplingParams, StepPlan
 from baton.worker.executors.cpu.executor import CpuExecutor
-from baton.worker.models.registry import FAMILIES
+from baton.worker.models.supported.families import FAMILIES
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[4] / "models" / "storyteller-7m"
 COUNT = 24

@@ -13,7 +13,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
-from baton.worker.models.registry import FAMILIES
+from baton.worker.models.supported.families import FAMILIES
 from baton.worker.scheduling.settings import EngineSettings
 
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "models.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from baton.worker.quantization.experts import ExpertNames
+from baton.worker.quantization.expert_names import ExpertNames
 
 
 class Layout(Enum):

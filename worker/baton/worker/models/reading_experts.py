@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.kernels.routing import RouterSpec
 from baton.worker.models.fields import Fields
-from baton.worker.quantization.experts import ExpertNames
+from baton.worker.quantization.expert_names import ExpertNames
 
 # Mixtral's names, which others took over.
 W_NAMES = ExpertNames(

@@ -11,19 +11,8 @@ from torch import Tensor
 
 from baton.kernels.routing import Gate
 from baton.worker.quantization.base import Params, Source
+from baton.worker.quantization.expert_names import ExpertNames
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """The names of experts' tensors in a checkpoint. A name with {} is of one expert, one without of all, stacked."""
-
-    gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")  # or one, fused
-    down: str = "mlp.experts.{}.down_proj.weight"
-    gate_up_bias: tuple[str, ...] = ()
-    down_bias: str = ""
-    transposed: bool = False  # matrices are [in_features, out_features]
-    interleaved: bool = False  # gates and ups alternate; else gates come first
 
 
 @dataclass(frozen=True, slots=True)

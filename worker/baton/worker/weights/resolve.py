@@ -12,11 +12,21 @@ _log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ("*.json", "*.safetensors", "*.jinja")
+_CONFIGS = ("*.json",)
 _ALLOWED = "it must be a folder in Hugging Face form, or a hub id like org/name"
 
 
 def resolve_model(model: str) -> Path:
     """Returns the model's folder if it exists, else downloads it from the hub."""
+    return _resolve(model, _FILES)
+
+
+def resolve_config(model: str) -> Path:
+    """Returns the model's folder if it exists, else one with the hub's JSON files alone."""
+    return _resolve(model, _CONFIGS)
+
+
+def _resolve(model: str, files: tuple[str, ...]) -> Path:
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder
@@ -24,10 +34,10 @@ def resolve_model(model: str) -> Path:
         raise InvalidRequest(f"model {model!r} is a file; {_ALLOWED}", field="model")
     if not _HUB_ID.fullmatch(model):
         raise InvalidRequest(f"model {model!r}: no such folder; {_ALLOWED}", field="model")
-    return _download(model)
+    return _download(model, files)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, files: tuple[str, ...]) -> Path:
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -39,7 +49,7 @@ def _download(hub_id: str) -> Path:
         ) from None
     _log.info("looking for %s on the hub", hub_id)
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_FILES)))
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(files)))
     except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
         raise NotFound(
             f"model {hub_id!r}: no such folder, and the hub does not give it: {error}", field="model"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from baton.rpc.errors import ServiceError
 from baton.services.doctor.finding import Finding, failed, ok, unknown, warning
 from baton.services.doctor.targets import Targets
 
@@ -15,7 +18,7 @@ _TOPIC = "model"
 _GIB = 1 << 30
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100 << 20
-_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_NO_SAFETENSORS = "no safetensors file, perhaps a Git LFS pointer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,11 @@ class ModelFacts:
     is_hub_id: bool = False
     config_problem: str = ""
     architecture: str = ""
+    refusal: str = ""  # why a worker cannot run it
     has_tokenizer: bool = False
     weight_bytes: int = 0
+    num_values: int = 0  # of all weights
+    is_quantized: bool = False
     missing: tuple[str, ...] = ()  # files of the index
     broken: tuple[str, ...] = ()  # truncated files, or not safetensors
 
@@ -50,9 +56,8 @@ def check_model(facts: ModelFacts, targets: Targets, capacity: Capacity) -> Iter
         return
     if facts.config_problem:
         yield failed(_TOPIC, facts.config_problem, "copy the folder again, all *.json files of it")
-    elif targets.service == "worker" and facts.architecture not in _ARCHITECTURES:
-        fix = f"take one of {', '.join(_ARCHITECTURES)}"
-        yield failed(_TOPIC, f"its architecture is {facts.architecture or 'missing'}", fix)
+    elif targets.service == "worker" and facts.refusal:
+        yield failed(_TOPIC, facts.refusal, "take another model: `baton models` lists what runs")
     if not facts.has_tokenizer and targets.service == "gateway":
         what = f"{facts.folder} has no tokenizer.json"
         yield failed(_TOPIC, what, "copy the model's fast tokenizer there; workers need none")
@@ -77,28 +82,67 @@ def observe_model(targets: Targets) -> ModelFacts:
         exists=True,
         config_problem=problem,
         architecture=str(names[0]) if isinstance(names, list) and names else "",
+        refusal=_refusal(folder, targets.executor) if targets.service == "worker" and targets.executor != "sim" else "",
         has_tokenizer=(folder / "tokenizer.json").is_file(),
         weight_bytes=sum(path.stat().st_size for path in files),
+        num_values=sum(map(num_values_of, files)),
+        is_quantized=isinstance(config, dict) and bool(config.get("quantization_config")),
         missing=tuple(_missing(folder)),
         broken=tuple(f"{path.name} ({why})" for path in files if (why := why_broken(path))),
     )
 
 
+def _refusal(folder: Path, executor: str) -> str:
+    """Returns why a worker cannot run the model; empty if it can, or if a worker's packages are missing."""
+    try:
+        from baton.worker.models.registry import load_config
+        from baton.worker.models.supported.catalog import refusal
+    except ImportError:  # reported under `versions`
+        return ""
+    try:
+        return refusal(load_config(folder), executor)
+    except ServiceError as error:
+        return error.message
+
+
 def why_broken(path: Path) -> str:
     """Returns the problem of a safetensors file; empty if its size matches its header."""
+    problem, header, data_start = _header_of(path)
+    if problem:
+        return problem
+    try:
+        end = max((one["data_offsets"][1] for one in header.values()), default=0)
+        missing = data_start + end - path.stat().st_size
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except (KeyError, TypeError, IndexError):
+        return _NO_SAFETENSORS
+    return f"{missing} bytes are missing" if missing > 0 else ""
+
+
+def num_values_of(path: Path) -> int:
+    """Returns the number of values in a safetensors file; 0 if it is broken."""
+    _, header, _ = _header_of(path)
+    try:
+        return sum(math.prod(one["shape"]) for one in header.values())
+    except (KeyError, TypeError):
+        return 0
+
+
+def _header_of(path: Path) -> tuple[str, dict[str, Any], int]:
+    """Returns the problem of a file, or its tensors by name and where their bytes begin."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _MAX_HEADER_BYTES:
-                return "no safetensors file, perhaps a Git LFS pointer"
+                return _NO_SAFETENSORS, {}, 0
             header = json.loads(file.read(length))
-        end = max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
+        header.pop("__metadata__", None)
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return "no safetensors file, perhaps a Git LFS pointer"
-    missing = 8 + length + end - path.stat().st_size
-    return f"{missing} bytes are missing" if missing > 0 else ""
+        return f"cannot be read: {error.strerror}", {}, 0
+    except (ValueError, AttributeError, TypeError, RecursionError, struct.error):
+        return _NO_SAFETENSORS, {}, 0
+    return "", header, 8 + length
 
 
 def _absent(facts: ModelFacts) -> Finding:

@@ -31,16 +31,11 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
+from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.weights.build import is_redundant
 from baton.worker.weights.loading import check_same, load_model, read_config
 from baton.worker.weights.tensor_update import TensorUpdate
 
-_DTYPES = {
-    "auto": torch.float32,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _HEADS = {HeadKind.GENERATE: GenerateHead}
 _MOST_DEFAULT_KV_BYTES = 4 << 30
 _KV_SHARE_OF_MEMORY = 10
@@ -65,7 +60,7 @@ class CpuExecutor:
 
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
-        dtype = _DTYPES[config.dtype]
+        dtype: torch.dtype = getattr(torch, compute_dtype_name("cpu", config.dtype))
         loaded = load_model(
             config.model,
             config.load_format,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -78,11 +77,6 @@ def _by_model_type() -> Mapping[str, tuple[str, ...]]:
 
     entries = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
     return {kind: (names,) if isinstance(names, str) else tuple(names) for kind, names in entries}
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most like this one; "" if none is."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "")
 
 
 def model_class(name: str) -> type[PreTrainedModel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.table import MIN_CAPABILITY
+from baton.kernels.limits import MIN_CAPABILITY
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
 from baton.worker.kv_spec import KvSpec

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from baton.kernels.table import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, WIDTH_STEP
+from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.models.config import ModelConfig
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from baton.worker.models.supported.cuda_limits import misfit
+from baton.worker.models.supported.dtypes import compute_dtype_name
 
 
 def compute_dtype(config: WorkerConfig, model: ModelConfig) -> torch.dtype:
     """Returns the dtype of weights and activations. auto: the checkpoint's, or bfloat16 if it has none."""
-    wanted = model.dtype if config.dtype == "auto" else config.dtype
-    return _DTYPES.get(wanted, torch.bfloat16)
+    dtype: torch.dtype = getattr(torch, compute_dtype_name("cuda", config.dtype, model.dtype))
+    return dtype
 
 
 def kv_dtype(config: WorkerConfig, compute: torch.dtype) -> torch.dtype:
@@ -45,15 +45,9 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         raise InvalidRequest(
             f"block_size={config.block_size}: under executor=cuda it must be one of {allowed}", field="block_size"
         )
-    if model.head_dim not in HEAD_DIMS:
-        raise InvalidRequest(
-            f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "
-            f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
-            field="model",
-        )
-    if model.transformers is None:
-        _check_widths(model)
-    elif config.batch_invariant:
+    if reason := misfit(model):
+        raise InvalidRequest(reason, field="model")
+    if model.transformers is not None and config.batch_invariant:
         raise InvalidRequest(
             f"batch_invariant=True needs a family of Baton's; {model.architecture} is computed by "
             f"{model.implementation}, whose results depend on the batch",
@@ -61,19 +55,6 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         )
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
-
-
-def _check_widths(model: ModelConfig) -> None:
-    widths = {
-        ("hidden_size", model.hidden_size),
-        ("num_attention_heads * head_dim", model.num_q_heads * model.head_dim),
-        *(("intermediate_size", width) for layer in model.layers for width in layer.mlp.widths),
-    }
-    for name, width in sorted(widths):
-        if width % WIDTH_STEP:
-            raise InvalidRequest(
-                f"the model's {name} is {width}: the CUDA kernels take multiples of {WIDTH_STEP}", field="model"
-            )
 
 
 def _check_fp8(compute: torch.dtype, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7: the first layers are dense; the others have experts in groups, and a shared one."""
+"""GLM-4.5 to 4.7, without layers that predict further tokens: some layers are dense, others have groups of experts."""
 
 from __future__ import annotations
 

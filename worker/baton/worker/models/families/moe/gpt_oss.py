@@ -12,7 +12,7 @@ from baton.worker.models.names import TensorNames
 from baton.worker.models.reading import Family, read_attention, read_model, read_num_layers, read_windows
 from baton.worker.models.reading_experts import check_silu, read_router
 from baton.worker.models.reading_rope import RopeDefaults, read_rope
-from baton.worker.quantization.experts import ExpertNames
+from baton.worker.quantization.expert_names import ExpertNames
 
 ARCHITECTURE = "GptOssForCausalLM"
 _NAMES = TensorNames(

@@ -11,7 +11,7 @@ from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading import Family
 from baton.worker.models.reading_experts import read_router
-from baton.worker.quantization.experts import ExpertNames
+from baton.worker.quantization.expert_names import ExpertNames
 
 ARCHITECTURE = "GraniteMoeForCausalLM"
 _NAMES = TensorNames(

@@ -1,4 +1,4 @@
-"""OLMoE: experts in every layer; queries and keys are normed over all heads."""
+"""OLMoE without clipped queries, keys and values: experts in every layer; QK norms span all heads."""
 
 from __future__ import annotations
 

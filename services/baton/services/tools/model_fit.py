@@ -1,0 +1,128 @@
+"""Whether a model runs, and what fits into memory: from its config and the headers of its files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.rpc.errors import InvalidRequest
+from baton.services.doctor.machine.gpus import observe_gpus
+from baton.services.doctor.service.model import ModelFacts, observe_model
+from baton.services.doctor.targets import Targets
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.host.resources import usable_memory
+from baton.worker.kv_spec import BYTES_PER_VALUE
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.fields import read_json
+from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import FAMILIES, load_config, parse_config, summary_of
+from baton.worker.models.supported import catalog
+from baton.worker.models.supported.capacity import Capacity, kv_bytes_per_token, weight_bytes
+from baton.worker.models.supported.dtypes import compute_dtype_name, kv_dtype_name
+from baton.worker.weights.resolve import resolve_config
+
+_GIB = 1 << 30
+_LOOK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """A model under one executor of this machine, or of one with other memory."""
+
+    model: str
+    architecture: str
+    summary: str  # of the family
+    executor: str
+    refusal: str  # why the executor cannot compute it; empty: it can
+    problems: tuple[str, ...]  # of the files
+    dtype: str
+    kv_dtype: str
+    file_bytes: int  # of the weights
+    capacity: Capacity
+    memory_source: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether a worker starts with it, as far as can be seen without its weights."""
+        return not self.refusal and not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    executor: str
+    num_bytes: int
+    source: str
+
+
+def examine(options: argparse.Namespace) -> ModelFit:
+    """Returns the facts of a folder, a hub id or a preset. Raises a ServiceError for one that no executor runs."""
+    config, facts = _read(options.model)
+    config = config.at_length(options.max_model_len)
+    if options.max_model_len > config.max_model_len or options.max_model_len < 0:
+        raise InvalidRequest(
+            f"--max-model-len: {options.max_model_len} is not allowed; give 0 to {config.max_model_len}, the model's "
+            "own limit"
+        )
+    memory = _memory(options.executor, options.memory_gib)
+    dtype = compute_dtype_name(memory.executor, options.dtype, config.dtype)
+    kv_dtype = kv_dtype_name(options.kv_cache_dtype, dtype)
+    if memory.executor == "cpu" and kv_dtype != dtype:
+        raise InvalidRequest(f"--kv-cache-dtype: {options.kv_cache_dtype} needs --executor cuda")
+    loaded = facts.weight_bytes if facts.is_quantized else weight_bytes(facts.num_values, dtype)
+    length = options.max_model_len or config.max_model_len
+    return ModelFit(
+        model=options.model,
+        architecture=config.architecture,
+        summary=summary_of(FAMILIES[config.architecture]),
+        executor=memory.executor,
+        refusal=catalog.refusal(config, memory.executor),
+        problems=tuple(_problems(facts)),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        file_bytes=facts.weight_bytes,
+        capacity=Capacity(memory.num_bytes, loaded, kv_bytes_per_token(config, kv_dtype), length),
+        memory_source=memory.source,
+    )
+
+
+def _read(model: str) -> tuple[ModelConfig, ModelFacts]:
+    if model in PRESETS and not Path(model).is_dir():
+        return parse_config(PRESETS[model], f"preset {model}"), ModelFacts(model)
+    folder = resolve_config(model)
+    config = load_config(folder)
+    if Path(model).expanduser().is_dir():
+        return config, observe_model(Targets("worker", model=str(folder)))
+    return config, _of_hub(model, folder, config)
+
+
+def _of_hub(model: str, folder: Path, config: ModelConfig) -> ModelFacts:
+    """Returns the facts of a model whose weights stay on the hub; those of one file have an unknown size."""
+    index = folder / "model.safetensors.index.json"
+    metadata = read_json(index, "").get("metadata") if index.exists() else None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if not isinstance(size, int | float):
+        return ModelFacts(model)
+    return ModelFacts(model, weight_bytes=int(size), num_values=int(size) // BYTES_PER_VALUE.get(config.dtype, 2))
+
+
+def _problems(facts: ModelFacts) -> Iterator[str]:
+    if facts.exists and not facts.num_values and not facts.missing and not facts.broken:
+        yield f"{facts.folder} has no *.safetensors"
+    yield from (f"{name} is missing, which the index names" for name in facts.missing)
+    yield from facts.broken
+
+
+def _memory(executor: str | None, gib: float | None) -> _Memory:
+    """Returns the memory for weights and KV: as given, else of the first GPU or of this machine."""
+    gpus = () if executor == "cpu" or (executor and gib) else observe_gpus(_LOOK_SECONDS, with_torch=False).gpus
+    executor = executor or ("cuda" if gpus else "cpu")
+    if gib:
+        return _Memory(executor, int(gib * _GIB), "as given")
+    if executor == "cpu":
+        return _Memory(executor, usable_memory(), "this machine's")
+    if not gpus or not gpus[0].total_mib:
+        raise InvalidRequest("--executor cuda: nvidia-smi finds no GPU here; give its memory by --memory-gib")
+    part = WorkerConfig().gpu_memory_utilization
+    return _Memory(executor, int(part * gpus[0].total_mib * (1 << 20)), f"{part:.0%} of the {gpus[0].name}")

@@ -1,0 +1,110 @@
+"""The catalog says what the registries hold and what the executors accept."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engine.tiny_models import MODELS
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.cuda.startup.support import check_supported
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.kv_groups import kv_spec_of
+from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import FAMILIES, nearest, parse_config
+from baton.worker.models.supported import catalog
+from baton.worker.models.supported.capacity import Capacity, kv_bytes_per_token, weight_bytes
+from baton.worker.quantization.registry import METHODS
+from baton.worker.weights import build
+
+LLAMA = parse_config(PRESETS["llama-3.1-8b"], "preset")
+
+
+def _tiny(name: str) -> ModelConfig:
+    with torch.device("meta"):
+        model = MODELS[name]()
+    return parse_config({**model.config.to_dict(), "architectures": [type(model).__name__]}, name)
+
+
+def test_neither_the_registry_nor_the_catalog_loads_pytorch() -> None:
+    code = "import sys, baton.worker.models.supported.catalog as c; c.families(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_every_family_is_listed_with_a_summary_of_its_own() -> None:
+    listed = catalog.families()
+    assert [family.architecture for family in listed] == list(FAMILIES)
+    assert all(len(family.summary) > 10 for family in listed)
+    assert len({family.summary for family in listed}) == len(listed)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("mistral3")])
+def test_the_listed_executors_are_those_that_accept_the_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    config = _tiny(name)
+    listed = {family.architecture: family.executors for family in catalog.families()}
+    try:
+        check_supported(WorkerConfig(executor="cuda"), config, torch.bfloat16, torch.device("cuda", 0))
+        refusal = ""
+    except InvalidRequest as error:
+        refusal = error.message
+    assert catalog.refusal(config, "cuda") == refusal
+    assert ("cuda" in listed[config.architecture]) == (not refusal)
+    assert not catalog.refusal(config, "cpu")
+
+
+def test_formats_and_kv_dtypes_are_those_of_the_worker() -> None:
+    assert {one.name for one in catalog.WEIGHT_FORMATS} == set(METHODS)
+    fields = {field.name: field for field in dataclasses.fields(WorkerConfig)}
+    assert tuple(one.name for one in catalog.KV_DTYPES) == fields["kv_cache_dtype"].metadata["choices"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LlamaForCasualLM", "LlamaForCausalLM"),
+        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+        ("Gemma3TextForCausalLM", "Gemma3ForCausalLM"),
+        ("phi4", "Phi3ForCausalLM"),
+        ("BloomForCausalLM", ""),
+        ("", ""),
+    ],
+)
+def test_the_nearest_architecture_differs_in_few_letters_of_its_own(name: str, expected: str) -> None:
+    assert nearest(name) == expected
+
+
+def test_an_error_names_the_nearest_architecture() -> None:
+    raw: dict[str, Any] = {**PRESETS["llama-3.1-8b"], "architectures": ["Qwen3NextForCausalLM"]}
+    with pytest.raises(InvalidRequest, match=r"\['Qwen3NextForCausalLM'\].*; the nearest is Qwen3ForCausalLM$"):
+        parse_config(raw, "config.json")
+
+
+def test_what_fits_is_what_the_weights_leave() -> None:
+    capacity = Capacity(memory_bytes=1000, weight_bytes=200, kv_bytes_per_token=4, max_model_len=80)
+    assert (capacity.kv_tokens, capacity.concurrency) == (200, 2.5)
+    full = Capacity(memory_bytes=1000, weight_bytes=2000, kv_bytes_per_token=4, max_model_len=80)
+    assert (full.kv_tokens, full.concurrency) == (0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
+def test_a_tokens_kv_is_its_part_of_a_block(dtype: str) -> None:
+    spec = kv_spec_of(LLAMA, bytes(16), 32, dtype)
+    assert kv_bytes_per_token(LLAMA, dtype) * 32 == spec.bytes_per_block
+
+
+def test_weights_are_as_large_as_those_that_are_allocated() -> None:
+    config = parse_config(PRESETS["storyteller-7m"], "preset")
+    folder = Path(__file__).parents[3] / "models" / "storyteller-7m"
+    from baton.services.doctor.service.model import num_values_of
+
+    counted = weight_bytes(num_values_of(folder / "model.safetensors"), "float32")
+    assert counted == pytest.approx(build.weight_bytes(config, torch.float32), rel=0.01)

@@ -1,0 +1,69 @@
+"""What runs: families, weight formats, KV dtypes and limits. Loads no weights and no PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, MIN_CAPABILITY, WIDTH_STEP
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.supported.families import FAMILIES, summary_of
+from baton.worker.models.supported.cuda_limits import misfit
+from baton.worker.models.supported.dtypes import COMPUTE_DTYPES
+
+EXECUTORS = ("cpu", "cuda")  # that compute a model
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFamily:
+    """A family, and the executors that compute it."""
+
+    architecture: str
+    former_name: str  # of the architecture, or empty
+    model_type: str
+    summary: str
+    executors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFormat:
+    """A format of weights or of KV, and the executors that take it."""
+
+    name: str
+    summary: str
+    executors: tuple[str, ...]
+
+
+WEIGHT_FORMATS = (ListedFormat("unquantized", f"safetensors in {', '.join(COMPUTE_DTYPES)}", EXECUTORS),)
+KV_DTYPES = (
+    ListedFormat("auto", "that of activations", EXECUTORS),
+    ListedFormat(
+        "fp8_e4m3", f"8 bits, with scales; compute capability {'.'.join(map(str, FP8_CAPABILITY))} on", ("cuda",)
+    ),
+)
+LIMITS = (
+    ListedFormat("device", f"compute capability {'.'.join(map(str, MIN_CAPABILITY))} on", ("cuda",)),
+    ListedFormat("head_dim", "even", ("cpu",)),
+    ListedFormat("head_dim", f"multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}", ("cuda",)),
+    ListedFormat("widths", f"hidden, intermediate and query sizes: multiples of {WIDTH_STEP}", ("cuda",)),
+    ListedFormat("block size", "1 to 1024 tokens", ("cpu",)),
+    ListedFormat("block size", f"{', '.join(map(str, BLOCK_SIZES))} tokens", ("cuda",)),
+)
+
+
+def families() -> list[ListedFamily]:
+    """Returns all families, in the order of the registry."""
+    return [
+        ListedFamily(
+            family.architecture,
+            family.former_name,
+            family.model_type,
+            summary_of(family),
+            EXECUTORS,
+        )
+        for family in FAMILIES.values()
+    ]
+
+
+def refusal(model: ModelConfig, executor: str) -> str:
+    """Returns why an executor cannot compute the model; empty if it can."""
+    return misfit(model) if executor == "cuda" else ""

@@ -1,0 +1,24 @@
+"""The models that the CUDA kernels compute, by their shapes. Knows no device."""
+
+from __future__ import annotations
+
+from baton.kernels.limits import HEAD_DIMS, WIDTH_STEP
+from baton.worker.models.config import ModelConfig
+
+
+def misfit(model: ModelConfig) -> str:
+    """Returns why executor=cuda cannot compute the model; empty if it can."""
+    if model.head_dim not in HEAD_DIMS:
+        return (
+            f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "
+            f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+        )
+    widths = {
+        ("hidden_size", model.hidden_size),
+        ("num_attention_heads * head_dim", model.num_q_heads * model.head_dim),
+        *(("intermediate_size", width) for layer in model.layers for width in layer.mlp.widths),
+    }
+    for name, width in sorted(widths):
+        if width % WIDTH_STEP:
+            return f"the model's {name} is {width}: the CUDA kernels take multiples of {WIDTH_STEP}"
+    return ""
