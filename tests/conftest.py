@@ -17,6 +17,8 @@ from support.transfer.rig import TransferRig
 
 StackFactory = Callable[..., Stack]
 
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as workers do
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest files first. Every process of pytest-xdist comes to the same order."""

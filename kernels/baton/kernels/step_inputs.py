@@ -54,7 +54,7 @@ def _step_inputs_kernel(
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     position = computed + index
-    known = inside & live
+    known = index < tl.where(live, count, 0)
     token = tl.load(token_ids_ptr + row * tokens_stride + position, mask=known, other=0)
     block = tl.load(block_table_ptr + row * table_stride + position // BLOCK_SIZE, mask=known, other=0)
     slot = tl.where(live, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from baton.kernels.hopper import thread_barrier
+from baton.kernels.hopper import load_tile, reinterpret, thread_barrier
 
 _ROWS = gl.constexpr(64)  # rows of one matrix instruction; a group's queries are padded to them
 _TILE = gl.constexpr(64)  # tokens
@@ -71,7 +71,7 @@ def _load(
                     block = gl.sum(gl.where(lanes == tile_of_group * chunks + chunk, ids, 0), 0)
                     row = ((block * 2 + SIDE) * num_kv_heads + kv_head) * BLOCK_SIZE
                     for panel in gl.static_range(panels):
-                        tma.async_copy_global_to_shared(
+                        load_tile(
                             cache_desc,
                             [row, panel * _PANEL],
                             ready.index(stage),
@@ -123,8 +123,8 @@ def _attend(
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    key_tiles = key_buf._reinterpret(dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
-    value_tiles = value_buf._reinterpret(dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
+    key_tiles = reinterpret(key_buf, dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
+    value_tiles = reinterpret(value_buf, dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
 
     _gdc_wait()
     rows = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, query_layout))

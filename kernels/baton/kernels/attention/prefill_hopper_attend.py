@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from baton.kernels.attention.prefill_hopper_load import GROUP_ROWS
-from baton.kernels.hopper import thread_barrier
+from baton.kernels.hopper import reinterpret, thread_barrier
 
 
 @gluon.jit
@@ -62,9 +62,9 @@ def attend(
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    query_tile = query_buf._reinterpret(dtype, [2, GROUP_ROWS, HEAD_DIM], tile_layout).index(GROUP)
-    key_tiles = key_buf._reinterpret(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
-    value_tiles = value_buf._reinterpret(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    query_tile = reinterpret(query_buf, dtype, [2, GROUP_ROWS, HEAD_DIM], tile_layout).index(GROUP)
+    key_tiles = reinterpret(key_buf, dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    value_tiles = reinterpret(value_buf, dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
 
     rows = gl.arange(0, GROUP_ROWS, layout=row_layout)
     positions = first_position + GROUP * GROUP_ROWS + rows

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from baton.kernels.hopper import load_tile
 
 GROUP_ROWS = gl.constexpr(64)  # rows of one warp group
 PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
@@ -43,7 +45,7 @@ def load_tiles(
     mbarrier.expect(query_ready, 2 * GROUP_ROWS * HEAD_DIM * 2)
     for group in gl.static_range(2):
         for panel in gl.static_range(panels):
-            tma.async_copy_global_to_shared(
+            load_tile(
                 query_desc,
                 [query_row + group * GROUP_ROWS, query_head * HEAD_DIM + panel * PANEL],
                 query_ready,
@@ -62,7 +64,7 @@ def load_tiles(
             block = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, num_blocks - 1))
             row = (block * 2 * num_kv_heads + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
             for panel in gl.static_range(panels):
-                tma.async_copy_global_to_shared(
+                load_tile(
                     cache_desc,
                     [row, panel * PANEL],
                     key_ready.index(stage),
@@ -75,7 +77,7 @@ def load_tiles(
             block = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, num_blocks - 1))
             row = ((block * 2 + 1) * num_kv_heads + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
             for panel in gl.static_range(panels):
-                tma.async_copy_global_to_shared(
+                load_tile(
                     cache_desc,
                     [row, panel * PANEL],
                     value_ready.index(stage),

@@ -16,6 +16,8 @@ from triton.runtime import driver  # noqa: E402
 
 from baton.kernels.attention.decode_cuts import DecodeCuts, _cut_kernel, cut_sequences  # noqa: E402
 from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  # noqa: E402
+from baton.kernels.attention.prefill import TILE_ROWS, make_tiles  # noqa: E402
+from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_attention_hopper  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.executors.base import DeviceLost  # noqa: E402
@@ -45,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(compile_ahead, "_FEW", 0)
     before = driver._active
     driver.set_active(Card())
-    for kernel in (_rms_norm_kernel, _decode_kernel, _cut_kernel, _step_inputs_kernel):
+    for kernel in (_rms_norm_kernel, _decode_kernel, _prefill_kernel, _cut_kernel, _step_inputs_kernel):
         kernel.device_caches.clear()  # what the tests before have loaded
     yield tmp_path
     driver._active = before
@@ -63,6 +65,14 @@ def decode_on_hopper() -> None:
     pieces, arrived = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     scratch = (torch.zeros(2 * 8 * 64), torch.zeros(2 * 8), arrived)
     split_decode(torch.empty_like(query), query, cache, numbers, numbers[0], pieces, *scratch, 1.0)
+
+
+def prefill_on_hopper() -> None:
+    query, cache = torch.zeros(9, 8, 64, dtype=torch.bfloat16), torch.zeros(2, 2, 2, 16, 64, dtype=torch.bfloat16)
+    numbers = torch.zeros(1, 2, dtype=torch.int32)
+    row = numbers[0]
+    tiles = make_tiles([9], [0], TILE_ROWS, query.device)
+    prefill_attention_hopper(query, cache, numbers, row, row, row, tiles, 1.0)
 
 
 def inputs() -> None:
@@ -102,6 +112,13 @@ def test_collected_kernels_are_compiled_and_found_by_the_launch(cache: Path, fou
         with pytest.raises(AttributeError):  # where the card would load it
             launch()
     assert found == [True, True]
+
+
+@pytest.mark.parametrize("launch", [decode_on_hopper, prefill_on_hopper])
+def test_hoppers_kernels_compile_with_this_triton(cache: Path, launch: Callable[[], None]) -> None:
+    (said,) = collected(launch)
+    job = read_job(said, HOPPER)
+    assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
 
 
 def test_without_collecting_kernels_are_compiled_where_they_are_launched(cache: Path, found: list[bool]) -> None:

@@ -29,6 +29,15 @@ def test_an_operators_own_setting_stays(tmp_path: Path) -> None:
     assert use_compile_cache(str(tmp_path), environ).parent == tmp_path
 
 
+def test_kernels_round_alike_under_every_triton(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    use_compile_cache(str(tmp_path), environ)
+    assert environ["TRITON_DEFAULT_FP_FUSION"] == "1"
+    own = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "0"}
+    use_compile_cache("", own)
+    assert own["TRITON_DEFAULT_FP_FUSION"] == "0"
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="compile_cache_dir="):

@@ -14,13 +14,16 @@ from baton.rpc.errors import InvalidRequest
 _log = logging.getLogger(__name__)
 
 _VARIABLE = "TRITON_CACHE_DIR"
+# Products are added with one rounding. Triton 3.9 warns where it is not set, and 3.10 will round twice by default.
+FUSED_SUMS = ("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def use_compile_cache(folder: str, environ: MutableMapping[str, str] = os.environ) -> Path:
-    """Sets Triton's cache folder; called at the start of a process. Keeps an existing TRITON_CACHE_DIR.
+    """Sets Triton's cache folder, and how kernels round; called at the start of a process. Keeps what is set already.
 
     Raises InvalidRequest if `folder` cannot be written. Falls back from the default folder to a temporary one.
     """
+    environ.setdefault(*FUSED_SUMS)
     if not folder and environ.get(_VARIABLE):
         return Path(environ[_VARIABLE])
     path = (Path(folder) if folder else default_folder(environ)) / _key()
