@@ -72,21 +72,26 @@ class Row:
 
     def fits(self, case: Case) -> bool:
         """Returns whether it computes this case on a supported GPU."""
-        return (
-            case.dtype in self.dtypes
-            and case.head_dim in self.head_dims
-            and case.block_size in self.block_sizes
-            and case.num_tokens in self.tokens
-            and case.num_cells in self.cells
-            and case.num_pairs in self.pairs
-            and self.pairs_per_expert[0] <= case.num_pairs / case.num_experts <= self.pairs_per_expert[1]
-            and (self.quantized or case.stored in (None, case.dtype))
-            and (self.biases or not case.bias)
-            and (self.windows or not case.window)
-            and (self.soft_caps or not case.soft_cap)
-            and (self.sinks or not case.sinks)
-            and (self.batch_invariant if case.batch_invariant else self.batch_varies)
-        )
+        return not self.misfits(case)
+
+    def misfits(self, case: Case) -> tuple[str, ...]:
+        """Returns the properties of the case that it does not support."""
+        supported = {
+            "dtype": case.dtype in self.dtypes,
+            "head_dim": case.head_dim in self.head_dims,
+            "block_size": case.block_size in self.block_sizes,
+            "num_tokens": case.num_tokens in self.tokens,
+            "num_cells": case.num_cells in self.cells,
+            "num_pairs": case.num_pairs in self.pairs
+            and self.pairs_per_expert[0] <= case.num_pairs / case.num_experts <= self.pairs_per_expert[1],
+            "stored": self.quantized or case.stored in (None, case.dtype),
+            "bias": self.biases or not case.bias,
+            "window": self.windows or not case.window,
+            "soft_cap": self.soft_caps or not case.soft_cap,
+            "sinks": self.sinks or not case.sinks,
+            "batch_invariant": self.batch_invariant if case.batch_invariant else self.batch_varies,
+        }
+        return tuple(name for name, fits in supported.items() if not fits)
 
     def load(self) -> Callable[..., Any]:
         module, _, name = self.path.partition(":")

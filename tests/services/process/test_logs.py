@@ -57,3 +57,17 @@ def test_an_exception_stays_one_json_line(configured):
         logging.getLogger("baton").exception("failed")
     (line,) = stream.getvalue().splitlines()
     assert "ValueError" in json.loads(line)["exception"]
+
+
+def test_a_report_is_lines_for_people_and_an_object_for_programs(configured):
+    record = {"msg": "this worker:\n  model  m", "extra": {"report": {"model": "m", "num_blocks": 3}}}
+    text = configured("text")
+    logging.getLogger("baton").info(record["msg"], extra=record["extra"])
+    assert text.getvalue().endswith(": this worker:\n  model  m\n")
+    stream = configured("json")
+    stream.truncate(0)
+    stream.seek(0)
+    logging.getLogger("baton").info(record["msg"], extra=record["extra"])
+    entry = json.loads(stream.getvalue())
+    assert entry["message"] == "this worker"
+    assert entry["report"] == record["extra"]["report"]

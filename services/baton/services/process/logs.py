@@ -1,4 +1,8 @@
-"""Logs of a process: JSON lines for collectors, or a readable form for people. Owns the root logger's set-up."""
+"""Logs of a process: JSON lines for collectors, or a readable form for people. Owns the root logger's set-up.
+
+A record with the field `report` has one text for people, of several lines, and an object for programs. JSON has the
+first line and the object.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+_REPORT = "report"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -38,6 +43,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **_extra(record),
         }
+        if _REPORT in entry:
+            entry["message"] = entry["message"].partition("\n")[0].rstrip(":")
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str, ensure_ascii=False)
@@ -51,7 +58,7 @@ class TextFormatter(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {key}={value}" for key, value in _extra(record).items())
+        fields = "".join(f" {key}={value}" for key, value in _extra(record).items() if key != _REPORT)
         name = record.name.removeprefix("baton.")
         line = f"{_utc(record.created)} {record.levelname:<7} {self._service} {name}: {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

@@ -13,6 +13,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import StepPlan
 from baton.worker.executors.base import DeviceLost
 from baton.worker.executors.cuda.failures import raise_if_lost, refusal_of
+from baton.worker.executors.cuda.startup.facts import device_facts
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
     check_weights_fit,
@@ -31,11 +32,14 @@ from baton.worker.executors.cuda.startup.support import (
 )
 from baton.worker.executors.cuda.startup.warm_up import largest_step, small_steps
 from baton.worker.executors.cuda.steps.graphs import graph_sizes
+from baton.worker.executors.facts import Off
 from baton.worker.kv_spec import full_spec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import parse_config
 from baton.worker.transfer.layout import layout_message, spec_of
+from baton.worker.weights.build import dummy_weights
+from baton.worker.weights.loading import LoadedModel
 
 GPU = torch.device("cuda", 0)
 GIB = 1 << 30
@@ -148,6 +152,21 @@ def test_a_request_may_have_fewer_tokens_than_the_model_allows_but_not_more() ->
     assert [checked_model_len(wanted, MODEL) for wanted in (0, 1, most)] == [most, 1, most]
     with pytest.raises(InvalidRequest, match=rf"max_model_len={most + 1} .*at most {most}"):
         checked_model_len(most + 1, MODEL)
+
+
+def test_the_facts_of_a_start_name_the_card_the_kernels_and_what_is_off() -> None:
+    model = parse_config(PRESETS["storyteller-7m"], "preset")
+    weights = dummy_weights(model, torch.bfloat16)
+    loaded = LoadedModel(model, weights, bytes(16), torch.ones(model.num_layers, 2))
+    config = replace(CONFIG, cuda_graphs=False)
+    facts = device_facts(config, loaded, torch.bfloat16, torch.bfloat16, GPU, step_bytes=5, graph_bytes=0)
+    assert (facts.device, facts.dtype) == ("NVIDIA Test, compute capability 9.0", "bfloat16")
+    assert (facts.weight_format, facts.weight_bytes) == ("unquantized", weights.num_bytes)
+    assert {one.op for one in facts.kernels} >= {"prefill_attention", "decode_attention", "project", "add"}
+    assert Off("graphs of steps", "--no-cuda-graphs") in facts.off
+    assert any(one.reason == "head_dim 32" for one in facts.off)
+    invariant = device_facts(replace(CONFIG, batch_invariant=True), loaded, torch.bfloat16, torch.bfloat16, GPU, 5, 0)
+    assert Off("graphs of layers", "--batch-invariant") in invariant.off
 
 
 def test_graphs_count_by_their_number_and_the_largest() -> None:

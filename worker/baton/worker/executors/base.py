@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, HostSlot, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
+from baton.worker.executors.facts import DeviceFacts
 from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
@@ -203,4 +204,8 @@ class Resident(Protocol):
 
 
 class ServingExecutor(Executor, Resident, Protocol):
-    """An executor for a worker: it computes, and its memory can be freed."""
+    """An executor for a worker: it computes, its memory can be freed, and it says what it is."""
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """The model and the device, as they were started."""

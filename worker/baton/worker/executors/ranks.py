@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import Unsupported
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import DeviceLost, HostCopies, LayerHook, NewWeights, ServingExecutor
+from baton.worker.executors.facts import DeviceFacts
 from baton.worker.kv_spec import KvSpec
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class RankGroup:
     @property
     def model(self) -> ModelSpec:
         return self._leader.model
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return self._leader.facts
 
     @property
     def kv_spec(self) -> KvSpec:

@@ -23,7 +23,7 @@ from baton.rpc.tls.credentials import Tls
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
 from baton.worker.engine.engine import Engine
-from baton.worker.executors.base import Executor
+from baton.worker.executors.base import Executor, ServingExecutor
 from baton.worker.executors.cuda.compilation.cache import use_compile_cache
 from baton.worker.executors.factory import make_executor
 from baton.worker.executors.host.resources import usable_cores
@@ -38,16 +38,16 @@ from baton.worker.process.logs import LinkLogHandler
 from baton.worker.process.loop import EngineLoop
 from baton.worker.process.profiler import StepProfiler
 from baton.worker.process.spans import SpanSender
+from baton.worker.process.start_report import start_report
 from baton.worker.process.state_reporter import model_message
 from baton.worker.process.step_trace import StepTrace, TracedExecutor
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.transfer.kinds.factory import make_paths
+from baton.worker.transfer.kinds.factory import Paths, choose_paths
 from baton.worker.transfer.layout import layout_message
 from baton.worker.transfer.no_transports import NoTransports
 from baton.worker.transfer.transports import Transports
 from baton.worker.transfer.wire.tls import KvTls
-from baton.worker.transport_kinds import parse_order
 from baton.worker.weights.resolve import resolve_model
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,9 @@ def _serve(
         engine = Engine(
             stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, step_status=step_status
         )
-        handover = _make_handover(link, config, start, engine, executor)
+        settings = _handover_settings(config, executor)
+        paths = _choose_paths(config, executor, settings)
+        handover = _make_handover(link, config, start, engine, executor, settings, paths)
         cleanup.callback(handover.close)
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
         cleanup.callback(profiler.close)
@@ -127,6 +129,7 @@ def _serve(
         spans = SpanSender(link.send) if config.otlp_endpoint else None
         loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox)
         if own_process:
+            _report_start(config, executor, engine, paths)
             gc.collect()
             gc.freeze()
         # Simulated fleets have many workers on a machine, and few constraints.
@@ -150,32 +153,55 @@ def _make_grammars(config: WorkerConfig, executor: Executor, wake: Callable[[], 
     return Grammars(lambda: resolve_model(config.model), executor.model, num_threads, wake=wake)
 
 
+def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSettings:
+    settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
+    return settings if executor.kv is None else dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
+
+
+def _choose_paths(config: WorkerConfig, executor: Executor, settings: HandoverSettings) -> Paths:
+    slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
+    encrypted = config.tls is not None and not config.kv_plain
+    return choose_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
+
+
 def _make_handover(
-    link: EngineEnd, config: WorkerConfig, start: dict[str, Any], engine: Engine, executor: Executor
+    link: EngineEnd,
+    config: WorkerConfig,
+    start: dict[str, Any],
+    engine: Engine,
+    executor: Executor,
+    settings: HandoverSettings,
+    paths: Paths,
 ) -> Handover:
+    if not paths.used:
+        return Handover(engine, executor, NoTransports(link.wake), link, start["worker_id"], settings)
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
-    settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
-    if executor.kv is not None:
-        settings = dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
-    slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
-    if not parse_order(config.transports):
-        return Handover(engine, executor, NoTransports(link.wake), link, start["worker_id"], settings)
-    tls = KvTls(Tls(config.tls, WORKER)) if config.tls else None
-    encrypted = tls is not None and not config.kv_plain
-    paths = make_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
     transport = Transports(
         executor,
         host.strip("[]"),
         port,
         start["advertised_host"],
         link.wake,
-        paths,
+        paths.used,
         epoch=engine.epoch,
         max_piece_bytes=settings.piece_bytes,
-        tls=tls,
+        tls=KvTls(Tls(config.tls, WORKER)) if config.tls else None,
     )
     return Handover(engine, executor, transport, link, start["worker_id"], settings)
+
+
+def _report_start(config: WorkerConfig, executor: ServingExecutor, engine: Engine, paths: Paths) -> None:
+    report = start_report(
+        config,
+        executor.facts,
+        executor.kv_spec,
+        executor.num_blocks,
+        engine.max_model_len,
+        tuple(paths.used),
+        paths.left_out,
+    )
+    _log.info("%s", "\n".join(("this worker:", *report.lines())), extra={"report": report.fields()})
 
 
 def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Executor) -> worker_pb2.WorkerState:

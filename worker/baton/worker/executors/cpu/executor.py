@@ -14,13 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from baton.kernels.reference.attention.paged_attention import Scratch
+from baton.kernels.table import Case
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
+from baton.worker.executors.choices import choices_of, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead, Undrawn
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
@@ -33,7 +36,7 @@ from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.weights.build import is_redundant
-from baton.worker.weights.loading import check_same, load_model, read_config
+from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
 from baton.worker.weights.tensor_update import TensorUpdate
 
 _HEADS = {HeadKind.GENERATE: GenerateHead}
@@ -95,6 +98,7 @@ class CpuExecutor:
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin)
         self._decoder: Model[StepInputs] | None = make_model(loaded.config, loaded.weights, self._device)
+        self.facts = _facts(config, loaded, dtype)
         self._results: list[StepResult] = []
         self._undrawn: _Launched | None = None
         self._ended: float | None = None  # when the last step was computed
@@ -214,6 +218,23 @@ class CpuExecutor:
         hook = self._layer_hook
         hidden = decoder.forward(inputs, on_written=None if hook is None else partial(hook, plan))
         return self._heads[plan.head].run(plan, inputs, decoder, hidden)
+
+
+def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype) -> DeviceFacts:
+    formats = weight_formats(loaded.weights)
+    case = Case("cpu", dtype=dtype, block_size=config.block_size)
+    choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens)
+    return DeviceFacts(
+        architecture=loaded.config.architecture,
+        implementation="baton",
+        num_layers=loaded.config.num_layers,
+        device=f"CPU, {torch.get_num_threads()} threads",
+        dtype=str(dtype).removeprefix("torch."),
+        weight_format=", ".join(formats),
+        weight_bytes=loaded.weights.num_bytes,
+        kernels=choices.kernels,
+        off=choices.refused,
+    )
 
 
 def _num_blocks_for(memory: int, bytes_per_block: int) -> int:

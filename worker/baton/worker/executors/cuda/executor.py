@@ -33,6 +33,7 @@ from baton.worker.executors.cuda.kv.host_pieces import HostPieces
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn
+from baton.worker.executors.cuda.startup.facts import device_facts
 from baton.worker.executors.cuda.startup.kv_scales import kv_scales_of, scaled_kv_spec
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
@@ -112,6 +113,7 @@ class CudaExecutor:
             self.host = self._make_host_cache(phases)
             self._warm_up(model_config, dtype)
             phases.end("largest step, kernels")
+            step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
             per_block, captured = self.kv_spec.bytes_per_block, self._graph_bytes(model_config, dtype)
             self.num_blocks = num_kv_blocks(config, per_block, captured, device)
             self._paged.cache = self._allocate()
@@ -126,6 +128,7 @@ class CudaExecutor:
             self._wait,
             device,
         )
+        self.facts = device_facts(config, loaded, dtype, self._kv_dtype, device, step_bytes, captured)
         phases.log(self.num_blocks, config.block_size)
 
     @torch.inference_mode()

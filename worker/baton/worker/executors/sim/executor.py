@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest, Mismatch, Unsupported
 from baton.worker.core import BlockId, Int32, Int64, ModelSpec, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
+from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
@@ -126,6 +127,7 @@ class SimExecutor:
             settings.model_digest, settings.vocab_size, settings.max_model_len, settings.eos_token_ids
         )
         self.kv_spec = full_spec(settings.model_digest, "simulated", settings.num_layers, 1, 1, settings.block_size)
+        self.facts = DeviceFacts("simulated", "a clock", settings.num_layers, "none", "none", "none", weight_bytes=0)
         self.num_blocks = settings.num_blocks
         self.depth = settings.depth
         self.max_step_tokens = settings.max_step_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baton.rpc.errors import ServiceError, Unsupported
@@ -14,23 +14,39 @@ from baton.worker.transport_kinds import AUTO, PLAIN, parse_order
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
 
-_log = logging.getLogger(__name__)
-
 # Without a device, rdma over the host's network is no faster than tcp; it is used only if it is named.
 _AUTO_ON_HOST = ("ipc", "tcp")
+_NOT_ON_HOST = "KV is in host memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The kinds that a worker has, best first, and why it has no others."""
+
+    used: dict[str, BulkPath | None]
+    left_out: dict[str, str]
 
 
 def make_paths(
     order: str, executor: Executor, slot_bytes: int, kv: KvCopies | None, encrypted: bool = False
 ) -> dict[str, BulkPath | None]:
-    """Returns the kinds that a worker has, best first. `kv`: of a CUDA device; None: the blocks are in host memory.
+    """Returns the kinds of `choose_paths`."""
+    return choose_paths(order, executor, slot_bytes, kv, encrypted).used
+
+
+def choose_paths(
+    order: str, executor: Executor, slot_bytes: int, kv: KvCopies | None, encrypted: bool = False
+) -> Paths:
+    """Returns the kinds that a worker has. `kv`: of a CUDA device; None: the blocks are in host memory.
 
     `order` is the setting `transports`. A kind that it names must work: raises Unsupported, or InvalidRequest for an
     unknown name. Under auto, kinds that do not work are left out. `encrypted`: KV leaves the host only under TLS.
     """
     names = parse_order(order)
     named = order.strip() != AUTO
+    left_out: dict[str, str] = {}
     if not named and kv is None:
+        left_out = dict.fromkeys((name for name in names if name not in _AUTO_ON_HOST), _NOT_ON_HOST)
         names = _AUTO_ON_HOST
     paths: dict[str, BulkPath | None] = {}
     for name in names:
@@ -42,8 +58,8 @@ def make_paths(
             reason = error.message if isinstance(error, ServiceError) else str(error)
             if named:
                 raise Unsupported(f"transports={order}: {name} cannot be used: {reason}", field="transports") from error
-            _log.info("KV transport %s is not used: %s", name, reason)
-    return paths
+            left_out[name] = reason
+    return Paths(paths, left_out)
 
 
 def _make(name: str, executor: Executor, slot_bytes: int, kv: KvCopies | None) -> BulkPath | None:

@@ -1,0 +1,99 @@
+"""The kernels that are said to be chosen are those that the table chooses, and the reasons are the table's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from baton.kernels.table import HOPPER_DECODE, SMALL_ADD, Case, find
+from baton.worker.executors.choices import Choices, choices_of
+from baton.worker.executors.facts import KernelChoice, Off
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.presets import PRESETS
+from baton.worker.models.registry import parse_config
+
+LLAMA = parse_config(PRESETS["llama-3.1-8b"], "preset")
+HOPPER = Case("cuda", 9)
+PREFILL = "attention.prefill_hopper.prefill_attention_hopper"
+DECODE = "attention.decode_hopper.split_decode"
+
+
+def choose(case: Case, model: ModelConfig = LLAMA, **more: Any) -> Choices:
+    return choices_of(model, case, 256, 2048, **more)
+
+
+def model_of(architecture: str, **fields: Any) -> ModelConfig:
+    return parse_config({**PRESETS["llama-3.1-8b"], "architectures": [architecture], **fields}, "config")
+
+
+def kernels(choices: Choices, op: str) -> list[tuple[str, str]]:
+    return [(one.kernel, one.where) for one in choices.kernels if one.op == op]
+
+
+def test_hoppers_kernels_are_chosen_up_to_the_table_s_limits() -> None:
+    choices = choose(HOPPER)
+    assert kernels(choices, "prefill_attention") == [(PREFILL, "")]
+    most = (HOPPER_DECODE.cells.stop - 1) // LLAMA.num_kv_heads
+    others = ("attention.decode.decode_attention", f"from {most + 1} requests")
+    assert kernels(choices, "decode_attention") == [(DECODE, f"up to {most} requests"), others]
+    small = f"up to {SMALL_ADD.tokens.stop - 1} tokens"
+    assert kernels(choices, "add") == [("linear.small_linear.small_linear", small), ("torch.addmm", "from 65 tokens")]
+    assert choices.refused == ()
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 33, 34, 64, 65, 255, 256])
+def test_each_size_is_in_the_range_of_its_row(count: int) -> None:
+    for one in choose(HOPPER).kernels:
+        if one.op != "decode_attention":
+            continue
+        first, last = (1, int(one.where.split()[2])) if "up to" in one.where else (int(one.where.split()[1]), 256)
+        row = find("decode_attention", replace(HOPPER, head_dim=128, num_cells=count * LLAMA.num_kv_heads))
+        assert (first <= count <= last) == row.path.endswith(one.kernel.rpartition(".")[2])
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (replace(HOPPER, stored=torch.float8_e4m3fn), "KV in float8_e4m3fn"),
+        (replace(HOPPER, dtype=torch.float32), "float32"),
+        (replace(HOPPER, batch_invariant=True), "--batch-invariant"),
+    ],
+)
+def test_a_setting_that_rules_hoppers_prefill_out_is_named(case: Case, reason: str) -> None:
+    assert Off(PREFILL, reason) in choose(case).refused
+
+
+def test_a_model_s_properties_that_rule_kernels_out_are_named_with_their_layers() -> None:
+    windows = model_of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=64, max_window_layers=24)
+    assert Off(PREFILL, "windows, 8 of 32 layers") in choose(HOPPER, windows).refused
+    gemma = model_of("Gemma2ForCausalLM", head_dim=256)
+    assert Off(DECODE, "head_dim 256, soft caps") in choose(HOPPER, replace(gemma, layers=gemma.layers[1:2])).refused
+
+
+def test_an_older_card_is_refused_nothing_that_is_not_made_for_it() -> None:
+    assert choose(Case("cuda", 8)).refused == ()
+
+
+def test_biases_norms_and_scales_leave_linears_unfused() -> None:
+    for model in (
+        model_of("LlamaForCausalLM", attention_bias=True),
+        model_of("GraniteForCausalLM", residual_multiplier=0.5),
+        model_of("CohereForCausalLM"),
+    ):
+        assert kernels(choose(HOPPER, model), "project") == [("torch.addmm", "")]
+        assert (
+            Off("linear.small_linear.small_linear", "biases, LayerNorm or scaled updates")
+            in choose(HOPPER, model).refused
+        )
+
+
+def test_quantized_linears_are_their_format_s_own() -> None:
+    assert {one.op for one in choose(HOPPER, unquantized=False).kernels} == {"prefill_attention", "decode_attention"}
+
+
+def test_a_cpu_has_the_reference() -> None:
+    (decode,) = (one for one in choose(Case("cpu", dtype=torch.float32)).kernels if one.op == "decode_attention")
+    assert decode == KernelChoice("decode_attention", "reference.attention.paged_attention.attend_decode")

@@ -1,0 +1,164 @@
+"""The kernels that a model gets on a device, by kernels.table, and the faster ones that do not support it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from baton.kernels.table import TABLE, Case, Row, find
+from baton.worker.executors.facts import KernelChoice, Off
+from baton.worker.layers.experts import ExpertsWeights
+from baton.worker.layers.spec import AttentionSpec
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.weights import ModelWeights
+
+_SIZES = frozenset({"num_tokens", "num_cells"})  # properties that change from step to step
+_WORDS: Mapping[str, Callable[[Case], str]] = {
+    "dtype": lambda case: f"{_plain(case.dtype)}",
+    "head_dim": lambda case: f"head_dim {case.head_dim}",
+    "block_size": lambda case: f"blocks of {case.block_size}",
+    "stored": lambda case: f"KV in {_plain(case.stored)}",
+    "bias": lambda _: "biases, LayerNorm or scaled updates",
+    "window": lambda _: "windows",
+    "soft_cap": lambda _: "soft caps",
+    "batch_invariant": lambda _: "--batch-invariant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The kernels of a model, and those that it would have with other properties or settings."""
+
+    kernels: tuple[KernelChoice, ...]
+    refused: tuple[Off, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """An operation of some layers, in steps of up to `most` tokens or requests."""
+
+    op: str
+    case_of: Callable[[int], Case]  # of a step with so many
+    most: int
+    unit: str
+    num_layers: int
+
+
+def weight_formats(weights: ModelWeights) -> tuple[str, ...]:
+    """Returns the formats of the layers' linears and experts, each once."""
+    names: dict[str, None] = {}
+    for layer in weights.layers:
+        names[layer.attention.qkv.method.name] = None
+        widest = layer.mlp.experts if isinstance(layer.mlp, ExpertsWeights) else layer.mlp.gate_up
+        names[widest.method.name] = None
+    return tuple(names)
+
+
+def choices_of(
+    model: ModelConfig, case: Case, max_num_requests: int, max_num_tokens: int, *, unquantized: bool = True
+) -> Choices:
+    """Returns the kernels of attention and, with unquantized weights, of linears.
+
+    `case` has the device, the dtypes and the settings; the model's own properties are added.
+    """
+    uses = [*_attention(model, case, max_num_requests)]
+    if unquantized:
+        uses += _linears(model, case, max_num_tokens)
+    chosen: Counter[tuple[str, str, str]] = Counter()
+    refused: Counter[tuple[str, str]] = Counter()
+    for use in uses:
+        chosen.update(dict.fromkeys(_chosen(use), use.num_layers))
+        refused.update(dict.fromkeys(_refused(use), use.num_layers))
+
+    def some(num_layers: int) -> str:
+        return "" if num_layers >= model.num_layers else f"{num_layers} of {model.num_layers} layers"
+
+    return Choices(
+        tuple(KernelChoice(op, name, _joined(where, some(count))) for (op, name, where), count in chosen.items()),
+        tuple(Off(name, _joined(why, some(count))) for (name, why), count in refused.items()),
+    )
+
+
+def _attention(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
+    for (window, soft_cap), count in Counter(_properties(layer.attention) for layer in model.layers).items():
+        own = replace(case, head_dim=model.head_dim, window=window, soft_cap=soft_cap)
+        yield _Use("prefill_attention", _constant(own), 1, "", count)
+        yield _Use("decode_attention", _by_cells(own, model.num_kv_heads), most, "requests", count)
+
+
+def _properties(attention: AttentionSpec) -> tuple[bool, bool]:
+    return attention.window > 0, attention.soft_cap > 0
+
+
+def _constant(case: Case) -> Callable[[int], Case]:
+    return lambda _: case
+
+
+def _by_cells(case: Case, num_kv_heads: int) -> Callable[[int], Case]:
+    return lambda count: replace(case, num_cells=count * num_kv_heads)
+
+
+def _linears(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
+    layer = model.layers[0]
+    # Kernels that fuse norms and sums take neither LayerNorm nor scaled updates, as little as biases.
+    unfused = model.norm.centered or layer.attention.qkv_bias or layer.residual_scale != 1
+    for op in ("project", "gate", "add"):
+        yield _Use(op, lambda count: replace(case, num_tokens=count, bias=unfused), most, "tokens", model.num_layers)
+
+
+def _chosen(use: _Use) -> Iterator[tuple[str, str, str]]:
+    """Yields the operation, the kernel and the steps that it computes, in words."""
+    found: list[tuple[int, int, str]] = []
+    for first, last, row in _ranges(use):
+        if found and found[-1][2] == _name(row):
+            first = found.pop()[0]
+        found.append((first, last, _name(row)))
+    for first, last, name in found:
+        if first == 1:
+            where = "" if last == use.most else f"up to {last} {use.unit}"
+        else:
+            where = f"from {first} {use.unit}" if last == use.most else f"{first} to {last} {use.unit}"
+        yield use.op, name, where
+
+
+def _ranges(use: _Use) -> Iterator[tuple[int, int, Row]]:
+    """Yields the first and last size that one row computes."""
+    bounds = [1, *(1 << power for power in range(1, use.most.bit_length()) if 1 << power < use.most), use.most]
+    start, row = 1, find(use.op, use.case_of(1))
+    for low, high in pairwise(bounds):
+        while find(use.op, use.case_of(high)) is not row:
+            last, first = max(low, start), high
+            while first - last > 1:
+                middle = (first + last) // 2
+                last, first = (middle, first) if find(use.op, use.case_of(middle)) is row else (last, middle)
+            yield start, last, row
+            start, row = first, find(use.op, use.case_of(first))
+    yield start, use.most, row
+
+
+def _refused(use: _Use) -> Iterator[tuple[str, str]]:
+    """Yields the rows before the chosen one that are for this device, and why they do not support the model."""
+    case = use.case_of(1)
+    for row in TABLE:
+        if row.op != use.op or row.device != case.device or case.capability not in row.capabilities:
+            continue
+        reasons = [_WORDS[name](case) for name in row.misfits(case) if name not in _SIZES]
+        if not reasons:
+            return
+        yield _name(row), ", ".join(reasons)
+
+
+def _name(row: Row) -> str:
+    """Returns the module and function of a kernel, without the package."""
+    module, _, name = row.path.partition(":")
+    return f"{module.removeprefix('baton.kernels.')}.{name}"
+
+
+def _plain(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))

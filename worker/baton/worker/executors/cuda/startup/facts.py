@@ -1,0 +1,56 @@
+"""What the CUDA executor reports of itself at start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from baton.kernels.table import Case
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.choices import choices_of, weight_formats
+from baton.worker.executors.facts import DeviceFacts, Off
+from baton.worker.quantization.registry import UNQUANTIZED
+from baton.worker.weights.loading import LoadedModel
+
+
+def device_facts(
+    config: WorkerConfig,
+    loaded: LoadedModel,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    step_bytes: int,
+    graph_bytes: int,
+) -> DeviceFacts:
+    """Returns the facts of a model whose largest step has run."""
+    major, minor = torch.cuda.get_device_capability(device)
+    formats = weight_formats(loaded.weights)
+    case = Case("cuda", major, dtype, kv_dtype, block_size=config.block_size, batch_invariant=config.batch_invariant)
+    choices = choices_of(
+        loaded.config,
+        case,
+        config.max_num_requests,
+        config.max_num_batched_tokens,
+        unquantized=UNQUANTIZED.name in formats,
+    )
+    return DeviceFacts(
+        architecture=loaded.config.architecture,
+        implementation="baton",
+        num_layers=loaded.config.num_layers,
+        device=f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}",
+        dtype=str(dtype).removeprefix("torch."),
+        weight_format=", ".join(formats),
+        weight_bytes=loaded.weights.num_bytes,
+        step_bytes=step_bytes,
+        graph_bytes=graph_bytes,
+        kernels=choices.kernels,
+        off=(*choices.refused, *_without_graphs(config)),
+    )
+
+
+def _without_graphs(config: WorkerConfig) -> Iterator[Off]:
+    if not config.cuda_graphs:
+        yield Off("graphs of steps", "--no-cuda-graphs")
+    elif config.batch_invariant:
+        yield Off("graphs of layers", "--batch-invariant")
