@@ -90,6 +90,20 @@ def test_biases_norms_and_scales_leave_linears_unfused() -> None:
         )
 
 
+def test_experts_have_kernels_by_the_tokens_of_a_step() -> None:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "mlp_only_layers": [0]}
+    moe = model_of("Qwen3MoeForCausalLM", **experts)
+    few, many, hopper = kernels(choose(HOPPER, moe), "run_experts")
+    assert few == ("moe.few.run_few", "up to 4 tokens, 31 of 32 layers")
+    assert many == ("moe.experts.run_experts", "5 to 1023 tokens, 31 of 32 layers")
+    assert hopper == ("moe.experts_hopper.run_experts_hopper", "from 1024 tokens, 31 of 32 layers")
+
+
+def test_sinks_rule_hoppers_attention_out() -> None:
+    sinks = tuple(replace(layer, attention=replace(layer.attention, sinks=True)) for layer in LLAMA.layers)
+    assert Off(PREFILL, "sinks") in choose(HOPPER, replace(LLAMA, layers=sinks)).refused
+
+
 def test_quantized_linears_are_their_format_s_own() -> None:
     assert {one.op for one in choose(HOPPER, unquantized=False).kernels} == {"prefill_attention", "decode_attention"}
 

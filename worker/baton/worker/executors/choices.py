@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from baton.kernels.routing import RouterSpec
 from baton.kernels.table import TABLE, Case, Row, find
 from baton.worker.executors.facts import KernelChoice, Off
 from baton.worker.layers.experts import ExpertsWeights
-from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.weights import ModelWeights
 
-_SIZES = frozenset({"num_tokens", "num_cells"})  # properties that change from step to step
+_SIZES = frozenset({"num_tokens", "num_cells", "num_pairs"})  # properties that change from step to step
 _WORDS: Mapping[str, Callable[[Case], str]] = {
     "dtype": lambda case: f"{_plain(case.dtype)}",
     "head_dim": lambda case: f"head_dim {case.head_dim}",
@@ -23,6 +24,7 @@ _WORDS: Mapping[str, Callable[[Case], str]] = {
     "bias": lambda _: "biases, LayerNorm or scaled updates",
     "window": lambda _: "windows",
     "soft_cap": lambda _: "soft caps",
+    "sinks": lambda _: "sinks",
     "batch_invariant": lambda _: "--batch-invariant",
 }
 
@@ -65,7 +67,7 @@ def choices_of(
     """
     uses = [*_attention(model, case, max_num_requests)]
     if unquantized:
-        uses += _linears(model, case, max_num_tokens)
+        uses += [*_linears(model, case, max_num_tokens), *_experts(model, case, max_num_tokens)]
     chosen: Counter[tuple[str, str, str]] = Counter()
     refused: Counter[tuple[str, str]] = Counter()
     for use in uses:
@@ -82,14 +84,14 @@ def choices_of(
 
 
 def _attention(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
-    for (window, soft_cap), count in Counter(_properties(layer.attention) for layer in model.layers).items():
-        own = replace(case, head_dim=model.head_dim, window=window, soft_cap=soft_cap)
+    for (window, soft_cap, sinks), count in Counter(_properties(layer.attention) for layer in model.layers).items():
+        own = replace(case, head_dim=model.head_dim, window=window, soft_cap=soft_cap, sinks=sinks)
         yield _Use("prefill_attention", _constant(own), 1, "", count)
         yield _Use("decode_attention", _by_cells(own, model.num_kv_heads), most, "requests", count)
 
 
-def _properties(attention: AttentionSpec) -> tuple[bool, bool]:
-    return attention.window > 0, attention.soft_cap > 0
+def _properties(attention: AttentionSpec) -> tuple[bool, bool, bool]:
+    return attention.window > 0, attention.soft_cap > 0, attention.sinks
 
 
 def _constant(case: Case) -> Callable[[int], Case]:
@@ -106,6 +108,16 @@ def _linears(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
     unfused = model.norm.centered or layer.attention.qkv_bias or layer.residual_scale != 1
     for op in ("project", "gate", "add"):
         yield _Use(op, lambda count: replace(case, num_tokens=count, bias=unfused), most, "tokens", model.num_layers)
+
+
+def _experts(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
+    routers = Counter(layer.mlp.router for layer in model.layers if isinstance(layer.mlp, ExpertsSpec))
+    for router, count in routers.items():
+        yield _Use("run_experts", _by_pairs(case, router), most, "tokens", count)
+
+
+def _by_pairs(case: Case, router: RouterSpec) -> Callable[[int], Case]:
+    return lambda count: replace(case, num_pairs=count * router.top_k, num_experts=router.num_experts)
 
 
 def _chosen(use: _Use) -> Iterator[tuple[str, str, str]]:
