@@ -104,7 +104,7 @@ def test_a_folder_that_is_not_whole_does_not_run(ask, folder):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"architectures": ["Qwen3NextForCausalLM"]}, "the nearest is Qwen3ForCausalLM"),
+        ({"architectures": ["LlamaForCasualLM"]}, "the nearest name is LlamaForCausalLM"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be a positive integer"),
     ],
 )
@@ -157,3 +157,14 @@ def test_of_a_hub_id_only_the_json_files_are_read(ask, folder, monkeypatch):
     assert asked == [("org/name", ["*.json"])]
     assert facts["runs"] is True
     assert facts["capacity"]["weight_bytes"] == 1 << 30
+
+
+def test_a_model_of_transformers_is_described_by_another_process(ask, tmp_path):
+    llama = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    more = {"vocab_size": 160, "max_position_embeddings": 512, "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**llama, **more, "model_type": "llama"}))
+    code, text, _ = ask(tmp_path, "--executor", "cpu", "--model-impl", "transformers", "--memory-gib", 1, "--json")
+    facts = json.loads(text)
+    assert code == 1  # it has no weights
+    assert facts["implementation"].startswith("Transformers 5")
+    assert facts["capacity"]["kv_bytes_per_token"] == 3 * 2 * 64 * 4

@@ -21,8 +21,8 @@ PREFILL = "attention.prefill_hopper.prefill_attention_hopper"
 DECODE = "attention.decode_hopper.split_decode"
 
 
-def choose(case: Case, model: ModelConfig = LLAMA, **more: Any) -> Choices:
-    return choices_of(model, case, 256, 2048, **more)
+def choose(case: Case, model: ModelConfig = LLAMA, formats: tuple[str, ...] = ("unquantized",)) -> Choices:
+    return choices_of(model, case, 256, 2048, formats)
 
 
 def model_of(architecture: str, **fields: Any) -> ModelConfig:
@@ -105,7 +105,7 @@ def test_sinks_rule_hoppers_attention_out() -> None:
 
 
 def test_quantized_linears_are_their_format_s_own() -> None:
-    assert {one.op for one in choose(HOPPER, unquantized=False).kernels} == {"prefill_attention", "decode_attention"}
+    assert {one.op for one in choose(HOPPER, formats=("fp8",)).kernels} == {"prefill_attention", "decode_attention"}
 
 
 def test_a_cpu_has_the_reference() -> None:

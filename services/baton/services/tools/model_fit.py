@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.doctor.machine.gpus import observe_gpus
+from baton.services.doctor.machine.programs import run
 from baton.services.doctor.service.model import ModelFacts, observe_model
 from baton.services.doctor.targets import Targets
+from baton.services.extras import install_line
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.host.resources import usable_memory
 from baton.worker.kv_spec import BYTES_PER_VALUE
-from baton.worker.models.config import ModelConfig
-from baton.worker.models.fields import read_json
+from baton.worker.models.fields import Fields, read_json
 from baton.worker.models.presets import PRESETS
-from baton.worker.models.registry import FAMILIES, load_config, parse_config, summary_of
-from baton.worker.models.supported import catalog
-from baton.worker.models.supported.capacity import Capacity, kv_bytes_per_token, weight_bytes
+from baton.worker.models.supported.capacity import Capacity, weight_bytes
+from baton.worker.models.supported.description import ModelDescription, describe
 from baton.worker.models.supported.dtypes import compute_dtype_name, kv_dtype_name
+from baton.worker.models.supported.families import family_of, read_by, read_folder
 from baton.worker.weights.resolve import resolve_config
 
 _GIB = 1 << 30
 _LOOK_SECONDS = 5.0
+_DESCRIBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,7 @@ class ModelFit:
     """A model under one executor of this machine, or of one with other memory."""
 
     model: str
-    architecture: str
-    summary: str  # of the family
+    description: ModelDescription
     executor: str
     refusal: str  # why the executor cannot compute it; empty: it can
     problems: tuple[str, ...]  # of the files
@@ -58,53 +61,67 @@ class _Memory:
 
 def examine(options: argparse.Namespace) -> ModelFit:
     """Returns the facts of a folder, a hub id or a preset. Raises a ServiceError for one that no executor runs."""
-    config, facts = _read(options.model)
-    config = config.at_length(options.max_model_len)
-    if options.max_model_len > config.max_model_len or options.max_model_len < 0:
+    model, facts = _read(options)
+    if not 0 <= options.max_model_len <= model.max_model_len:
         raise InvalidRequest(
-            f"--max-model-len: {options.max_model_len} is not allowed; give 0 to {config.max_model_len}, the model's "
+            f"--max-model-len: {options.max_model_len} is not allowed; give 0 to {model.max_model_len}, the model's "
             "own limit"
         )
     memory = _memory(options.executor, options.memory_gib)
-    dtype = compute_dtype_name(memory.executor, options.dtype, config.dtype)
+    dtype = compute_dtype_name(memory.executor, options.dtype, model.dtype)
     kv_dtype = kv_dtype_name(options.kv_cache_dtype, dtype)
     if memory.executor == "cpu" and kv_dtype != dtype:
         raise InvalidRequest(f"--kv-cache-dtype: {options.kv_cache_dtype} needs --executor cuda")
     loaded = facts.weight_bytes if facts.is_quantized else weight_bytes(facts.num_values, dtype)
-    length = options.max_model_len or config.max_model_len
+    kv_bytes = model.kv_values_per_token * BYTES_PER_VALUE[kv_dtype]
     return ModelFit(
         model=options.model,
-        architecture=config.architecture,
-        summary=summary_of(FAMILIES[config.architecture]),
+        description=model,
         executor=memory.executor,
-        refusal=catalog.refusal(config, memory.executor),
+        refusal=model.cuda_refusal if memory.executor == "cuda" else "",
         problems=tuple(_problems(facts)),
         dtype=dtype,
         kv_dtype=kv_dtype,
         file_bytes=facts.weight_bytes,
-        capacity=Capacity(memory.num_bytes, loaded, kv_bytes_per_token(config, kv_dtype), length),
+        capacity=Capacity(memory.num_bytes, loaded, kv_bytes, options.max_model_len or model.max_model_len),
         memory_source=memory.source,
     )
 
 
-def _read(model: str) -> tuple[ModelConfig, ModelFacts]:
+def _read(options: argparse.Namespace) -> tuple[ModelDescription, ModelFacts]:
+    model = options.model
     if model in PRESETS and not Path(model).is_dir():
-        return parse_config(PRESETS[model], f"preset {model}"), ModelFacts(model)
+        return _described(Fields(PRESETS[model], f"preset {model}"), Path(), options), ModelFacts(model)
     folder = resolve_config(model)
-    config = load_config(folder)
+    description = _described(read_folder(folder), folder, options)
     if Path(model).expanduser().is_dir():
-        return config, observe_model(Targets("worker", model=str(folder)))
-    return config, _of_hub(model, folder, config)
+        return description, observe_model(Targets("worker", model=str(folder)))
+    return description, _of_hub(model, folder, description)
 
 
-def _of_hub(model: str, folder: Path, config: ModelConfig) -> ModelFacts:
+def _described(fields: Fields, folder: Path, options: argparse.Namespace) -> ModelDescription:
+    """Describes by a family in this process, and by Transformers in another one."""
+    family = family_of(fields)
+    if family is not None and options.model_impl != "transformers":
+        return describe(read_by(family, fields).at_length(options.max_model_len))
+    words = [sys.executable, "-m", "baton.worker.models.describe", str(folder), options.model_impl]
+    done = run([*words, str(options.max_model_len)], _DESCRIBE_SECONDS)
+    if done.code:
+        raise InvalidRequest(f"{options.model} cannot be examined: {done.problem}; {install_line('worker')}")
+    values = json.loads(done.text)
+    if "refusal" in values:
+        raise InvalidRequest(values["refusal"])
+    return ModelDescription(**values)
+
+
+def _of_hub(model: str, folder: Path, description: ModelDescription) -> ModelFacts:
     """Returns the facts of a model whose weights stay on the hub; those of one file have an unknown size."""
     index = folder / "model.safetensors.index.json"
     metadata = read_json(index, "").get("metadata") if index.exists() else None
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     if not isinstance(size, int | float):
         return ModelFacts(model)
-    return ModelFacts(model, weight_bytes=int(size), num_values=int(size) // BYTES_PER_VALUE.get(config.dtype, 2))
+    return ModelFacts(model, weight_bytes=int(size), num_values=int(size) // BYTES_PER_VALUE.get(description.dtype, 2))
 
 
 def _problems(facts: ModelFacts) -> Iterator[str]:

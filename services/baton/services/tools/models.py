@@ -7,13 +7,13 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from baton.rpc.errors import ServiceError
 from baton.services.tools.model_fit import ModelFit, examine
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.supported import catalog
+from baton.worker.models.supported.description import ModelDescription
 from baton.worker.models.supported.dtypes import COMPUTE_DTYPES
 
 EXIT_RUNS = 0
@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.add_argument("--executor", choices=catalog.EXECUTORS, help="Default: cuda if there is a GPU, else cpu.")
     parser.add_argument("--memory-gib", type=_positive, metavar="N", help="Default: that of this machine's executor.")
+    impls = ("auto", "baton", "transformers")
+    parser.add_argument("--model-impl", choices=impls, default="auto", help="As of a worker.")
     parser.add_argument("--dtype", choices=("auto", *COMPUTE_DTYPES), default="auto", help="As of a worker.")
     kv_dtypes = [one.name for one in catalog.KV_DTYPES]
     parser.add_argument("--kv-cache-dtype", choices=kv_dtypes, default="auto", help="As of a worker.")
@@ -95,13 +97,17 @@ def _listing_lines() -> Iterator[str]:
 def _fit_lines(fit: ModelFit) -> Iterator[str]:
     yield fit.model
     yield f"  {'runs':<12}  {_verdict(fit)}"
-    yield f"  {'by':<12}  {fit.architecture}, a family of Baton's: {fit.summary}"
+    yield f"  {'by':<12}  {_implementation(fit.description)}"
     for finding in fit.problems:
         yield f"  {'problem':<12}  {finding}"
     yield f"  {'weights':<12}  {_weights(fit)}"
     yield f"  {'KV':<12}  {fit.capacity.kv_bytes_per_token:,} bytes a token as {fit.kv_dtype}"
     yield f"  {'length':<12}  {fit.capacity.max_model_len:,} tokens"
     yield f"  {'fits':<12}  {_fits(fit)}"
+
+
+def _implementation(model: ModelDescription) -> str:
+    return ", ".join(filter(None, (model.architecture, f"by {model.implementation}", model.summary)))
 
 
 def _verdict(fit: ModelFit) -> str:
@@ -136,4 +142,6 @@ def _size(num_bytes: int) -> str:
 def _as_json(fit: ModelFit) -> dict[str, Any]:
     derived = {"kv_tokens": fit.capacity.kv_tokens, "concurrency": round(fit.capacity.concurrency, 2)}
     values = dataclasses.asdict(fit)
-    return {"runs": fit.runs, **values, "capacity": {**values["capacity"], **derived}, "folder": str(Path(fit.model))}
+    values |= values.pop("description")
+    values["capacity"] |= derived
+    return {"runs": fit.runs, **values, "dtype": fit.dtype}

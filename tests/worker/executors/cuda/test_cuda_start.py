@@ -164,7 +164,7 @@ def test_the_facts_of_a_start_name_the_card_the_kernels_and_what_is_off() -> Non
     assert (facts.weight_format, facts.weight_bytes) == ("unquantized", weights.num_bytes)
     assert {one.op for one in facts.kernels} >= {"prefill_attention", "decode_attention", "project", "add"}
     assert Off("graphs of steps", "--no-cuda-graphs") in facts.off
-    assert any(one.reason == "head_dim 32" for one in facts.off)
+    assert any(one.feature.startswith("attention.prefill_hopper") for one in facts.off)
     invariant = device_facts(replace(CONFIG, batch_invariant=True), loaded, torch.bfloat16, torch.bfloat16, GPU, 5, 0)
     assert Off("graphs of layers", "--batch-invariant") in invariant.off
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -13,7 +13,9 @@ from baton.worker.executors.facts import KernelChoice, Off
 from baton.worker.layers.experts import ExpertsWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.model import Weights
 from baton.worker.models.weights import ModelWeights
+from baton.worker.quantization.registry import UNQUANTIZED
 
 _SIZES = frozenset({"num_tokens", "num_cells", "num_pairs"})  # properties that change from step to step
 _WORDS: Mapping[str, Callable[[Case], str]] = {
@@ -48,8 +50,10 @@ class _Use:
     num_layers: int
 
 
-def weight_formats(weights: ModelWeights) -> tuple[str, ...]:
-    """Returns the formats of the layers' linears and experts, each once."""
+def weight_formats(weights: Weights) -> tuple[str, ...]:
+    """Returns the formats of the layers' linears and experts, each once; of other layers than ours: unquantized."""
+    if not isinstance(weights, ModelWeights):
+        return (UNQUANTIZED.name,)
     names: dict[str, None] = {}
     for layer in weights.layers:
         names[layer.attention.qkv.method.name] = None
@@ -59,14 +63,14 @@ def weight_formats(weights: ModelWeights) -> tuple[str, ...]:
 
 
 def choices_of(
-    model: ModelConfig, case: Case, max_num_requests: int, max_num_tokens: int, *, unquantized: bool = True
+    model: ModelConfig, case: Case, max_num_requests: int, max_num_tokens: int, formats: Container[str]
 ) -> Choices:
-    """Returns the kernels of attention and, with unquantized weights, of linears.
+    """Returns the kernels of attention and, with unquantized weights in layers of ours, of linears and experts.
 
     `case` has the device, the dtypes and the settings; the model's own properties are added.
     """
     uses = [*_attention(model, case, max_num_requests)]
-    if unquantized:
+    if UNQUANTIZED.name in formats and model.transformers is None:
         uses += [*_linears(model, case, max_num_tokens), *_experts(model, case, max_num_tokens)]
     chosen: Counter[tuple[str, str, str]] = Counter()
     refused: Counter[tuple[str, str]] = Counter()

@@ -12,6 +12,7 @@ from baton.worker.models.fields import Fields
 from baton.worker.models.supported.families import FAMILIES, family_of, nearest, read_by, read_folder
 from baton.worker.models.transformers_backend import library
 
+
 def load_config(folder: Path, implementation: str = "auto") -> ModelConfig:
     """Reads config.json, and generation_config.json if it exists. `implementation`: auto, baton or transformers."""
     fields = read_folder(folder)

@@ -31,6 +31,7 @@ class ModelFacts:
     config_problem: str = ""
     architecture: str = ""
     refusal: str = ""  # why a worker cannot run it
+    is_foreign: bool = False  # no family of Baton's computes it
     has_tokenizer: bool = False
     weight_bytes: int = 0
     num_values: int = 0  # of all weights
@@ -58,6 +59,9 @@ def check_model(facts: ModelFacts, targets: Targets, capacity: Capacity) -> Iter
         yield failed(_TOPIC, facts.config_problem, "copy the folder again, all *.json files of it")
     elif targets.service == "worker" and facts.refusal:
         yield failed(_TOPIC, facts.refusal, "take another model: `baton models` lists what runs")
+    elif facts.is_foreign:
+        what = f"its architecture is {facts.architecture or 'missing'}, which only Transformers may run"
+        yield unknown(_TOPIC, what, f"baton models {facts.folder} tries it; `baton models` lists Baton's own")
     if not facts.has_tokenizer and targets.service == "gateway":
         what = f"{facts.folder} has no tokenizer.json"
         yield failed(_TOPIC, what, "copy the model's fast tokenizer there; workers need none")
@@ -82,7 +86,7 @@ def observe_model(targets: Targets) -> ModelFacts:
         exists=True,
         config_problem=problem,
         architecture=str(names[0]) if isinstance(names, list) and names else "",
-        refusal=_refusal(folder, targets.executor) if targets.service == "worker" and targets.executor != "sim" else "",
+        **(_examined(folder, targets.executor) if targets.service == "worker" and targets.executor != "sim" else {}),
         has_tokenizer=(folder / "tokenizer.json").is_file(),
         weight_bytes=sum(path.stat().st_size for path in files),
         num_values=sum(map(num_values_of, files)),
@@ -92,17 +96,22 @@ def observe_model(targets: Targets) -> ModelFacts:
     )
 
 
-def _refusal(folder: Path, executor: str) -> str:
-    """Returns why a worker cannot run the model; empty if it can, or if a worker's packages are missing."""
+def _examined(folder: Path, executor: str) -> dict[str, Any]:
+    """Returns why a worker cannot run the model, or that no family of Baton's does; nothing without its packages."""
     try:
-        from baton.worker.models.registry import load_config
-        from baton.worker.models.supported.catalog import refusal
+        from baton.worker.models.supported.cuda_limits import misfit
+        from baton.worker.models.supported.families import family_of, read_by, read_folder
     except ImportError:  # reported under `versions`
-        return ""
+        return {}
     try:
-        return refusal(load_config(folder), executor)
+        fields = read_folder(folder)
+        family = family_of(fields)
+        if family is None:
+            return {"is_foreign": True}
+        config = read_by(family, fields)
     except ServiceError as error:
-        return error.message
+        return {"refusal": error.message}
+    return {"refusal": misfit(config) if executor == "cuda" else ""}
 
 
 def why_broken(path: Path) -> str:

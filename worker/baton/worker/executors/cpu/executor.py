@@ -223,10 +223,10 @@ class CpuExecutor:
 def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype) -> DeviceFacts:
     formats = weight_formats(loaded.weights)
     case = Case("cpu", dtype=dtype, block_size=config.block_size)
-    choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens)
+    choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens, formats)
     return DeviceFacts(
         architecture=loaded.config.architecture,
-        implementation="baton",
+        implementation=loaded.config.implementation,
         num_layers=loaded.config.num_layers,
         device=f"CPU, {torch.get_num_threads()} threads",
         dtype=str(dtype).removeprefix("torch."),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, MIN_CAPABILITY, WIDTH_STEP
-from baton.worker.models.config import ModelConfig
-from baton.worker.models.supported.families import FAMILIES, summary_of
-from baton.worker.models.supported.cuda_limits import misfit
 from baton.worker.models.supported.dtypes import COMPUTE_DTYPES
+from baton.worker.models.supported.families import FAMILIES, summary_of
 
 EXECUTORS = ("cpu", "cuda")  # that compute a model
 
@@ -62,8 +60,3 @@ def families() -> list[ListedFamily]:
         )
         for family in FAMILIES.values()
     ]
-
-
-def refusal(model: ModelConfig, executor: str) -> str:
-    """Returns why an executor cannot compute the model; empty if it can."""
-    return misfit(model) if executor == "cuda" else ""

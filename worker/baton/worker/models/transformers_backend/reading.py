@@ -12,6 +12,7 @@ from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.layers.spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
+from baton.worker.models.supported.families import nearest
 from baton.worker.models.transformers_backend import library
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 from baton.worker.models.transformers_backend.trial import Call, Trial, try_out
@@ -29,8 +30,8 @@ def read_with_transformers(fields: Fields) -> ModelConfig:
     """Reads a config.json. Raises InvalidRequest for what cannot run on Baton's attention."""
     version, name = library.version(fields), library.architecture_of(fields)
     if name not in library.causal_architectures():
-        nearest = library.nearest(name, library.causal_architectures())
-        hint = f"; the nearest is {nearest}" if nearest else ""
+        near = nearest(name, library.causal_architectures())
+        hint = f"; the nearest is {near}" if near else ""
         raise _refusal(fields, name, f"Transformers {version} has no causal language model of this name{hint}")
     if fields.raw.get("quantization_config"):
         raise fields.error("quantization_config", "absent: only unquantized weights can be loaded")

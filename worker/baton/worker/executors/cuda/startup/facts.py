@@ -10,7 +10,7 @@ from baton.kernels.table import Case
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.choices import choices_of, weight_formats
 from baton.worker.executors.facts import DeviceFacts, Off
-from baton.worker.quantization.registry import UNQUANTIZED
+from baton.worker.models.config import ModelConfig
 from baton.worker.weights.loading import LoadedModel
 
 
@@ -27,16 +27,10 @@ def device_facts(
     major, minor = torch.cuda.get_device_capability(device)
     formats = weight_formats(loaded.weights)
     case = Case("cuda", major, dtype, kv_dtype, block_size=config.block_size, batch_invariant=config.batch_invariant)
-    choices = choices_of(
-        loaded.config,
-        case,
-        config.max_num_requests,
-        config.max_num_batched_tokens,
-        unquantized=UNQUANTIZED.name in formats,
-    )
+    choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens, formats)
     return DeviceFacts(
         architecture=loaded.config.architecture,
-        implementation="baton",
+        implementation=loaded.config.implementation,
         num_layers=loaded.config.num_layers,
         device=f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}",
         dtype=str(dtype).removeprefix("torch."),
@@ -45,12 +39,16 @@ def device_facts(
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
         kernels=choices.kernels,
-        off=(*choices.refused, *_without_graphs(config)),
+        off=(*choices.refused, *_without_graphs(config, loaded.config)),
     )
 
 
-def _without_graphs(config: WorkerConfig) -> Iterator[Off]:
+def _without_graphs(config: WorkerConfig, model: ModelConfig) -> Iterator[Off]:
     if not config.cuda_graphs:
         yield Off("graphs of steps", "--no-cuda-graphs")
+    elif not model.capturable:
+        yield Off("graphs of steps", f"layers of {model.implementation} that read values on the host")
+    elif model.transformers is not None:
+        yield Off("graphs of layers", f"layers of {model.implementation}")
     elif config.batch_invariant:
         yield Off("graphs of layers", "--batch-invariant")
