@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.services import cli
-from baton.services.doctor.machine import gpus
+from baton.services.machine import gpus
 from baton.services.tools import model_fit
 from baton.worker.models.supported.families import FAMILIES
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.kernels.table import HOPPER_DECODE, SMALL_ADD, Case, find
+from baton.kernels.table import FEW_EXPERTS, HOPPER_DECODE, HOPPER_EXPERTS, SMALL_ADD, Case, find
 from baton.worker.executors.choices import Choices, choices_of
 from baton.worker.executors.facts import KernelChoice, Off
 from baton.worker.models.config import ModelConfig
@@ -94,9 +94,11 @@ def test_experts_have_kernels_by_the_tokens_of_a_step() -> None:
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "mlp_only_layers": [0]}
     moe = model_of("Qwen3MoeForCausalLM", **experts)
     few, many, hopper = kernels(choose(HOPPER, moe), "run_experts")
-    assert few == ("moe.few.run_few", "up to 4 tokens, 31 of 32 layers")
-    assert many == ("moe.experts.run_experts", "5 to 1023 tokens, 31 of 32 layers")
-    assert hopper == ("moe.experts_hopper.run_experts_hopper", "from 1024 tokens, 31 of 32 layers")
+    last = int(FEW_EXPERTS.pairs_per_expert[1] * 128 / 8)
+    first = int(HOPPER_EXPERTS.pairs_per_expert[0] * 128 / 8)
+    assert few == ("moe.few.run_few", f"up to {last} tokens, 31 of 32 layers")
+    assert many == ("moe.experts.run_experts", f"{last + 1} to {first - 1} tokens, 31 of 32 layers")
+    assert hopper == ("moe.experts_hopper.run_experts_hopper", f"from {first} tokens, 31 of 32 layers")
 
 
 def test_sinks_rule_hoppers_attention_out() -> None:

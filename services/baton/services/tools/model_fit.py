@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
-from baton.services.doctor.machine.gpus import observe_gpus
-from baton.services.doctor.machine.programs import run
 from baton.services.doctor.service.model import ModelFacts, observe_model
 from baton.services.doctor.targets import Targets
 from baton.services.extras import install_line
+from baton.services.machine.gpus import observe_gpus
+from baton.services.machine.programs import run
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.host.resources import usable_memory
 from baton.worker.kv_spec import BYTES_PER_VALUE

@@ -157,13 +157,15 @@ def _ranges(use: _Use) -> Iterator[tuple[int, int, Row]]:
 def _refused(use: _Use) -> Iterator[tuple[str, str]]:
     """Yields the rows before the chosen one that are for this device, and why they do not support the model."""
     case = use.case_of(1)
+    chosen = {name for _, name, _ in _chosen(use)}
     for row in TABLE:
         if row.op != use.op or row.device != case.device or case.capability not in row.capabilities:
             continue
         reasons = [_WORDS[name](case) for name in row.misfits(case) if name not in _SIZES]
         if not reasons:
             return
-        yield _name(row), ", ".join(reasons)
+        if _name(row) not in chosen:
+            yield _name(row), ", ".join(reasons)
 
 
 def _name(row: Row) -> str:

@@ -68,7 +68,7 @@ class StartReport:
         length = f"{self.max_model_len:,} tokens"
         yield _line("KV", f"{self.kv_tokens:,} tokens in blocks of {self.block_size}, {self.kv_dtype}")
         yield _line("at once", f"{self.concurrency:.1f} requests of {length}, at most {self.max_num_requests}")
-        yield _line("transports", ", ".join(self.transports))
+        yield _line("transports", ", ".join(self.transports) or "none")
         for index, one in enumerate(self.all_off):
             yield _line("" if index else "off", f"{one.feature}: {one.reason}")
 

@@ -105,7 +105,7 @@ def load_model(
 
 def model_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the size of a model's weights on a device. Allocates nothing."""
-    return weight_bytes(config, dtype) if config.transformers is None else config.transformers.num_bytes(dtype)
+    return weight_bytes(config, dtype) if config.transformers is None else config.transformers.num_bytes(dtype.itemsize)
 
 
 def _load(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:

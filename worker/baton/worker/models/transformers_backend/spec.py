@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +18,6 @@ class TransformersSpec:
     reads_values: bool = False  # the forward pass copies values to the host, so that no CUDA graph can hold it
     sinks: tuple[str, ...] = ()  # names of the layers' sinks, if they have some
 
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """Size of all tensors in this dtype."""
-        return self.num_weights * dtype.itemsize
+    def num_bytes(self, itemsize: int) -> int:
+        """Size of all tensors, with values of `itemsize` bytes."""
+        return self.num_weights * itemsize
