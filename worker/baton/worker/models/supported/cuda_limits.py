@@ -13,6 +13,8 @@ def misfit(model: ModelConfig) -> str:
             f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "
             f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
         )
+    if model.transformers is not None:  # whose own linears compute
+        return ""
     widths = {
         ("hidden_size", model.hidden_size),
         ("num_attention_heads * head_dim", model.num_q_heads * model.head_dim),
