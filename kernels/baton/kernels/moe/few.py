@@ -217,10 +217,10 @@ def run_few(
 
 def choose_tilings(hidden: int, size: int) -> tuple[Tiling, Tiling]:
     """Returns the tilings of both launches that a search on an H200 found best."""
-    return Tiling(2, _block_k(hidden, 2048), 8), Tiling(2, _block_k(size, 1024), 4)
+    return Tiling(2, _block_k(hidden, 2048, 1.1), 8), Tiling(8, _block_k(size, 512, 1.4), 8)
 
 
-def _block_k(k: int, largest: int) -> int:
-    """Returns a step that wastes little of its last repetition, or all in one step."""
+def _block_k(k: int, largest: int, waste: float) -> int:
+    """Returns a step whose repetitions are at most `waste` times k, or all in one step."""
     steps = [step for step in (2048, 1024, 512, 256, 128, 64, 32, 16) if step <= largest]
-    return next((step for step in steps if step >= k > step // 2 or -(-k // step) * step <= 1.1 * k), 16)
+    return next((step for step in steps if step >= k > step // 2 or -(-k // step) * step <= waste * k), 16)
