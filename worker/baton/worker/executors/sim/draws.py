@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from baton.worker.core import Int32, Int64, RowInit, SamplingParams, TokenLogprobs, TokenMasks
+from baton.worker.core import Int32, Int64, RowInit, SamplingParams, StepPlan, TokenLogprobs, TokenMasks
 from baton.worker.executors.sim.kv import UInt64, mix
 from baton.worker.sampling.output_rules import OutputRules, has_rules
 
@@ -26,11 +26,6 @@ class SimDraws:
         self._special: dict[int, SamplingParams] = {}  # of rows that need more than the columns
         self._rules: dict[int, OutputRules] = {}  # by row
         self._num_prompt_top: dict[int, int] = {}  # alternatives by row, for rows that ask for prompt log-probabilities
-
-    @property
-    def has_prompt_logprobs(self) -> bool:
-        """Whether any row asks for prompt log-probabilities."""
-        return bool(self._num_prompt_top)
 
     def admit(self, row: int, init: RowInit) -> None:
         """Stores a row's parameters."""
@@ -78,8 +73,25 @@ class SimDraws:
                 self.count(row, token_id)
         return token_ids, logprobs
 
-    def prompt_logprobs(self, row: int, token_ids: UInt64, first: int, stop: int) -> list[TokenLogprobs]:
-        """Returns log-probabilities of prompt tokens `first` to `stop` if the row asks, by token and position."""
+    def prompt_logprobs(
+        self, plan: StepPlan, prompts: Mapping[int, UInt64] | Sequence[UInt64]
+    ) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+        """Returns the log-probabilities of the step's prompt tokens, and the place of the first, by index in the plan.
+
+        `prompts` are the rows' prompts.
+        """
+        found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
+        if not self._num_prompt_top:
+            return found
+        for index, row in enumerate(plan.rows.tolist()):
+            start, count = int(plan.num_computed_tokens[index]), int(plan.num_scheduled_tokens[index])
+            entries = self._logprobs_of_prompt(row, prompts[row], start + 1, start + count + 1)
+            if entries:
+                found[index] = (start + 1, entries)
+        return found
+
+    def _logprobs_of_prompt(self, row: int, token_ids: UInt64, first: int, stop: int) -> list[TokenLogprobs]:
+        """Returns those of tokens `first` to `stop` if the row asks for them, by token and position."""
         num_top = self._num_prompt_top.get(row)
         stop = min(stop, int(self._num_prompt_tokens[row]))
         if num_top is None or stop <= first:

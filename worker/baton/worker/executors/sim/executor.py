@@ -324,7 +324,7 @@ class SimExecutor:
         result = StepResult(plan.step, tokens, counts, logprobs)
         if self.max_step_tokens > 1:
             self._decode_further(plan, indices, bits, result)
-        result.prompt_logprobs = self._prompt_logprobs(plan)
+        result.prompt_logprobs = self._draws.prompt_logprobs(plan, self._prompts)
         return result
 
     def _decode_but_undrawn(self, step: _Launched, counts: Int32) -> TokenMasks | None:
@@ -390,14 +390,3 @@ class SimExecutor:
         token_ids, logprobs = self._draws.draw(rows, positions, bits, masks)
         self._last_tokens[rows] = token_ids.astype(np.uint64)
         return token_ids, logprobs, bits
-
-    def _prompt_logprobs(self, plan: StepPlan) -> dict[int, tuple[int, list[TokenLogprobs]]]:
-        found: dict[int, tuple[int, list[TokenLogprobs]]] = {}
-        if not self._draws.has_prompt_logprobs:
-            return found
-        for index, row in enumerate(plan.rows.tolist()):
-            start, count = int(plan.num_computed_tokens[index]), int(plan.num_scheduled_tokens[index])
-            entries = self._draws.prompt_logprobs(row, self._prompts[row], start + 1, start + count + 1)
-            if entries:
-                found[index] = (start + 1, entries)
-        return found
