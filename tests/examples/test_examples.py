@@ -67,6 +67,10 @@ def test_the_openai_client_gets_the_answer(tandem_stack, answer):
     assert python("openai_chat", tandem_stack.url, PROMPT).strip() == answer.strip()
 
 
+def test_a_program_without_a_server_gets_the_answer(tandem_stack, answer):
+    assert python("offline", tandem_stack.config.model, PROMPT).strip() == answer.strip()
+
+
 @pytest.mark.timeout(360)
 def test_the_node_clients_get_the_answer(tandem_stack, answer, javascript):
     assert javascript("chat", tandem_stack.config.grpc_listen, PROMPT).strip() == answer.strip()
