@@ -46,6 +46,10 @@ class GatewayConfig:
             "metavar": "PATH",
         },
     )
+    revision: str = field(
+        default="",
+        metadata={"help": "Branch, tag or commit of a hub id. Empty: its main branch.", "metavar": "NAME"},
+    )
     served_model_name: tuple[str, ...] = field(
         default=(),
         metadata={

@@ -182,6 +182,7 @@ def served_model(config: GatewayConfig) -> ServedModel:
         format_flags(config),
         templates,
         config.sampling_defaults,
+        revision=config.revision,
         with_processes=True,
     )
     chosen = model.output_format

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from baton.gateway.models.files import read_model_files
@@ -57,3 +58,18 @@ def test_a_missing_tokenizer_and_a_missing_folder_are_named(tmp_path):
         read_model_files(str(tmp_path))
     with pytest.raises(InvalidRequest, match="neither a local folder nor a hub id"):
         read_model_files(str(tmp_path / "nothing"))
+
+
+def test_a_revision_is_of_a_hub_id(tmp_path, monkeypatch):
+    folder = write_model(tmp_path)
+    asked = []
+
+    def download(source, revision, allow_patterns):
+        asked.append((source, revision, "tokenizer.json" in allow_patterns))
+        return folder
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert str(read_model_files("some-org/some-model", "v1.0").folder) == folder
+    assert asked == [("some-org/some-model", "v1.0", True)]
+    with pytest.raises(InvalidRequest, match=r"revision=v1 is of a hub id such as org/name, but model .* is a folder"):
+        read_model_files(folder, "v1")

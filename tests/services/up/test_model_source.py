@@ -1,3 +1,4 @@
+import huggingface_hub
 import pytest
 
 from baton.services.settings import SettingsError
@@ -24,8 +25,6 @@ def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(model):
 
 
 def test_a_hub_id_that_cannot_be_had_is_refused_in_one_line(monkeypatch):
-    import huggingface_hub
-
     def unreachable(hub_id, **_):
         raise ConnectionError(f"{hub_id} cannot be reached\nand more")
 
@@ -35,3 +34,18 @@ def test_a_hub_id_that_cannot_be_had_is_refused_in_one_line(monkeypatch):
     assert str(raised.value) == (
         "--model: 'someone/story' is no folder, and not to be had from the hub: someone/story cannot be reached"
     )
+
+
+def test_a_revision_is_of_a_hub_id(tmp_path, monkeypatch):
+    asked = []
+
+    def download(hub_id, revision, allow_patterns):
+        asked.append((hub_id, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("some-org/some-model", "v1.0") == str(tmp_path)
+    assert asked == [("some-org/some-model", "v1.0")]
+    for model in ("", str(tmp_path)):
+        with pytest.raises(SettingsError, match=r"--revision: v1\.0 is of a hub id; --model is .*, a folder"):
+            resolve_model(model, "v1.0")

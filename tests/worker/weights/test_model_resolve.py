@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 import pytest
+import torch
+from support.engine.tiny_models import make_model
 
-from baton.rpc.errors import InvalidRequest, Unavailable
-from baton.worker.weights.resolve import resolve_model
+from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
+from baton.worker.weights.loading import load_model
+from baton.worker.weights.resolve import commit_of, resolve_model
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -30,16 +35,52 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(path))
 
 
-def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_a_revision_of_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
 
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
-        asked.append(hub_id)
+    def download(hub_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((hub_id, revision))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve_model("some-org/some-model") == tmp_path
-    assert asked == ["some-org/some-model"]
+    assert resolve_model("some-org/some-model") == resolve_model("some-org/some-model", "v1.0") == tmp_path
+    assert asked == [("some-org/some-model", None), ("some-org/some-model", "v1.0")]
+
+
+def test_a_revision_that_the_hub_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(hub_id: str, **options: object) -> str:
+        request = httpx.Request("GET", "https://hub")
+        raise huggingface_hub.errors.RevisionNotFoundError("404", response=httpx.Response(404, request=request))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    message = "has no revision 'v9' on the hub: it must be a branch, a tag or a commit"
+    with pytest.raises(NotFound, match=message) as error:
+        resolve_model("some-org/some-model", "v9")
+    assert error.value.field == "revision"
+
+
+def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"revision=main is of a hub id like org/name, but model .* is a folder"):
+        resolve_model(str(tmp_path), "main")
+
+
+def test_a_folder_of_the_hubs_cache_names_its_commit(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / ("0123456789abcdef" * 3)[:40]
+    snapshot.mkdir(parents=True)
+    assert commit_of(snapshot) == snapshot.name
+    (tmp_path / "link").symlink_to(snapshot)
+    assert commit_of(tmp_path / "link") == snapshot.name
+    assert commit_of(tmp_path) == ""
+
+
+def test_the_log_of_a_load_names_the_commit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    snapshot = tmp_path / "snapshots" / ("0123456789abcdef" * 3)[:40]
+    make_model("llama", snapshot)
+    with caplog.at_level(logging.INFO):
+        load_model(str(snapshot), "auto", torch.float32)
+    (record,) = (record for record in caplog.records if "model loaded" in record.message)
+    assert vars(record)["commit"] == snapshot.name
+    assert " GB read at " in record.message
 
 
 def test_an_unreachable_hub_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

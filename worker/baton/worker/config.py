@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls import settings as tls_settings
 from baton.rpc.tls.files import TlsFiles, tls_files
+from baton.worker.config_overrides import parse_overrides
 from baton.worker.transport_kinds import parse_order
+
+AUTO_MODEL_LEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,17 @@ class WorkerConfig:
 
     model: str = field(
         default="models/storyteller-7m", metadata={"help": "Folder in Hugging Face form.", "metavar": "FOLDER"}
+    )
+    revision: str = field(
+        default="",
+        metadata={"help": "Branch, tag or commit of a hub id. Empty: its main branch.", "metavar": "NAME"},
+    )
+    hf_overrides: str = field(
+        default="",
+        metadata={
+            "help": "Values that replace those of config.json, nested as they are there. Empty: none.",
+            "metavar": "JSON",
+        },
     )
     served_model_name: str = field(default="", metadata={"help": "Name clients use. Empty: the model folder's name."})
     load_format: str = field(
@@ -140,7 +155,13 @@ class WorkerConfig:
         },
     )
     max_model_len: int = field(
-        default=0, metadata={"help": "Tokens of prompt and output together. 0: the model's own limit.", "minimum": 0}
+        default=0,
+        metadata={
+            "help": "Tokens of prompt and output together. 0: the model's own limit. auto: the most that the KV pool "
+            "holds, up to that limit.",
+            "minimum": 0,
+            "words": {"auto": AUTO_MODEL_LEN},
+        },
     )
     max_num_requests: int = field(
         default=256, metadata={"help": "Requests in the running batch.", "minimum": 1, "maximum": 65536}
@@ -243,9 +264,14 @@ class WorkerConfig:
         """The TLS files of all services; None: plain text. Raises InvalidRequest if some are missing."""
         return tls_files(self.tls_certificate, self.tls_key, self.tls_ca)
 
+    @property
+    def config_overrides(self) -> dict[str, Any]:
+        """The overrides of config.json. Raises InvalidRequest if they are no object."""
+        return parse_overrides(self.hf_overrides)
+
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
-        _ = self.tls
+        _ = self.tls, self.config_overrides
         if self.executor != "sim" and not self.engine_process:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"

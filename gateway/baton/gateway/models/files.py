@@ -47,14 +47,18 @@ class ModelFiles:
         return self.folder.resolve().name
 
 
-def read_model_files(source: str) -> ModelFiles:
-    """Reads a local folder, or downloads a hub id if there is no such folder.
+def read_model_files(source: str, revision: str = "") -> ModelFiles:
+    """Reads a local folder, or downloads a revision of a hub id if there is no such folder; empty: the main branch.
 
     Raises an error that names a broken file.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        folder = _download(source)
+        folder = _download(source, revision)
+    elif revision:
+        raise InvalidRequest(
+            f"revision={revision} is of a hub id such as org/name, but model {source!r} is a folder", field="revision"
+        )
     if not (folder / "tokenizer.json").is_file():
         raise _broken(folder / "tokenizer.json", "is missing; the gateway needs the model's fast tokenizer")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
@@ -143,7 +147,7 @@ def _named_templates(value: object, path: Path) -> dict[str, str]:
     return dict(entries)
 
 
-def _download(source: str) -> Path:
+def _download(source: str, revision: str) -> Path:
     if not _HUB_ID.fullmatch(source):
         raise InvalidRequest(f"model {source!r} is neither a local folder nor a hub id such as org/name", field="model")
     try:
@@ -154,7 +158,7 @@ def _download(source: str) -> Path:
             field="model",
         ) from error
     try:
-        return Path(snapshot_download(source, allow_patterns=_HUB_PATTERNS))
+        return Path(snapshot_download(source, revision=revision or None, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
         raise _hub_error(source, error) from error
 

@@ -197,13 +197,14 @@ def load_served_model(
     templates: TemplateFlags | None = None,
     defaults: GenerationFlags | None = None,
     *,
+    revision: str = "",
     with_processes: bool = False,
 ) -> ServedModel:
-    """Loads a model folder or hub id. Raises ServiceError that names the missing or wrong file or flag.
+    """Loads a model folder or a hub id's revision. Raises ServiceError that names the missing or wrong file or flag.
 
     `with_processes`: helper processes encode long prompts.
     """
-    files = read_model_files(source)
+    files = read_model_files(source, revision)
     flags = templates or TemplateFlags()
     chat_templates = {"default": read_chat_template(flags.path)} if flags.path else files.chat_templates
     origin = flags.path or str(files.folder)

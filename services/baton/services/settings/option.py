@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class Option:
     minimum: float | None
     maximum: float | None
     metavar: str
+    words: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # values that have a name
     spaced: bool = False  # a tuple whose flag takes several words
     positional: bool = False  # its flag may be left out
     short: str = ""  # a flag of one letter
@@ -60,7 +61,7 @@ class Option:
                 str: "text",
                 tuple: "values separated by commas",
             }[self.kind] + self._range
-        return f"{words}, or none" if self.nullable else words
+        return ", or ".join((words, *self.words, *(("none",) if self.nullable else ())))
 
     @property
     def _range(self) -> str:
@@ -74,6 +75,8 @@ class Option:
         """Parses a value. `source` is its flag or variable, for errors."""
         if self.nullable and text.lower() in ("", "none"):
             return None
+        if text.strip() in self.words:
+            return self.words[text.strip()]
         try:
             value = self._convert(text.strip())
         except ValueError:
@@ -143,6 +146,7 @@ def _option(service: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         choices=tuple(metadata.get("choices", ())),
         minimum=metadata.get("minimum"),
         maximum=metadata.get("maximum"),
+        words=metadata.get("words", {}),
         spaced=bool(metadata.get("spaced")),
         positional=bool(metadata.get("positional")),
         short=metadata.get("short", ""),

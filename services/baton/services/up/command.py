@@ -68,7 +68,7 @@ def main(name: str, argv: Sequence[str], environ: Mapping[str, str], configs: Co
         layout = _layout(config, loaded.forwarded["worker"], environ)
         _check_installed(layout.executor)
         tls = tandem.plan_tls(config)
-        model = resolve_model(config.model)
+        model = resolve_model(config.model, config.revision)
         edge = {tandem.port_of(address) for address in (config.rest_listen, config.grpc_listen)}
         ports = partial(free_ports, besides=edge)
         plans = tandem.plan(config, layout, model, len(os.sched_getaffinity(0)), ports, loaded.forwarded)

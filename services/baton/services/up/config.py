@@ -24,6 +24,9 @@ class TandemConfig:
             "metavar": "PATH",
         },
     )
+    revision: str = field(
+        default="", metadata={"help": "Branch, tag or commit of a hub id. Empty: its main branch.", "metavar": "NAME"}
+    )
     served_model_name: tuple[str, ...] = field(
         default=(),
         metadata={

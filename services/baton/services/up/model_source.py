@@ -13,8 +13,10 @@ _SAMPLE = Path("models") / "storyteller-7m"
 SAMPLE_MODELS = (CHECKOUT / _SAMPLE, PACKAGE / _SAMPLE)
 
 
-def resolve_model(model: str) -> str:
-    """Returns the model's folder on this machine, downloading a hub id. Raises SettingsError if there is none."""
+def resolve_model(model: str, revision: str = "") -> str:
+    """Returns the model's folder on this machine, downloading a hub id's revision. Raises SettingsError without one."""
+    if revision and (not model or Path(model).expanduser().is_dir()):
+        raise SettingsError(f"--revision: {revision} is of a hub id; --model is {model!r}, a folder")
     if not model:
         for folder in SAMPLE_MODELS:
             if folder.is_dir():
@@ -25,17 +27,18 @@ def resolve_model(model: str) -> str:
         return str(path.resolve())
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise SettingsError(f"--model: {model!r} is no folder; give a Hugging Face model folder or a hub id")
-    return _download(model)
+    return _download(model, revision)
 
 
-def _download(hub_id: str) -> str:
+def _download(hub_id: str, revision: str) -> str:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         line = extras.install_line("hub")
         raise SettingsError(f"--model: {hub_id!r} is no folder, and a hub id needs huggingface-hub; {line}") from None
     try:
-        return str(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+        return str(snapshot_download(hub_id, revision=revision or None, allow_patterns=patterns))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise SettingsError(f"--model: {hub_id!r} is no folder, and not to be had from the hub: {reason}") from error

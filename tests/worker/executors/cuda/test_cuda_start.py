@@ -25,7 +25,6 @@ from baton.worker.executors.cuda.startup.memory import (
 from baton.worker.executors.cuda.startup.phases import StartPhases
 from baton.worker.executors.cuda.startup.support import (
     check_supported,
-    checked_model_len,
     compute_dtype,
     dtype_name,
     kv_dtype,
@@ -145,13 +144,6 @@ def test_the_number_of_blocks_is_set_or_by_memory_or_fits_beside_peak_and_graphs
     assert num_blocks(gpu_memory_utilization=0.9) == num_blocks_that_fit(1 << 20, 0.9, (18 + 2) * GIB, GPU)
     with pytest.raises(InvalidRequest, match=r"kv_cache_memory=1048575 holds no block.*at least 1048576 bytes"):
         num_blocks(kv_cache_memory=(1 << 20) - 1)
-
-
-def test_a_request_may_have_fewer_tokens_than_the_model_allows_but_not_more() -> None:
-    most = MODEL.max_model_len
-    assert [checked_model_len(wanted, MODEL) for wanted in (0, 1, most)] == [most, 1, most]
-    with pytest.raises(InvalidRequest, match=rf"max_model_len={most + 1} .*at most {most}"):
-        checked_model_len(most + 1, MODEL)
 
 
 def test_the_facts_of_a_start_name_the_card_the_kernels_and_what_is_off() -> None:

@@ -19,7 +19,7 @@ from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.models.registry import load_config
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.weights.loading import load_model, model_bytes
+from baton.worker.weights.loading import ModelOptions, load_model, model_bytes
 
 PROMPT = list(range(30, 50))
 COUNT = 12
@@ -131,7 +131,9 @@ def test_the_digest_tells_implementations_and_configs_apart(tmp_path: Path) -> N
 
     def digest(implementation: str, **changes: object) -> bytes:
         path.write_text(json.dumps({**raw, **changes}))
-        return load_model(str(tmp_path), "auto", torch.float32, implementation=implementation).digest
+        return load_model(
+            str(tmp_path), "auto", torch.float32, options=ModelOptions(implementation=implementation)
+        ).digest
 
     theirs = digest("transformers")
     assert theirs != digest("baton")
@@ -143,7 +145,7 @@ def test_the_start_says_what_computes_the_model(tmp_path: Path, caplog: pytest.L
     make_model("llama", tmp_path)
     with caplog.at_level(logging.INFO, "baton"):
         load_model(str(tmp_path), "auto", torch.float32)
-        load_model(str(tmp_path), "auto", torch.float32, implementation="transformers")
+        load_model(str(tmp_path), "auto", torch.float32, options=ModelOptions(implementation="transformers"))
     family, transformers = [line for line in caplog.messages if line.startswith("model loaded")]
     assert "LlamaForCausalLM by Baton, 3 layers" in family
     assert "LlamaForCausalLM by Transformers 5." in transformers

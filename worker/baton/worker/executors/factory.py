@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
+from baton.worker.config_overrides import overridden
 from baton.worker.executors.base import ServingExecutor
+from baton.worker.executors.model_len import fitting_model_len
 from baton.worker.executors.ranks import RankGroup, start_ranks
 
 if TYPE_CHECKING:
@@ -56,12 +58,15 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
     )
     defaults = SimSettings()
     model = _read_model_config(config.model)
+    model = overridden(model, config.config_overrides, f"{config.model}/config.json")
+    num_blocks = config.num_blocks or _SIM_NUM_BLOCKS
+    limit = model.get("max_position_embeddings", defaults.max_model_len)
     eos = model.get("eos_token_id", defaults.eos_token_ids)
     return SimSettings(
-        num_blocks=config.num_blocks or _SIM_NUM_BLOCKS,
+        num_blocks=num_blocks,
         block_size=config.block_size,
         max_num_requests=config.max_num_requests,
-        max_model_len=config.max_model_len or model.get("max_position_embeddings", defaults.max_model_len),
+        max_model_len=_sim_model_len(config, limit, num_blocks),
         vocab_size=model.get("vocab_size", defaults.vocab_size),
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
         eos_every=config.sim_eos_every,
@@ -70,6 +75,11 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
         speed=speed,
     )
+
+
+def _sim_model_len(config: WorkerConfig, limit: int, num_blocks: int) -> int:
+    """Returns the most tokens of a request. The simulator has no limit of its own."""
+    return fitting_model_len(config.max_model_len, max(limit, config.max_model_len), num_blocks * config.block_size)
 
 
 def _sim_settings_of(config: WorkerConfig, model: str) -> SimSettings:

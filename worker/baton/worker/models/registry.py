@@ -4,24 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from baton.rpc.errors import InvalidRequest
+from baton.worker.config_overrides import check_read, overridden
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.supported.families import FAMILIES, family_of, nearest, read_by, read_folder
 from baton.worker.models.transformers_backend import library
 
 
-def load_config(folder: Path, implementation: str = "auto") -> ModelConfig:
-    """Reads config.json, and generation_config.json if it exists. `implementation`: auto, baton or transformers."""
+def load_config(
+    folder: Path, implementation: str = "auto", overrides: Mapping[str, Any] = MappingProxyType({})
+) -> ModelConfig:
+    """Reads config.json with these overrides, and generation_config.json if it exists.
+
+    `implementation`: auto, baton or transformers.
+    """
     fields = read_folder(folder)
-    return parse_config(fields.raw, fields.source, implementation)
+    return parse_config(fields.raw, fields.source, implementation, overrides)
 
 
-def parse_config(raw: Mapping[str, Any], source: str, implementation: str = "auto") -> ModelConfig:
+def parse_config(
+    raw: Mapping[str, Any],
+    source: str,
+    implementation: str = "auto",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> ModelConfig:
     """Returns the ModelConfig of a config.json, by a family of ours unless Transformers is asked for, or has the
     architecture alone. Errors name `source`."""
+    if not overrides:
+        return _read(raw, source, implementation)
+    merged = overridden(raw, overrides, source)
+    source_of_merged = f"{source} with hf_overrides"
+    config = _read(merged, source_of_merged, implementation)
+    check_read(raw, overrides, source, lambda new: _read(new, source_of_merged, implementation), config.architecture)
+    return config
+
+
+def _read(raw: Mapping[str, Any], source: str, implementation: str) -> ModelConfig:
     fields = Fields(raw, source)
     family = family_of(fields)
     if implementation == "transformers":

@@ -150,7 +150,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
 
 def _make_grammars(config: WorkerConfig, executor: Executor, wake: Callable[[], None]) -> Grammars:
     num_threads = max(1, min(_MAX_MASK_THREADS, (config.threads or usable_cores()) // 2))
-    return Grammars(lambda: resolve_model(config.model), executor.model, num_threads, wake=wake)
+    return Grammars(lambda: resolve_model(config.model, config.revision), executor.model, num_threads, wake=wake)
 
 
 def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSettings:

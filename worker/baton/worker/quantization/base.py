@@ -12,9 +12,10 @@ from torch import Tensor
 
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
-# Returns the checkpoint's tensor of a name and shape, or raises InvalidRequest. The caller copies it at once, so that
-# it may be a view of a file.
-Source = Callable[[str, tuple[int, ...]], Tensor]
+# Fills a view with the checkpoint's tensor of a name and shape, or raises InvalidRequest. The view has the tensor's
+# elements in their order, but may divide a dimension into several, and have any strides. It is filled by the end of the
+# load, not at once: tensors are read in the order of the files.
+Source = Callable[[str, tuple[int, ...], Tensor], None]
 Params = Mapping[str, Tensor]
 
 

@@ -26,13 +26,13 @@ class Unquantized:
         return {"weight": weight, "bias": torch.empty(shape.out_features, dtype=dtype, device=device)}
 
     def load(self, params: Params, shape: LinearShape, source: Source) -> None:
-        """Copies the parts in the order of their rows, converted to the parameters' dtype."""
+        """Fills the rows of each part, in their order."""
         start = 0
         for part in shape.parts:
             rows = slice(start, start + part.rows)
-            params["weight"][rows] = source(f"{part.name}.weight", (part.rows, shape.in_features))
+            source(f"{part.name}.weight", (part.rows, shape.in_features), params["weight"][rows])
             if shape.bias:
-                params["bias"][rows] = source(f"{part.name}.bias", (part.rows,))
+                source(f"{part.name}.bias", (part.rows,), params["bias"][rows])
             start += part.rows
 
     def over(self, table: Tensor, bias: Tensor | None = None) -> Params:

@@ -31,7 +31,7 @@ class UnquantizedExperts:
         return {name: torch.empty(shape.num_experts, *size, dtype=dtype, device=device) for name, size in sizes.items()}
 
     def load(self, params: Params, shape: ExpertsShape, source: Source) -> None:
-        """Copies each expert, or all at once if the checkpoint has stacks, converted to the parameters' dtype."""
+        """Fills each expert in place, or all at once if the checkpoint has stacks."""
         names = shape.names
         _fill(params["gate_up"], names.gate_up, shape, source, _Layout(names.transposed, names.interleaved))
         _fill(params["down"], (names.down,), shape, source, _Layout(names.transposed, False))
@@ -108,20 +108,19 @@ def _fill(stack: Tensor, names: Sequence[str], shape: ExpertsShape, source: Sour
     for index, name in enumerate(names):
         part = stack[:, index * rows : (index + 1) * rows]
         if "{}" not in name:
-            part.copy_(_read(source, shape.prefix + name, part, 1, layout))
+            _fill_part(source, shape.prefix + name, part, 1, layout)
             continue
         for expert, mine in enumerate(part.unbind()):
-            mine.copy_(_read(source, shape.prefix + name.format(expert), mine, 0, layout))
+            _fill_part(source, shape.prefix + name.format(expert), mine, 0, layout)
 
 
-def _read(source: Source, name: str, like: Tensor, rows_dim: int, layout: _Layout) -> Tensor:
-    """Returns the checkpoint's tensor in the layout of `like`, whose dimension `rows_dim` is the linear's rows."""
-    size = tuple(like.shape)
+def _fill_part(source: Source, name: str, into: Tensor, rows_dim: int, layout: _Layout) -> None:
+    """Fills a tensor, whose dimension `rows_dim` is the linear's rows, from one of another layout."""
+    shape = tuple(into.shape)
+    if layout.interleaved:
+        pairs = into.unflatten(rows_dim, (2, -1))  # type: ignore[no-untyped-call]
+        into = pairs.transpose(rows_dim, rows_dim + 1)
     if layout.transposed:
-        found = source(name, (*size[:-2], size[-1], size[-2])).transpose(-1, -2)
-    else:
-        found = source(name, size)
-    if not layout.interleaved:
-        return found
-    pairs = found.unflatten(rows_dim, (-1, 2))  # type: ignore[no-untyped-call]
-    return torch.cat(pairs.unbind(rows_dim + 1), rows_dim)
+        shape = (*shape[:-2], shape[-1], shape[-2])
+        into = into.movedim(-1, rows_dim)
+    source(name, shape, into)

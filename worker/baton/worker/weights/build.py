@@ -1,9 +1,8 @@
-"""Builds a model's weights from a checkpoint or from random numbers, fused for few launches. Knows no file formats."""
+"""Builds a model's weights from a source of tensors or from random numbers, fused for few launches. Knows no files."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,45 +11,23 @@ import torch
 from torch import Tensor
 
 from baton.worker.layers.attention import AttentionWeights
-from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights, StackedWeights
+from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout, TensorNames
 from baton.worker.models.weights import LayerWeights, ModelWeights
-from baton.worker.quantization.base import LinearShape, Part, QuantMethod, Source
-from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
-from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
-from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.quantization.base import LinearShape, Part, Source
+from baton.worker.quantization.experts import ExpertsShape
+from baton.worker.quantization.registry import UNQUANTIZED
 from baton.worker.weights.kv_scales import is_kv_scale
 from baton.worker.weights.layouts import by_columns, by_head
-
-_log = logging.getLogger(__name__)
+from baton.worker.weights.makers import Allocator, Loader
 
 # Constants that models once kept beside their weights: frequencies and masks.
 _CONSTANTS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 _CPU = torch.device("cpu")
-_METHOD: QuantMethod = UNQUANTIZED
-_EXPERTS_METHOD: ExpertsMethod = UNQUANTIZED_EXPERTS
-
-
-def load_weights(
-    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device = _CPU
-) -> ModelWeights:
-    """Copies a checkpoint's tensors to the device, converted. Raises InvalidRequest if one is missing or misshapen."""
-    used: set[str] = set()
-
-    def source(name: str, shape: tuple[int, ...]) -> Tensor:
-        name = next((found for found in config.names.spellings(name) if found in checkpoint), name)
-        used.add(name)
-        return checkpoint.tensor(name, shape)
-
-    weights = build_weights(config, source, dtype, device)
-    unused = [name for name in checkpoint.names if name not in used and not is_redundant(name, config)]
-    if unused:
-        _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.folder, ", ".join(unused[:4]))
-    return weights
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> ModelWeights:
@@ -61,72 +38,40 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
     has_experts = any(isinstance(layer.mlp, ExpertsSpec) for layer in config.layers)
     spread = {f"{config.names.embed}.weight": 8.0} if has_experts else {}
 
-    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+    def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         if name.endswith("norm.weight") or (len(shape) == 1 and name.endswith(".weight")):
-            return torch.full(shape, 1 - config.norm.offset, dtype=dtype, device=device)
+            into.fill_(1 - config.norm.offset)
+            return
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
         width = spread.get(name, config.initializer_range)
-        return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, width, generator=generator)
+        values = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, width, generator=generator)
+        into.copy_(values.view(into.shape))
 
     return build_weights(config, source, dtype, device)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the size of the weights on a device, in their formats. Allocates nothing."""
-    return _assemble(config, _Allocator(dtype, torch.device("meta"))).num_bytes
+    return _assemble(config, Allocator(dtype, torch.device("meta"))).num_bytes
 
 
-def build_weights(config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device = _CPU) -> ModelWeights:
-    """Returns weights of the tensors that `source` returns."""
-    return _assemble(config, _Loader(dtype, device, source))
+def build_weights(
+    config: ModelConfig,
+    source: Source,
+    dtype: torch.dtype,
+    device: torch.device = _CPU,
+    read: Callable[[], None] = lambda: None,
+) -> ModelWeights:
+    """Returns weights that `source` fills. `read`: makes the source fill them, once all tensors are requested."""
+    maker = Loader(dtype, device, source)
+    weights = _assemble(config, maker)
+    read()
+    maker.complete()
+    return weights
 
 
-@dataclass(frozen=True, slots=True)
-class _Allocator:
-    """Allocates weights without values."""
-
-    dtype: torch.dtype
-    device: torch.device
-
-    def linear(self, shape: LinearShape) -> LinearWeights:
-        return LinearWeights(_METHOD, _METHOD.create(shape, self.dtype, self.device))
-
-    def reading(self, change: Callable[[Source], Source]) -> _Allocator:
-        """Returns a maker of tensors that the checkpoint keeps in another way."""
-        return self
-
-    def experts(self, shape: ExpertsShape) -> StackedWeights:
-        return StackedWeights(_EXPERTS_METHOD, _EXPERTS_METHOD.create(shape, self.dtype, self.device))
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loader(_Allocator):
-    """Allocates weights and fills them from `source`."""
-
-    source: Source
-
-    def linear(self, shape: LinearShape) -> LinearWeights:
-        weights = _Allocator.linear(self, shape)
-        weights.method.load(weights.params, shape, self.source)
-        return weights
-
-    def reading(self, change: Callable[[Source], Source]) -> _Loader:
-        return replace(self, source=change(self.source))
-
-    def experts(self, shape: ExpertsShape) -> StackedWeights:
-        weights = _Allocator.experts(self, shape)
-        weights.method.load(weights.params, shape, self.source)
-        return weights
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return _Allocator.tensor(self, name, shape, dtype).copy_(self.source(name, shape))
-
-
-def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
+def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     names, hidden, vocab = config.names, config.hidden_size, config.vocab_size
     embed = maker.tensor(f"{names.embed}.weight", (vocab, hidden))
     lm_head = _lm_head(config, maker, embed)
@@ -137,18 +82,22 @@ def _assemble(config: ModelConfig, maker: _Allocator) -> ModelWeights:
     return ModelWeights(embed, layers, _norm(maker, names.norm, (hidden,), config.norm), lm_head, positions)
 
 
-def _norm(maker: _Allocator, name: str, shape: tuple[int, ...], norm: NormSpec) -> Tensor:
+def _norm(maker: Allocator, name: str, shape: tuple[int, ...], norm: NormSpec) -> Tensor:
     """Makes what `norm_of` takes."""
     if not norm.weighted:
         return torch.ones(shape, dtype=maker.dtype, device=maker.device)
     if norm.offset:
         # Half precision would round the sum, which is closer to 1 than the weight to 0.
-        return maker.tensor(f"{name}.weight", shape, torch.float32).add_(norm.offset)
-    weight = maker.tensor(f"{name}.weight", shape)
-    return torch.stack((weight, maker.tensor(f"{name}.bias", shape))) if norm.bias else weight
+        return maker.fill(f"{name}.weight", shape, maker.empty(shape, torch.float32), norm.offset)
+    if not norm.bias:
+        return maker.tensor(f"{name}.weight", shape)
+    both = maker.empty((2, *shape))
+    maker.fill(f"{name}.weight", shape, both[0])
+    maker.fill(f"{name}.bias", shape, both[1])
+    return both
 
 
-def _lm_head(config: ModelConfig, maker: _Allocator, embed: Tensor) -> LinearWeights:
+def _lm_head(config: ModelConfig, maker: Allocator, embed: Tensor) -> LinearWeights:
     name, vocab = config.names.lm_head, config.vocab_size
     if not config.tie_embeddings:
         return maker.linear(LinearShape([Part(name, vocab)], config.hidden_size, config.lm_head_bias))
@@ -160,7 +109,7 @@ def _lm_head(config: ModelConfig, maker: _Allocator, embed: Tensor) -> LinearWei
 class _LayerMaker:
     """Makes the linears and norms of one layer."""
 
-    maker: _Allocator
+    maker: Allocator
     names: TensorNames
     prefix: str
     hidden: int
@@ -185,7 +134,7 @@ class _LayerMaker:
         return _norm(self.maker, self.prefix + suffix, shape or (self.hidden,), self.norms) if wanted else None
 
 
-def _layer(config: ModelConfig, maker: _Allocator, index: int, spec: LayerSpec) -> LayerWeights:
+def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec) -> LayerWeights:
     names = config.names
     if names.layout is Layout.COLUMNS:
         maker = maker.reading(by_columns)
@@ -242,7 +191,8 @@ def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> Exper
 def _correction(layer: _LayerMaker, num_experts: int) -> Tensor:
     """Makes it of full precision: experts differ by little of it."""
     shape = (1, num_experts) if layer.names.correction_is_row else (num_experts,)
-    return layer.maker.tensor(layer.prefix + layer.names.router_correction, shape, torch.float32).flatten()
+    correction = layer.maker.empty(shape, torch.float32)
+    return layer.maker.fill(layer.prefix + layer.names.router_correction, shape, correction).flatten()
 
 
 def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExpertWeights:

@@ -6,11 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.fields import read_json
-from baton.worker.weights.safetensors_file import SafetensorsFile, TensorEntry
+from baton.worker.weights.pieces import Coding, Place
+from baton.worker.weights.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -18,8 +20,12 @@ INDEX_FILE = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".bin.index.json")
 
 
+class WrongTensor(InvalidRequest):
+    """A tensor that the model needs is missing, misshapen or of an unknown type."""
+
+
 class Checkpoint:
-    """The weights of one folder, memory-mapped within a `with` statement."""
+    """The weights of one folder, whose files are open within a `with` statement."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +50,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Unmaps every file."""
+        """Closes every file."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -62,17 +68,31 @@ class Checkpoint:
         """Returns the position of a tensor."""
         return self._file_of[name].entries[name]
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Returns a view of the named tensor. Raises InvalidRequest if it is missing or has another shape."""
+    def place(self, name: str, shape: tuple[int, ...]) -> Place:
+        """Returns where the named tensor lies. Raises WrongTensor if it is missing or has another shape or type."""
         file = self._file_of.get(name)
         if file is None:
-            raise InvalidRequest(f"{self.folder}: no file holds the tensor {name} {list(shape)}", field="model")
-        actual = file.entries[name].shape
-        if actual != shape:
-            raise InvalidRequest(
-                f"{file.path}: {name} has shape {list(actual)}; by config.json it must be {list(shape)}", field="model"
+            raise WrongTensor(f"{self.folder}: no file holds the tensor {name} {list(shape)}", field="model")
+        entry = file.entries[name]
+        if entry.shape != shape:
+            raise WrongTensor(
+                f"{file.path}: {name} has shape {list(entry.shape)}; by config.json it must be {list(shape)}",
+                field="model",
             )
-        return file.tensor(name)
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise WrongTensor(
+                f"{file.path}: {name} has dtype {entry.dtype}; it must be one of {', '.join(DTYPES)}", field="model"
+            )
+        return Place(file.path, entry.start, Coding(dtype))
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Returns the named tensor, read now. Raises as `place`."""
+        place = self.place(name, shape)
+        data = bytearray(self._file_of[name].read(place.start, self.entry(name).num_bytes))
+        if not data:
+            return torch.empty(shape, dtype=place.coding.dtype)
+        return torch.frombuffer(data, dtype=place.coding.dtype).view(shape)
 
     def sample(self, name: str, offset: int, num_bytes: int) -> bytes:
         """Returns some bytes of a tensor."""

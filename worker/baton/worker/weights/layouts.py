@@ -10,17 +10,17 @@ from baton.worker.quantization.base import Source
 def by_columns(source: Source) -> Source:
     """Returns a source of matrices that `source` keeps transposed."""
 
-    def read(name: str, shape: tuple[int, ...]) -> Tensor:
-        return source(name, shape[::-1]).t()
+    def fill(name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        source(name, shape[::-1], into.t())
 
-    return read
+    return fill
 
 
 def by_head(source: Source, head_dim: int) -> Source:
     """Returns a source of queries, then keys, then values, which `source` keeps head by head."""
 
-    def read(name: str, shape: tuple[int, ...]) -> Tensor:
-        heads = source(name, shape).reshape(-1, 3, head_dim, *shape[1:])
-        return heads.transpose(0, 1).reshape(shape)
+    def fill(name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        by_kind = into.unflatten(0, (3, -1, head_dim))  # type: ignore[no-untyped-call]
+        source(name, shape, by_kind.transpose(0, 1))
 
-    return read
+    return fill

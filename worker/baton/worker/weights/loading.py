@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from baton.rpc.errors import Mismatch
+from baton.worker.config import WorkerConfig
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
-from baton.worker.weights.build import dummy_weights, load_weights, weight_bytes
+from baton.worker.weights.build import dummy_weights, weight_bytes
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
+from baton.worker.weights.filling import FilledWeights, load_weights
+from baton.worker.weights.heads import with_true_head
 from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
-from baton.worker.weights.resolve import resolve_model
+from baton.worker.weights.resolve import commit_of, resolve_model
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +40,43 @@ class LoadedModel:
     kv_scales: Tensor  # [num_layers, 2] fp32 on the host, of a quantized cache's keys and values
 
 
-def read_config(model: str, load_format: str, max_model_len: int = 0, implementation: str = "auto") -> ModelConfig:
-    """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Reads no weights.
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model's folder is found and its config read."""
 
-    `max_model_len`: the longest sequence that is served, which some kinds of RoPE depend on; 0: the model's own.
-    """
+    revision: str = ""  # of a hub id
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of config.json
+    implementation: str = "auto"  # or baton, transformers
+    # The longest sequence that is served, which some kinds of RoPE depend on. 0: the model's own limit.
+    max_model_len: int = 0
+
+
+_NO_OPTIONS = ModelOptions()
+
+
+def model_options(config: WorkerConfig) -> ModelOptions:
+    """Returns the options of a worker's settings."""
+    return ModelOptions(config.revision, config.config_overrides, config.model_impl, max(0, config.max_model_len))
+
+
+def other_options(options: ModelOptions, longest: int, *, is_same: bool) -> ModelOptions:
+    """Returns the options of weights that replace others, for sequences of the same length; `is_same`: their folder."""
+    return replace(options, revision=options.revision if is_same else "", max_model_len=longest)
+
+
+def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTIONS) -> ModelConfig:
+    """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Of weights it reads the names."""
+    length = options.max_model_len
     if load_format == "dummy" and model in PRESETS:
-        return parse_config(PRESETS[model], f"preset {model}", implementation).at_length(max_model_len)
-    return load_config(resolve_model(model), implementation).at_length(max_model_len)
+        return parse_config(PRESETS[model], f"preset {model}", options.implementation, options.overrides).at_length(
+            length
+        )
+    folder = resolve_model(model, options.revision)
+    config = load_config(folder, options.implementation, options.overrides).at_length(length)
+    if load_format == "dummy" or not config.tie_embeddings or config.transformers is not None:
+        return config
+    with Checkpoint(folder) as checkpoint:
+        return with_true_head(config, checkpoint)
 
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
@@ -72,33 +105,34 @@ def load_model(
     load_format: str,
     dtype: torch.dtype,
     device: torch.device = torch.device("cpu"),  # noqa: B008
-    max_model_len: int = 0,
-    implementation: str = "auto",
+    options: ModelOptions = _NO_OPTIONS,
 ) -> LoadedModel:
     """Loads a folder or hub id; with load_format dummy, returns random weights for its config or for a preset."""
     started = time.monotonic()
+    read, commit = "", ""
     if load_format == "dummy":
-        config = read_config(model, load_format, max_model_len, implementation)
+        config = read_config(model, load_format, options)
         weights = _dummy(config, dtype, device)
         digest = dummy_digest(config, _DUMMY_SEED, device.type)
         loaded = LoadedModel(config, weights, digest, unit_scales(config.num_layers))
     else:
-        folder = resolve_model(model)
-        config = load_config(folder, implementation).at_length(max_model_len)
+        folder = resolve_model(model, options.revision)
+        commit = commit_of(folder)
+        config = load_config(folder, options.implementation, options.overrides).at_length(options.max_model_len)
         with Checkpoint(folder) as checkpoint:
-            loaded = LoadedModel(
-                config,
-                _load(config, checkpoint, dtype, device),
-                model_digest(config, checkpoint),
-                load_kv_scales(checkpoint, config.num_layers),
-            )
+            filled = _load(config, checkpoint, dtype, device)
+            read = f", {filled.streamed}" if filled.streamed.num_bytes else ""
+            digest = model_digest(filled.config, checkpoint)
+            loaded = LoadedModel(filled.config, filled.weights, digest, load_kv_scales(checkpoint, config.num_layers))
     _log.info(
-        "model loaded: %s by %s, %d layers, in %.2f s",
+        "model loaded: %s by %s, %d layers, in %.2f s%s",
         loaded.config.architecture,
         loaded.config.implementation,
         loaded.config.num_layers,
         time.monotonic() - started,
-        extra={"model": model, "digest": loaded.digest.hex(), "load_format": load_format},
+        read,
+        extra={"model": model, "digest": loaded.digest.hex(), "load_format": load_format}
+        | ({"commit": commit} if commit else {}),
     )
     return loaded
 
@@ -108,12 +142,12 @@ def model_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return weight_bytes(config, dtype) if config.transformers is None else config.transformers.num_bytes(dtype.itemsize)
 
 
-def _load(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+def _load(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> FilledWeights:
     if config.transformers is None:
         return load_weights(config, checkpoint, dtype, device)
     from baton.worker.weights.transformers_loading import load_with_transformers
 
-    return load_with_transformers(config, checkpoint, dtype, device)
+    return FilledWeights(config, load_with_transformers(config, checkpoint, dtype, device))
 
 
 def _dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:

@@ -11,33 +11,45 @@ from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 _log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _FILES = ("*.json", "*.safetensors", "*.jinja")
 _CONFIGS = ("*.json",)
 _ALLOWED = "it must be a folder in Hugging Face form, or a hub id like org/name"
 
 
-def resolve_model(model: str) -> Path:
-    """Returns the model's folder if it exists, else downloads it from the hub."""
-    return _resolve(model, _FILES)
+def resolve_model(model: str, revision: str = "") -> Path:
+    """Returns the model's folder if it exists, else downloads a revision from the hub; empty: main."""
+    return _resolve(model, revision, _FILES)
 
 
-def resolve_config(model: str) -> Path:
+def resolve_config(model: str, revision: str = "") -> Path:
     """Returns the model's folder if it exists, else one with the hub's JSON files alone."""
-    return _resolve(model, _CONFIGS)
+    return _resolve(model, revision, _CONFIGS)
 
 
-def _resolve(model: str, files: tuple[str, ...]) -> Path:
+def _resolve(model: str, revision: str, files: tuple[str, ...]) -> Path:
     folder = Path(model).expanduser()
     if model and folder.is_dir():
+        if revision:
+            raise InvalidRequest(
+                f"revision={revision} is of a hub id like org/name, but model {model!r} is a folder", field="revision"
+            )
         return folder
     if folder.is_file():
         raise InvalidRequest(f"model {model!r} is a file; {_ALLOWED}", field="model")
     if not _HUB_ID.fullmatch(model):
         raise InvalidRequest(f"model {model!r}: no such folder; {_ALLOWED}", field="model")
-    return _download(model, files)
+    return _download(model, revision, files)
 
 
-def _download(hub_id: str, files: tuple[str, ...]) -> Path:
+def commit_of(folder: Path) -> str:
+    """Returns the commit of a folder in the hub's cache; empty for all others."""
+    resolved = folder.resolve()
+    is_snapshot = resolved.parent.name == "snapshots" and _COMMIT.fullmatch(resolved.name)
+    return resolved.name if is_snapshot else ""
+
+
+def _download(hub_id: str, revision: str, files: tuple[str, ...]) -> Path:
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -49,7 +61,12 @@ def _download(hub_id: str, files: tuple[str, ...]) -> Path:
         ) from None
     _log.info("looking for %s on the hub", hub_id)
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(files)))
+        return Path(huggingface_hub.snapshot_download(hub_id, revision=revision or None, allow_patterns=list(files)))
+    except errors.RevisionNotFoundError as error:
+        raise NotFound(
+            f"model {hub_id!r} has no revision {revision!r} on the hub: it must be a branch, a tag or a commit",
+            field="revision",
+        ) from error
     except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
         raise NotFound(
             f"model {hub_id!r}: no such folder, and the hub does not give it: {error}", field="model"

@@ -1,17 +1,16 @@
-"""A memory-mapped safetensors file, with tensors as views. The header is checked before any tensor is read."""
+"""A safetensors file. The header is checked before any tensor is read."""
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 
@@ -31,41 +30,39 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """A file that stays open until `close`. Views from `tensor` must not be used after that."""
+    """A file that stays open until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                self.entries = _read_entries(path, file.read(_LENGTH_BYTES), file, size)
-                # Copy-on-write, because PyTorch requires writable memory. Nothing is written.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._file = path.open("rb", buffering=0)
         except FileNotFoundError:
             raise InvalidRequest(f"{path} is missing", field="model") from None
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field="model") from error
-
-    def tensor(self, name: str) -> Tensor:
-        """Returns a tensor as a view of the file."""
-        entry = self.entries[name]
-        dtype = DTYPES.get(entry.dtype)
-        if dtype is None:
-            raise InvalidRequest(
-                f"{self.path}: {name} has dtype {entry.dtype}; it must be one of {', '.join(DTYPES)}", field="model"
-            )
-        count = math.prod(entry.shape)
-        if count == 0:
-            return torch.empty(entry.shape, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start).view(entry.shape)
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+            self.entries = _read_entries(path, self._file.read(_LENGTH_BYTES), self._file, size)
+        except OSError as error:
+            self._file.close()
+            raise InvalidRequest(f"{path} cannot be read: {error.strerror}", field="model") from error
+        except BaseException:
+            self._file.close()
+            raise
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Returns some bytes of the file."""
-        return self._map[start : start + num_bytes]
+        """Returns some bytes of the file. Raises InvalidRequest if it ends before."""
+        data = bytearray()
+        while len(data) < num_bytes:
+            more = os.pread(self._file.fileno(), num_bytes - len(data), start + len(data))
+            if not more:
+                raise InvalidRequest(f"{self.path} ends at byte {start + len(data)}: it was changed", field="model")
+            data += more
+        return bytes(data)
 
     def close(self) -> None:
-        """Unmaps the file. Idempotent."""
-        self._map.close()
+        """Closes the file. Idempotent."""
+        self._file.close()
 
 
 def _read_entries(path: Path, length: bytes, file: Any, size: int) -> dict[str, TensorEntry]:

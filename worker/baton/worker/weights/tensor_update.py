@@ -57,7 +57,11 @@ class TensorUpdate:
             shown = ", ".join(missing[:_SHOWN_NAMES])
             more = f" and {len(missing) - _SHOWN_NAMES} more" if len(missing) > _SHOWN_NAMES else ""
             raise Mismatch(f"the update lacks {shown}{more}; give every tensor of the model", field="names")
-        return build_weights(self._config, lambda name, shape: self._tensors[name], dtype, device)
+
+        def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
+            into.copy_(self._tensors[name].reshape(into.shape))
+
+        return build_weights(self._config, source, dtype, device)
 
     def digest(self, before: bytes) -> bytes:
         """Returns the digest of the new weights: other than `before`, and equal where the same update follows it."""
@@ -89,9 +93,8 @@ def _shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of all tensors that the model needs, by name. Allocates nothing."""
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+    def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         shapes[name] = shape
-        return torch.empty(shape, device=_META)
 
     build_weights(config, source, torch.float32, _META)
     return shapes

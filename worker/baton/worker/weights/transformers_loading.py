@@ -60,7 +60,7 @@ class _Lazy:
 
     def __getitem__(self, part: Any) -> Tensor:
         entry = self._checkpoint.entry(self._name)
-        return self._checkpoint.tensor(self._name, entry.shape).clone()[part]
+        return self._checkpoint.tensor(self._name, entry.shape)[part]
 
 
 def dummy_with_transformers(

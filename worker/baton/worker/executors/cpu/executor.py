@@ -28,15 +28,22 @@ from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.host.resources import usable_cores, usable_memory
+from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
-from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.weights.build import is_redundant
-from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
+from baton.worker.weights.loading import (
+    LoadedModel,
+    check_same,
+    load_model,
+    model_options,
+    other_options,
+    read_config,
+)
 from baton.worker.weights.tensor_update import TensorUpdate
 
 _HEADS = {HeadKind.GENERATE: GenerateHead}
@@ -64,23 +71,18 @@ class CpuExecutor:
     def __init__(self, config: WorkerConfig) -> None:
         torch.set_num_threads(config.threads or usable_cores())
         dtype: torch.dtype = getattr(torch, compute_dtype_name("cpu", config.dtype))
-        loaded = load_model(
-            config.model,
-            config.load_format,
-            dtype,
-            max_model_len=config.max_model_len,
-            implementation=config.model_impl,
-        )
+        self._options = model_options(config)
+        loaded = load_model(config.model, config.load_format, dtype, options=self._options)
         self._config = loaded.config
         self._source = config.model
         self._load_format = config.load_format
-        self._implementation = config.model_impl
         self._dtype = dtype
         self._asleep = False
         self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
         self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.kv_spec.bytes_per_block)
-        max_model_len = _max_model_len(config.max_model_len, loaded.config)
-        self._max_model_len = max_model_len
+        capacity, limit = self.num_blocks * config.block_size, loaded.config.max_model_len
+        max_model_len = fitting_model_len(config.max_model_len, limit, capacity)
+        self._longest = wanted_model_len(config.max_model_len, limit)  # which RoPE may depend on
         self.model = ModelSpec(
             loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids, loaded.config.heads
         )
@@ -90,7 +92,7 @@ class CpuExecutor:
         num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
         self._scratch = Scratch(self._memory.tensors[0])
-        longest = min(max_model_len, self.num_blocks * config.block_size)
+        longest = min(max_model_len, capacity)
         self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
         self._heads: dict[HeadKind, Head[StepInputs, Undrawn, StepResult]] = {
             kind: _HEADS[kind](self._rows, config.max_num_requests, loaded.config) for kind in self.model.heads
@@ -163,11 +165,9 @@ class CpuExecutor:
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture, while the others stay in use."""
         source = model or self._source
-        longest = self._max_model_len
-        check_same(self._config, read_config(source, self._load_format, longest, self._implementation), source)
-        loaded = load_model(
-            source, self._load_format, self._dtype, max_model_len=longest, implementation=self._implementation
-        )
+        options = other_options(self._options, self._longest, is_same=source == self._source)
+        check_same(self._config, read_config(source, self._load_format, options), source)
+        loaded = load_model(source, self._load_format, self._dtype, options=options)
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def new_update(self) -> TensorUpdate:
@@ -246,12 +246,3 @@ def _num_blocks_for(memory: int, bytes_per_block: int) -> int:
             field="kv_cache_memory",
         )
     return memory // bytes_per_block
-
-
-def _max_model_len(wanted: int, config: ModelConfig) -> int:
-    if wanted > config.max_model_len:
-        raise InvalidRequest(
-            f"max_model_len={wanted} is beyond the model's own limit: at most {config.max_model_len}",
-            field="max_model_len",
-        )
-    return wanted or config.max_model_len

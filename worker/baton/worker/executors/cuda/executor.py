@@ -45,7 +45,6 @@ from baton.worker.executors.cuda.startup.memory import (
 from baton.worker.executors.cuda.startup.phases import StartPhases
 from baton.worker.executors.cuda.startup.support import (
     check_supported,
-    checked_model_len,
     compute_dtype,
     dtype_name,
     kv_dtype,
@@ -55,6 +54,7 @@ from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, Progress, gra
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps, record_event
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
+from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.cuda.step import StepInputs
@@ -63,7 +63,14 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import Weights, make_model
 from baton.worker.weights.build import is_redundant, weight_bytes
-from baton.worker.weights.loading import LoadedModel, check_same, load_model, read_config
+from baton.worker.weights.loading import (
+    LoadedModel,
+    check_same,
+    load_model,
+    model_options,
+    other_options,
+    read_config,
+)
 from baton.worker.weights.tensor_update import TensorUpdate
 
 _log = logging.getLogger(__name__)
@@ -81,13 +88,14 @@ class CudaExecutor:
         device = open_device()
         self._wait = partial(torch.cuda.synchronize, device)
         phases = StartPhases(self._wait)
-        model_config = read_config(config.model, config.load_format, config.max_model_len, config.model_impl)
+        self._options = model_options(config)
+        model_config = read_config(config.model, config.load_format, self._options)
         dtype = compute_dtype(config, model_config)
         check_supported(config, model_config, dtype, device)
         check_weights_fit(model_config, dtype, device)
-        loaded = load_model(config.model, config.load_format, dtype, device, config.max_model_len, config.model_impl)
+        loaded = load_model(config.model, config.load_format, dtype, device, self._options)
         phases.end("weights")
-        max_model_len = checked_model_len(config.max_model_len, model_config)
+        self._longest = max_model_len = wanted_model_len(config.max_model_len, model_config.max_model_len)
         self._kv_dtype = kv_dtype(config, dtype)
         self.model = ModelSpec(
             loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids, model_config.heads
@@ -116,6 +124,9 @@ class CudaExecutor:
             step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
             per_block, captured = self.kv_spec.bytes_per_block, self._graph_bytes(model_config, dtype)
             self.num_blocks = num_kv_blocks(config, per_block, captured, device)
+            capacity = self.num_blocks * config.block_size
+            fitting = fitting_model_len(config.max_model_len, model_config.max_model_len, capacity)
+            self.model = replace(self.model, max_model_len=fitting)
             self._paged.cache = self._allocate()
             phases.end("KV pool")
             self._record_graphs(phases)
@@ -202,10 +213,10 @@ class CudaExecutor:
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture into host memory."""
         source = model or self._source
-        load_format, implementation = self._config.load_format, self._config.model_impl
-        longest = self.model.max_model_len
-        check_same(self._model_config, read_config(source, load_format, longest, implementation), source)
-        loaded = load_model(source, load_format, self._dtype, max_model_len=longest, implementation=implementation)
+        load_format = self._config.load_format
+        options = other_options(self._options, self._longest, is_same=source == self._source)
+        check_same(self._model_config, read_config(source, load_format, options), source)
+        loaded = load_model(source, load_format, self._dtype, options=options)
         kv_spec = scaled_kv_spec(self._model_config, loaded, self.kv_spec.block_size, self._kv_dtype)
         if kv_spec.groups != self.kv_spec.groups:
             raise Mismatch(

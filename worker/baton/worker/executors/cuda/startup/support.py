@@ -23,16 +23,6 @@ def kv_dtype(config: WorkerConfig, compute: torch.dtype) -> torch.dtype:
     return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else compute
 
 
-def checked_model_len(wanted: int, model: ModelConfig) -> int:
-    """Returns the most tokens of a request; 0: the model's own limit. Raises InvalidRequest beyond that."""
-    if wanted > model.max_model_len:
-        raise InvalidRequest(
-            f"max_model_len={wanted} is beyond the model's own limit: at most {model.max_model_len}",
-            field="max_model_len",
-        )
-    return wanted or model.max_model_len
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns the name of a dtype in KvSpec."""
     return str(dtype).removeprefix("torch.").removesuffix("fn")

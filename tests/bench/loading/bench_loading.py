@@ -1,0 +1,229 @@
+"""GB/s at which a checkpoint is loaded, against a raw read of the same files by as many readers, in turns.
+
+baton bench loading [--device cpu|cuda] [--gb 4] [--shards 4] [--experts] [--readers 0] [--folder PATH] [--json PATH]
+
+Writes a checkpoint of random bytes into a temporary folder. Before each read its pages are dropped from the page cache
+(posix_fadvise); --warm leaves them there. `raw` reads the files into reused buffers, `raw direct` past the page cache
+(O_DIRECT).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import resource
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.registry import load_config
+from baton.worker.weights.build import build_weights
+from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.filling import load_weights
+from baton.worker.weights.streaming import StreamSettings, stream_settings
+
+_DENSE = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+_EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+_LAYER_GB = {"dense": 0.436, "experts": 1.249}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to read the files, over all rounds."""
+
+    what: str
+    gb_per_second: float  # median
+    lowest: float
+    highest: float
+    share_of_raw: float  # of the median of the best raw read
+
+
+def main() -> None:
+    """Reads the command line, and measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--gb", type=float, default=4.0)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--experts", action="store_true", help="a tensor for each of 128 experts, of 3 MB")
+    parser.add_argument("--readers", type=int, default=0, help="0: as many as a worker takes")
+    parser.add_argument("--read-mib", type=int, default=0, help="of one read. 0: as a worker takes")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="on the device")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is written")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        measure(Path(folder), options)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Runs the ways interleaved, round by round, and prints the table."""
+    config = write_checkpoint(folder, options)
+    paths = sorted(folder.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in paths)
+    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
+    settings = stream_settings(device)
+    settings = replace(settings, num_readers=options.readers or settings.num_readers)
+    settings = replace(settings, read_bytes=options.read_mib << 20 or settings.read_bytes)
+    ways: dict[str, Callable[[], object]] = {
+        "raw": lambda: read_raw(paths, settings, direct=False),
+        "load": lambda: load(folder, config, dtype, device, settings),
+    }
+    if hasattr(os, "O_DIRECT"):
+        ways["raw direct"] = lambda: read_raw(paths, settings, direct=True)
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            if not options.warm:
+                drop_pages(paths)
+            started = time.perf_counter()
+            kept = way()
+            rates[name].append(size / 1e9 / (time.perf_counter() - started))
+            del kept
+    report(rates, size, len(paths), settings, options)
+
+
+def write_checkpoint(folder: Path, options: argparse.Namespace) -> ModelConfig:
+    """Writes bf16 tensors of random bytes, in shards of about one size."""
+    kind = "experts" if options.experts else "dense"
+    num_layers = max(1, round((options.gb - 0.5) / _LAYER_GB[kind]))
+    raw = {**(_EXPERTS if options.experts else _DENSE), "num_hidden_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = load_config(folder)
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, shape: tuple[int, ...], into: torch.Tensor) -> None:
+        shapes[name] = shape
+
+    build_weights(config, note, torch.bfloat16, torch.device("meta"))
+    random = np.random.default_rng(0)
+    names = list(shapes)
+    weight_map = {}
+    for shard in range(options.shards):
+        mine = names[shard * len(names) // options.shards : (shard + 1) * len(names) // options.shards]
+        file = f"model-{shard + 1:05}-of-{options.shards:05}.safetensors"
+        save_file({name: random_tensor(random, shapes[name]) for name in mine}, folder / file)
+        weight_map |= dict.fromkeys(mine, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    os.sync()
+    return config
+
+
+def random_tensor(random: np.random.Generator, shape: Sequence[int]) -> torch.Tensor:
+    """Returns bf16 numbers of random bits."""
+    bits = random.integers(0, 1 << 16, size=tuple(shape), dtype=np.uint16)
+    return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+def load(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, settings: StreamSettings
+) -> object:
+    """Loads the weights as a worker does."""
+    with Checkpoint(folder) as checkpoint:
+        filled = load_weights(config, checkpoint, dtype, device, settings)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return filled.weights
+
+
+def read_raw(paths: Sequence[Path], settings: StreamSettings, direct: bool) -> None:
+    """Reads the files into one buffer a reader, several files by turns, and drops what is read."""
+    with opened(paths, direct) as files:
+        sizes = [path.stat().st_size for path in paths]
+        starts = range(0, max(sizes), settings.read_bytes)
+        reads = iter([(files[i], start) for start in starts for i in range(len(files)) if start < sizes[i]])
+        lock = threading.Lock()
+
+        def run() -> None:
+            buffer = mmap.mmap(-1, settings.read_bytes)
+            while True:
+                with lock:
+                    read = next(reads, None)
+                if read is None:
+                    return
+                os.preadv(read[0], [buffer], read[1])
+
+        threads = [threading.Thread(target=run) for _ in range(settings.num_readers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def opened(paths: Sequence[Path], direct: bool) -> Iterator[list[int]]:
+    """Opens the files for reading."""
+    flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
+    files = [os.open(path, flags) for path in paths]
+    try:
+        yield files
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def drop_pages(paths: Sequence[Path]) -> None:
+    """Drops the files' pages from the page cache."""
+    with opened(paths, direct=False) as files:
+        for file in files:
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def report(
+    rates: dict[str, list[float]], size: int, num_files: int, settings: StreamSettings, options: argparse.Namespace
+) -> None:
+    """Prints a line for each way, and writes the JSON file."""
+    best = max(statistics.median(rates[name]) for name in rates if name.startswith("raw"))
+    rows = [
+        Row(name, statistics.median(one), min(one), max(one), statistics.median(one) / best)
+        for name, one in rates.items()
+    ]
+    cache = "warm" if options.warm else "dropped"
+    print(
+        f"{size / 1e9:.2f} GB in {num_files} files, page cache {cache}; {settings.num_readers} readers of "
+        f"{settings.read_bytes >> 20} MiB, to {options.device} as {options.dtype}; {options.rounds} rounds"
+    )
+    for row in rows:
+        print(
+            f"{row.what:<12} {row.gb_per_second:6.2f} GB/s ({row.lowest:.2f} to {row.highest:.2f})"
+            f"  {row.share_of_raw:5.0%} of the best raw read"
+        )
+    print(f"peak host memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Fills a model's weights from a checkpoint, which is checked as a whole before a byte of its tensors is read."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.model import Weights
+from baton.worker.weights.build import build_weights, is_redundant
+from baton.worker.weights.checkpoint import Checkpoint, WrongTensor
+from baton.worker.weights.heads import tied_source, with_true_head
+from baton.worker.weights.progress import LoadProgress
+from baton.worker.weights.streaming import Streamed, StreamSettings, TensorStream
+
+_log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+_NAMED_PROBLEMS = 4  # in an error; the others are counted
+
+
+@dataclass(frozen=True, slots=True)
+class FilledWeights:
+    """Weights, the config that they are of, and what reading them took."""
+
+    config: ModelConfig
+    weights: Weights
+    streamed: Streamed = Streamed()  # noqa: RUF009 - frozen
+
+
+def load_weights(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device = _CPU,
+    settings: StreamSettings | None = None,
+) -> FilledWeights:
+    """Streams a checkpoint's tensors to the device, converted.
+
+    Raises InvalidRequest that names tensors that are missing, misnamed or misshapen.
+    """
+    if (true := with_true_head(config, checkpoint)) is not config:
+        _log.warning(
+            "%s: by config.json the head is tied to the embedding, but the checkpoint has another one, which is used",
+            checkpoint.folder,
+        )
+        config = true
+    names = _check(config, checkpoint, dtype)
+    stream = TensorStream(device, settings)
+    streamed = Streamed()
+    progress = LoadProgress()
+
+    def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        stream.add(checkpoint.place(names[name], shape), into)
+
+    def read() -> None:
+        nonlocal streamed
+        try:
+            streamed = stream.run(progress)
+        finally:
+            progress.end()
+
+    weights = build_weights(config, source, dtype, device, read)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the readers' streams have pools of their own
+    return FilledWeights(config, weights, streamed)
+
+
+@dataclass(slots=True)
+class _Checked:
+    names: dict[str, str] = field(default_factory=dict)  # the checkpoint's, by ours
+    problems: list[str] = field(default_factory=list)
+    missing: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+
+def _check(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, str]:
+    """Returns the checkpoint's name of each tensor that the model needs. Logs those that it does not."""
+    found = _Checked()
+
+    def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
+        theirs = tied_source(config, checkpoint, name)
+        theirs = theirs or next((one for one in config.names.spellings(name) if one in checkpoint), "")
+        if not theirs:
+            found.missing.append((name, shape))
+            return
+        found.names[name] = theirs
+        try:
+            checkpoint.place(theirs, shape)
+        except WrongTensor as error:
+            found.problems.append(error.message)
+
+    build_weights(config, source, dtype, torch.device("meta"))
+    unused = sorted(set(checkpoint.names).difference(found.names.values()))
+    unused = [name for name in unused if not is_redundant(name, config)]
+    problems = [*found.problems, *_missing(config, checkpoint, found.missing, unused)]
+    if problems:
+        more = f"; and {len(problems) - _NAMED_PROBLEMS} more tensors" if len(problems) > _NAMED_PROBLEMS else ""
+        raise InvalidRequest("; ".join(problems[:_NAMED_PROBLEMS]) + more, field="model")
+    if unused:
+        _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.folder, ", ".join(unused[:4]))
+    return found.names
+
+
+def _missing(
+    config: ModelConfig, checkpoint: Checkpoint, missing: list[tuple[str, tuple[int, ...]]], unused: Collection[str]
+) -> list[str]:
+    """Describes missing tensors; the first ones with the nearest name that is not used."""
+    problems = []
+    for index, (name, shape) in enumerate(missing):
+        problem = f"{checkpoint.folder}: no file holds the tensor {name} {list(shape)}"
+        if name == f"{config.names.lm_head}.weight":
+            problem += (
+                ", and by config.json the head is not tied to the embedding; if it is, set "
+                """--hf-overrides '{"tie_word_embeddings": true}'"""
+            )
+        elif index < _NAMED_PROBLEMS and (nearest := difflib.get_close_matches(name, unused, n=1)):
+            problem += f"; the nearest name there is {nearest[0]}"
+        problems.append(problem)
+    return problems
