@@ -14,6 +14,7 @@ from support.kubernetes.deploy_tools import ROOT, prometheus_tool
 from support.processes import ports
 from support.processes.stack import wait_until
 
+from baton.services import cli
 from baton.services.up.config import UpConfig
 
 LOCAL = ROOT / "deploy" / "local"
@@ -71,10 +72,8 @@ def test_prometheus_finds_every_service_of_up(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named(capsys):
-    from baton.services.up import command as up
-
-    assert up.main(["--executor", "sim", "--metrics-targets", "/proc/no/such/file", "--rest-listen", "127.0.0.1:0",
-                    "--grpc-listen", "127.0.0.1:0"], {}) == 2  # fmt: skip
+    edge = ("--rest-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
+    assert cli.main(["up", "--executor", "sim", "--metrics-targets", "/proc/no/such/file", *edge], {}) == 2
     assert "--metrics-targets /proc/no/such/file" in capsys.readouterr().err
 
 
