@@ -68,7 +68,10 @@ ALLOWED = {
         "worker/baton/worker/executors/cuda/compilation/compiler.py",
         "import_module",
     ): "a module of baton.kernels, and no other",
-    ("worker/baton/worker/models/supported/families.py", "import_module"): "one of the families that the registry lists",
+    (
+        "worker/baton/worker/models/supported/families.py",
+        "import_module",
+    ): "one of the families that the registry lists",
     ("worker/baton/worker/transfer/kinds/rdma/nixl.py", "import_module"): "one of two names of one package",
 }
 

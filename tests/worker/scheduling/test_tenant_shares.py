@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.engine.scheduler_rig import chunks, make_scheduler, place, run_step
 
 from baton.worker.requests.state import NO_ROW, Phase
-from baton.worker.scheduling.tenant_shares import TenantClock
+from baton.worker.scheduling.tenants.shares import TenantClock
 
 BUDGET = 16
 
