@@ -57,6 +57,28 @@ ALLOWED = {
         "import_module",
     ): "the module of a request's type, which the gateway that started it names",
     ("kernels/baton/kernels/table.py", "import_module"): "one of the implementations that the table lists",
+    (
+        "proto/baton/rpc/background.py",
+        "runpy",
+    ): "one of the product's own modules, which the service that starts it names",
+    (
+        "services/baton/services/settings/config_file.py",
+        "yaml",
+    ): "its safe loader's nodes, of which no objects are made",
+    ("services/baton/services/up/command.py", "import_module"): "a package of those that the services need",
+    **{
+        (
+            f"worker/baton/worker/{path}.py",
+            "transformers",
+        ): "classes that Transformers itself has, never a folder's code"
+        for path in (
+            "models/transformers_backend/attention",
+            "models/transformers_backend/library",
+            "models/transformers_backend/reading",
+            "models/transformers_backend/trial",
+            "weights/transformers_loading",
+        )
+    },
     ("services/baton/services/simulate/cell.py", "multiprocessing"): "the simulator's own processes of one run",
     ("services/baton/services/simulate/cell.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/simulate/cell.py", "import_module"): "--policies names a module of the operator's",
