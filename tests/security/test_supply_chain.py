@@ -65,7 +65,7 @@ ALLOWED = {
         "services/baton/services/settings/config_file.py",
         "yaml",
     ): "its safe loader's nodes, of which no objects are made",
-    ("services/baton/services/up/command.py", "import_module"): "a package of those that the services need",
+    ("services/baton/services/up/command.py", "import_module"): "the settings of one of the product's own services",
     **{
         (
             f"worker/baton/worker/{path}.py",
