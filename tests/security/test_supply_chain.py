@@ -79,6 +79,10 @@ ALLOWED = {
             "weights/transformers_loading",
         )
     },
+    (
+        "proto/baton/model_folder/tokenizers/conversion.py",
+        "transformers",
+    ): "converts tokenizers in a process of its own; it runs no code of a model folder",
     ("services/baton/services/simulate/cell.py", "multiprocessing"): "the simulator's own processes of one run",
     ("services/baton/services/simulate/cell.py", "concurrent.futures.ProcessPoolExecutor"): "as above",
     ("services/baton/services/simulate/cell.py", "import_module"): "--policies names a module of the operator's",
@@ -250,7 +254,9 @@ def test_downloads_take_no_code_and_no_pickles():
     from baton.worker.weights import resolve
 
     allowed = {*model_files._HUB_PATTERNS, *resolve._FILES}
-    assert all(pattern.endswith((".json", ".jinja", ".safetensors")) for pattern in allowed)
+    # Of sentencepiece, tiktoken and byte-level BPE: protocol buffers and texts.
+    tokenizers = {"tokenizer.model", "tokenizer.model.v*", "spiece.model", "tiktoken.model", "merges.txt"}
+    assert all(pattern.endswith((".json", ".jinja", ".safetensors")) for pattern in allowed - tokenizers)
 
 
 # The dependencies.

@@ -42,7 +42,7 @@ class GatewayConfig:
     model: str = field(
         default="",
         metadata={
-            "help": "Folder (or hub id) with the model's tokenizer, chat template and generation config.",
+            "help": "Folder (or hub id, or GGUF file) with the model's tokenizer, chat template and generation config.",
             "metavar": "PATH",
         },
     )

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
+
+# A file name's end that is not part of the model's name.
+_GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
+
+
+def default_name(model: str) -> str:
+    """Returns the name of a model that is given none: of its folder, of its hub id's end, or of its GGUF file."""
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return path.resolve().name
+    return _GGUF_END.sub("", re.split("[/:]", model.rstrip("/"))[-1])
 
 
 def check_names(names: Sequence[str], field: str = "served_model_name") -> None:

@@ -10,11 +10,16 @@ import httpx
 import huggingface_hub
 import pytest
 import torch
+from support.engine.gguf_files import write_gguf
 from support.engine.tiny_models import make_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
+from baton.worker.models.registry import load_config
 from baton.worker.weights.loading import load_model
 from baton.worker.weights.resolve import commit_of, resolve_model
+
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -29,10 +34,36 @@ def test_invalid_folders_and_hub_ids_are_refused(model: str, tmp_path: Path, mon
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
+    path = tmp_path / "model.safetensors"
     path.touch()
     with pytest.raises(InvalidRequest, match="is a file; it must be a folder"):
         resolve_model(str(path))
+
+
+@pytest.mark.parametrize("name", ["model-q4.gguf", "quants/model-00001-of-00002.gguf"])
+def test_a_gguf_file_on_the_hub_is_downloaded_with_all_its_parts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **SMALL))
+    asked: list[str] = []
+
+    def download(hub_id: str, file_name: str, revision: str | None) -> str:
+        asked.append(f"{hub_id}:{file_name}@{revision}")
+        path = tmp_path / Path(file_name).name
+        return str(path if path.exists() else write_gguf(path, model))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    folder = resolve_model(f"some-org/some-model-GGUF:{name}", "v1")
+    parts = [name] if "-of-" not in name else [name, name.replace("00001", "00002", 1)]
+    assert asked == [f"some-org/some-model-GGUF:{part}@v1" for part in parts]
+    assert load_config(folder).vocab_size == 16
+
+
+@pytest.mark.parametrize("model", ["org/name:model.bin", "org/name:../model.gguf", "org/name:", "name:model.gguf"])
+def test_other_files_of_the_hub_are_refused(model: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"or a GGUF file like model\.gguf or org/name:model\.gguf"):
+        resolve_model(model)
 
 
 def test_a_revision_of_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
+from baton.rpc.model_names import default_name
 from baton.rpc.tls import settings as tls_settings
 from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.worker.config_overrides import parse_overrides
@@ -67,7 +68,8 @@ class WorkerConfig:
     )
 
     model: str = field(
-        default="models/storyteller-7m", metadata={"help": "Folder in Hugging Face form.", "metavar": "FOLDER"}
+        default="models/storyteller-7m",
+        metadata={"help": "Folder in Hugging Face form, or a GGUF file.", "metavar": "PATH"},
     )
     revision: str = field(
         default="",
@@ -314,4 +316,4 @@ class WorkerConfig:
     @property
     def model_name(self) -> str:
         """The name of the model for clients."""
-        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
+        return self.served_model_name or default_name(self.model)

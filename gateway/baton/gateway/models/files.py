@@ -9,22 +9,20 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from baton.model_folder.form import hugging_face_form
+from baton.model_folder.gguf.header import is_gguf
+from baton.model_folder.hub import TOKENIZER_FILES, hub_file
+from baton.model_folder.tokenizers.folder import tokenizer_folder
+from baton.model_folder.tokenizers.source import TOKENIZER_FILE
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, Unsupported
+from baton.rpc.model_names import default_name
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_PATTERNS = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-]
+_HUB_PATTERNS = ["config.json", "generation_config.json", *TOKENIZER_FILES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,46 +30,47 @@ class ModelFiles:
     """The files read from one model folder."""
 
     folder: Path
+    tokenizer_path: Path  # of tokenizer.json
+    default_name: str  # of the model
+    vocab_size: int  # of the weights, by config.json; 0: unknown
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ...: variables of chat templates
     chat_templates: Mapping[str, str]  # by name; "default" is for chats without tools. May be empty
     generation_config: Mapping[str, Any]
     model_type: str  # of config.json; empty: it has none
 
-    @property
-    def tokenizer_path(self) -> Path:
-        return self.folder / "tokenizer.json"
-
-    @property
-    def default_name(self) -> str:
-        """Returns the model's default name."""
-        return self.folder.resolve().name
-
 
 def read_model_files(source: str, revision: str = "") -> ModelFiles:
-    """Reads a local folder, or downloads a revision of a hub id if there is no such folder; empty: the main branch.
+    """Reads a local folder or GGUF file, or downloads a revision of a hub id if there is none; empty: the main branch.
 
     Raises an error that names a broken file.
     """
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        folder = _download(source, revision)
-    elif revision:
+    path = Path(source).expanduser()
+    is_here = path.is_dir() or is_gguf(path)
+    if is_here and revision:
         raise InvalidRequest(
-            f"revision={revision} is of a hub id such as org/name, but model {source!r} is a folder", field="revision"
+            f"revision={revision} is of a hub id such as org/name, but model {source!r} is a folder or file",
+            field="revision",
         )
-    if not (folder / "tokenizer.json").is_file():
-        raise _broken(folder / "tokenizer.json", "is missing; the gateway needs the model's fast tokenizer")
+    folder = hugging_face_form(path if is_here else _download(source, revision))
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     if tokenizer_config.get("auto_map"):
         problem = "has an auto_map: the tokenizer needs custom code, and code of model folders is never run"
         raise _broken(folder / "tokenizer_config.json", problem)
+    made = tokenizer_folder(folder)
+    if not (made / TOKENIZER_FILE).is_file():
+        raise _broken(folder / TOKENIZER_FILE, "is missing, and no tokenizer in another format is there")
+    made_config = _read_json(made / "tokenizer_config.json")
     special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"))
+    config = _read_json(folder / "config.json")
     return ModelFiles(
         folder=folder,
-        special_tokens={**special_tokens, **_special_tokens(tokenizer_config)},
-        chat_templates=_chat_templates(folder, tokenizer_config),
+        tokenizer_path=made / TOKENIZER_FILE,
+        default_name=default_name(source),
+        vocab_size=_vocab_size(config),
+        special_tokens={**_special_tokens(made_config), **special_tokens, **_special_tokens(tokenizer_config)},
+        chat_templates={**_chat_templates(made, made_config), **_chat_templates(folder, tokenizer_config)},
         generation_config=_read_json(folder / "generation_config.json"),
-        model_type=str(_read_json(folder / "config.json").get("model_type") or ""),
+        model_type=str(config.get("model_type") or ""),
     )
 
 
@@ -104,6 +103,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _broken(path, f"must hold a JSON object, not {type(value).__name__}")
     return value
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config")
+    found = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return found if isinstance(found, int) else 0
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -148,16 +153,22 @@ def _named_templates(value: object, path: Path) -> dict[str, str]:
 
 
 def _download(source: str, revision: str) -> Path:
-    if not _HUB_ID.fullmatch(source):
-        raise InvalidRequest(f"model {source!r} is neither a local folder nor a hub id such as org/name", field="model")
+    if not hub_file(source) and not _HUB_ID.fullmatch(source):
+        raise InvalidRequest(
+            f"model {source!r} is neither a local folder nor a hub id such as org/name, nor a GGUF file such as"
+            " model.gguf or org/name:model.gguf",
+            field="model",
+        )
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download, snapshot_download
     except ImportError as error:
         raise Unsupported(
             f"model {source!r} is not a local folder; install huggingface_hub to download it",
             field="model",
         ) from error
     try:
+        if file := hub_file(source):
+            return file.download(partial(hf_hub_download, revision=revision or None))
         return Path(snapshot_download(source, revision=revision or None, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
         raise _hub_error(source, error) from error

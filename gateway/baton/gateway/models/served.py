@@ -225,10 +225,13 @@ def load_served_model(
             dict(flags.variables),
             flags.trust_control_tokens,
         )
+    tokenizer = Tokenizer(files.tokenizer_path)
+    if files.vocab_size:
+        tokenizer.check_fits(files.vocab_size, str(files.folder / "config.json"))
     return ServedModel(
         name=names[0] if names else files.default_name,
         aliases=names[1:],
-        tokenizer=Tokenizer(files.tokenizer_path),
+        tokenizer=tokenizer,
         template=template,
         output_format=output_format,
         defaults=read_defaults(files, defaults or GenerationFlags()),

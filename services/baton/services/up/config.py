@@ -19,7 +19,7 @@ class TandemConfig:
     model: str = field(
         default="",
         metadata={
-            "help": "A Hugging Face model folder, or a hub id where the hub is reachable. "
+            "help": "A Hugging Face model folder or a GGUF file, or a hub id where the hub is reachable. "
             "Empty: the sample model, storyteller-7m.",
             "metavar": "PATH",
         },
@@ -144,7 +144,7 @@ class ServeConfig(TandemConfig):
     model: str = field(
         default="",
         metadata={
-            "help": "A Hugging Face model folder, or a hub id where the hub is reachable. "
+            "help": "A Hugging Face model folder or a GGUF file, or a hub id where the hub is reachable. "
             "Empty: the sample model, storyteller-7m.",
             "metavar": "MODEL",
             "positional": True,

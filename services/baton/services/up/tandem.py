@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity.identity import OPERATOR
+from baton.rpc.model_names import default_name
 from baton.rpc.tls.credentials import Tls
 from baton.rpc.tls.files import TlsFiles
 from baton.services import ports
@@ -107,7 +107,7 @@ def plan(
 def model_names(config: TandemConfig, model: str) -> tuple[str, ...]:
     """Returns the model's names for clients, the workers' first."""
     # Commas separate names.
-    return config.served_model_name or (Path(model).resolve().name.replace(",", "_"),)
+    return config.served_model_name or (default_name(model).replace(",", "_"),)
 
 
 def scrape_targets(plans: Sequence[ServicePlan]) -> list[dict[str, object]]:

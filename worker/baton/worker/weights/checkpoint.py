@@ -27,14 +27,16 @@ class WrongTensor(InvalidRequest):
 class Checkpoint:
     """The weights of one folder, whose files are open within a `with` statement."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, single_file: str = SINGLE_FILE, index_file: str = INDEX_FILE) -> None:
         self.folder = folder
+        self._single_file = single_file
+        self._index_file = index_file
         self._files: dict[str, SafetensorsFile] = {}
         self._file_of: dict[str, SafetensorsFile] = {}  # by tensor
 
     def __enter__(self) -> Self:
         try:
-            index_path = self.folder / INDEX_FILE
+            index_path = self.folder / self._index_file
             if index_path.exists():
                 self._open_index(index_path)
             else:
@@ -68,6 +70,23 @@ class Checkpoint:
         """Returns the position of a tensor."""
         return self._file_of[name].entries[name]
 
+    @property
+    def source(self) -> Path:
+        """The folder."""
+        return self.folder
+
+    def name_in_file(self, name: str) -> str:
+        """Returns the name itself."""
+        return name
+
+    def in_file_order(self, name: str, into: Tensor) -> Tensor:
+        """Returns the tensor itself."""
+        return into
+
+    def has_floats(self, name: str) -> bool:
+        """Returns whether the tensor holds floats."""
+        return self.entry(name).dtype in DTYPES
+
     def place(self, name: str, shape: tuple[int, ...]) -> Place:
         """Returns where the named tensor lies. Raises WrongTensor if it is missing or has another shape or type."""
         file = self._file_of.get(name)
@@ -100,14 +119,14 @@ class Checkpoint:
         return self._file_of[name].read(entry.start + offset, min(num_bytes, entry.num_bytes - offset))
 
     def _open_single(self) -> None:
-        path = self.folder / SINGLE_FILE
+        path = self.folder / self._single_file
         if not path.exists():
             raise InvalidRequest(
-                f"{self.folder} holds neither {SINGLE_FILE} nor {INDEX_FILE} ({_other_weights(self.folder)});"
-                " use --load-format dummy to run without weights",
+                f"{self.folder} holds neither {self._single_file} nor {self._index_file}"
+                f" ({_other_weights(self.folder)}); use --load-format dummy to run without weights",
                 field="model",
             )
-        file = self._open(SINGLE_FILE)
+        file = self._open(self._single_file)
         self._file_of = dict.fromkeys(file.entries, file)
 
     def _open_index(self, index_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
-from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.tensors import Tensors
 
 DIGEST_BYTES = 16
 # What earlier versions assume.
@@ -26,7 +26,7 @@ _SAMPLES = 4  # a tensor
 _SAMPLE_BYTES = 64
 
 
-def model_digest(config: ModelConfig, checkpoint: Checkpoint) -> bytes:
+def model_digest(config: ModelConfig, checkpoint: Tensors) -> bytes:
     """Hashes the config and every tensor's name, type, shape and sampled bytes."""
     hasher = _config_hasher(config)
     for name in checkpoint.names:

@@ -14,10 +14,11 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.weights.build import build_weights, is_redundant
-from baton.worker.weights.checkpoint import Checkpoint, WrongTensor
+from baton.worker.weights.checkpoint import WrongTensor
 from baton.worker.weights.heads import tied_source, with_true_head
 from baton.worker.weights.progress import LoadProgress
 from baton.worker.weights.streaming import Streamed, StreamSettings, TensorStream
+from baton.worker.weights.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class FilledWeights:
 
 def load_weights(
     config: ModelConfig,
-    checkpoint: Checkpoint,
+    checkpoint: Tensors,
     dtype: torch.dtype,
     device: torch.device = _CPU,
     settings: StreamSettings | None = None,
@@ -48,7 +49,7 @@ def load_weights(
     if (true := with_true_head(config, checkpoint)) is not config:
         _log.warning(
             "%s: by config.json the head is tied to the embedding, but the checkpoint has another one, which is used",
-            checkpoint.folder,
+            checkpoint.source,
         )
         config = true
     names = _check(config, checkpoint, dtype)
@@ -57,7 +58,8 @@ def load_weights(
     progress = LoadProgress()
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
-        stream.add(checkpoint.place(names[name], shape), into)
+        theirs = names[name]
+        stream.add(checkpoint.place(theirs, shape), checkpoint.in_file_order(theirs, into))
 
     def read() -> None:
         nonlocal streamed
@@ -79,7 +81,7 @@ class _Checked:
     missing: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
-def _check(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, str]:
+def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict[str, str]:
     """Returns the checkpoint's name of each tensor that the model needs. Logs those that it does not."""
     found = _Checked()
 
@@ -103,17 +105,17 @@ def _check(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> d
         more = f"; and {len(problems) - _NAMED_PROBLEMS} more tensors" if len(problems) > _NAMED_PROBLEMS else ""
         raise InvalidRequest("; ".join(problems[:_NAMED_PROBLEMS]) + more, field="model")
     if unused:
-        _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.folder, ", ".join(unused[:4]))
+        _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.source, ", ".join(unused[:4]))
     return found.names
 
 
 def _missing(
-    config: ModelConfig, checkpoint: Checkpoint, missing: list[tuple[str, tuple[int, ...]]], unused: Collection[str]
+    config: ModelConfig, checkpoint: Tensors, missing: list[tuple[str, tuple[int, ...]]], unused: Collection[str]
 ) -> list[str]:
     """Describes missing tensors; the first ones with the nearest name that is not used."""
     problems = []
     for index, (name, shape) in enumerate(missing):
-        problem = f"{checkpoint.folder}: no file holds the tensor {name} {list(shape)}"
+        problem = f"{checkpoint.source}: no file holds the tensor {checkpoint.name_in_file(name)} {list(shape)}"
         if name == f"{config.names.lm_head}.weight":
             problem += (
                 ", and by config.json the head is not tied to the embedding; if it is, set "

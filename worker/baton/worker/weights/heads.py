@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.worker.models.config import ModelConfig
-from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.tensors import Tensors
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
 
-def with_true_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+def with_true_head(config: ModelConfig, checkpoint: Tensors) -> ModelConfig:
     """Returns the config with a head of its own if the checkpoint has one that differs from a tied embedding."""
     if not config.tie_embeddings:
         return config
@@ -21,18 +21,18 @@ def with_true_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     return replace(config, tie_embeddings=False)
 
 
-def tied_source(config: ModelConfig, checkpoint: Checkpoint, name: str) -> str:
+def tied_source(config: ModelConfig, checkpoint: Tensors, name: str) -> str:
     """Returns the name of the head if it is stored in place of the tied embedding `name`, else an empty one."""
     if not config.tie_embeddings or name != f"{config.names.embed}.weight" or _name(config, checkpoint, name[:-7]):
         return ""
     return _name(config, checkpoint, config.names.lm_head)
 
 
-def _name(config: ModelConfig, checkpoint: Checkpoint, stem: str) -> str:
+def _name(config: ModelConfig, checkpoint: Tensors, stem: str) -> str:
     return next((name for name in config.names.spellings(f"{stem}.weight") if name in checkpoint), "")
 
 
-def _are_equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
+def _are_equal(checkpoint: Tensors, one: str, other: str) -> bool:
     """Compares types, shapes and samples."""
     first, second = checkpoint.entry(one), checkpoint.entry(other)
     if (first.dtype, first.shape) != (second.dtype, second.shape):

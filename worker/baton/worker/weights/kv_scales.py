@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.worker.weights.checkpoint import Checkpoint
+from baton.worker.weights.tensors import Tensors
 
 _SUFFIXES = (".k_scale", ".v_scale", ".kv_scale")
 # Names of one tensor for keys and one for values. Each holds one number.
@@ -22,7 +22,7 @@ def unit_scales(num_layers: int) -> Tensor:
     return torch.ones(num_layers, 2, dtype=torch.float32)
 
 
-def load_kv_scales(checkpoint: Checkpoint, num_layers: int) -> Tensor:
+def load_kv_scales(checkpoint: Tensors, num_layers: int) -> Tensor:
     """Reads the scales of keys and values, [num_layers, 2] fp32 on the host. Missing scales are 1."""
     scales = unit_scales(num_layers)
     present = {name for name in checkpoint.names if is_kv_scale(name)}
@@ -36,5 +36,5 @@ def load_kv_scales(checkpoint: Checkpoint, num_layers: int) -> Tensor:
     return scales
 
 
-def _number(checkpoint: Checkpoint, name: str) -> float:
+def _number(checkpoint: Tensors, name: str) -> float:
     return float(checkpoint.tensor(name, checkpoint.entry(name).shape).reshape(-1)[0])

@@ -24,3 +24,10 @@ def by_head(source: Source, head_dim: int) -> Source:
         source(name, shape, by_kind.transpose(0, 1))
 
     return fill
+
+
+def pairs_of_halves(into: Tensor, num_heads: int) -> Tensor:
+    """Returns a view of queries or keys, whose heads' halves are rotated, in the order for a rotation of neighbours."""
+    halves = into.unflatten(0, (num_heads, 2, -1))  # type: ignore[no-untyped-call]
+    found: Tensor = halves.transpose(1, 2)
+    return found

@@ -18,12 +18,13 @@ from baton.worker.models.model import Weights
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
 from baton.worker.weights.build import dummy_weights, weight_bytes
-from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
 from baton.worker.weights.filling import FilledWeights, load_weights
+from baton.worker.weights.formats import open_tensors
 from baton.worker.weights.heads import with_true_head
 from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
 from baton.worker.weights.resolve import commit_of, resolve_model
+from baton.worker.weights.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
     config = load_config(folder, options.implementation, options.overrides).at_length(length)
     if load_format == "dummy" or not config.tie_embeddings or config.transformers is not None:
         return config
-    with Checkpoint(folder) as checkpoint:
+    with open_tensors(folder) as checkpoint:
         return with_true_head(config, checkpoint)
 
 
@@ -119,7 +120,7 @@ def load_model(
         folder = resolve_model(model, options.revision)
         commit = commit_of(folder)
         config = load_config(folder, options.implementation, options.overrides).at_length(options.max_model_len)
-        with Checkpoint(folder) as checkpoint:
+        with open_tensors(folder) as checkpoint:
             filled = _load(config, checkpoint, dtype, device)
             read = f", {filled.streamed}" if filled.streamed.num_bytes else ""
             digest = model_digest(filled.config, checkpoint)
@@ -142,7 +143,7 @@ def model_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return weight_bytes(config, dtype) if config.transformers is None else config.transformers.num_bytes(dtype.itemsize)
 
 
-def _load(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> FilledWeights:
+def _load(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> FilledWeights:
     if config.transformers is None:
         return load_weights(config, checkpoint, dtype, device)
     from baton.worker.weights.transformers_loading import load_with_transformers

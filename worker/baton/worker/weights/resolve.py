@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from pathlib import Path
 
+from baton.model_folder.form import hugging_face_form
+from baton.model_folder.gguf.header import is_gguf
+from baton.model_folder.hub import TOKENIZER_FILES, hub_file
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
 
 _log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FILES = ("*.json", "*.safetensors", "*.jinja")
+_FILES = ("*.json", "*.safetensors", "*.jinja", *TOKENIZER_FILES)
 _CONFIGS = ("*.json",)
-_ALLOWED = "it must be a folder in Hugging Face form, or a hub id like org/name"
+_ALLOWED = (
+    "it must be a folder in Hugging Face form, or a hub id like org/name, or a GGUF file like model.gguf or"
+    " org/name:model.gguf"
+)
 
 
 def resolve_model(model: str, revision: str = "") -> Path:
-    """Returns the model's folder if it exists, else downloads a revision from the hub; empty: main."""
+    """Returns the model's folder in Hugging Face form, else downloads a revision from the hub; empty: main."""
     return _resolve(model, revision, _FILES)
 
 
@@ -28,18 +35,18 @@ def resolve_config(model: str, revision: str = "") -> Path:
 
 
 def _resolve(model: str, revision: str, files: tuple[str, ...]) -> Path:
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
+    path = Path(model).expanduser()
+    if model and (path.is_dir() or is_gguf(path)):
         if revision:
             raise InvalidRequest(
                 f"revision={revision} is of a hub id like org/name, but model {model!r} is a folder", field="revision"
             )
-        return folder
-    if folder.is_file():
+        return hugging_face_form(path)
+    if path.is_file():
         raise InvalidRequest(f"model {model!r} is a file; {_ALLOWED}", field="model")
-    if not _HUB_ID.fullmatch(model):
+    if not hub_file(model) and not _HUB_ID.fullmatch(model):
         raise InvalidRequest(f"model {model!r}: no such folder; {_ALLOWED}", field="model")
-    return _download(model, revision, files)
+    return hugging_face_form(_download(model, revision, files))
 
 
 def commit_of(folder: Path) -> str:
@@ -61,13 +68,15 @@ def _download(hub_id: str, revision: str, files: tuple[str, ...]) -> Path:
         ) from None
     _log.info("looking for %s on the hub", hub_id)
     try:
+        if file := hub_file(hub_id):
+            return file.download(partial(huggingface_hub.hf_hub_download, revision=revision or None))
         return Path(huggingface_hub.snapshot_download(hub_id, revision=revision or None, allow_patterns=list(files)))
     except errors.RevisionNotFoundError as error:
         raise NotFound(
             f"model {hub_id!r} has no revision {revision!r} on the hub: it must be a branch, a tag or a commit",
             field="revision",
         ) from error
-    except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
+    except (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.RemoteEntryNotFoundError) as error:
         raise NotFound(
             f"model {hub_id!r}: no such folder, and the hub does not give it: {error}", field="model"
         ) from error

@@ -18,8 +18,7 @@ from baton.worker.models.transformers_backend import attention, library
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 from baton.worker.models.transformers_backend.trial import EXPERTS
 from baton.worker.models.transformers_backend.weights import TransformersWeights
-from baton.worker.weights.checkpoint import Checkpoint
-from baton.worker.weights.safetensors_file import DTYPES
+from baton.worker.weights.tensors import Tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -30,11 +29,11 @@ _MOST_NAMED = 4
 
 
 def load_with_transformers(
-    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype, device: torch.device
 ) -> TransformersWeights:
     """Copies a checkpoint's tensors to the device, converted. Raises InvalidRequest if one is missing or misshapen."""
     spec = _spec_of(config)
-    lazy = {name: _Lazy(checkpoint, name) for name in checkpoint.names if checkpoint.entry(name).dtype in DTYPES}
+    lazy = {name: _Lazy(checkpoint, name) for name in checkpoint.names if checkpoint.has_floats(name)}
     made: Any = library.model_class(spec.class_name)
     with library.quiet():
         module, info = made.from_pretrained(
@@ -54,7 +53,7 @@ def load_with_transformers(
 class _Lazy:
     """A tensor of a checkpoint. Transformers takes it when it fills the parameter, as from a file of its own."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+    def __init__(self, checkpoint: Tensors, name: str) -> None:
         self._checkpoint = checkpoint
         self._name = name
 
@@ -90,8 +89,8 @@ def _config(spec: TransformersSpec, dtype: torch.dtype, device: torch.device) ->
     return config
 
 
-def _check(checkpoint: Checkpoint, info: dict[str, Any]) -> None:
-    folder = checkpoint.folder
+def _check(checkpoint: Tensors, info: dict[str, Any]) -> None:
+    folder = checkpoint.source
     if missing := sorted(info["missing_keys"]):
         raise InvalidRequest(f"{folder}: no file holds the tensors {_some(missing)}", field="model")
     if mismatched := sorted(info["mismatched_keys"]):

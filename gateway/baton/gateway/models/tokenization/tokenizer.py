@@ -53,6 +53,7 @@ class Tokenizer:
     """A model's tokenizer. Never truncates or pads. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._rust = RustTokenizer.from_file(str(path))
         except Exception as error:  # the Rust library raises a bare Exception
@@ -80,6 +81,19 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Returns the number of tokens, including added ones. The model's own vocabulary may be padded beyond it."""
         return self._rust.get_vocab_size(with_added_tokens=True)
+
+    def check_fits(self, model_vocab_size: int, source: str) -> None:
+        """Raises InvalidRequest if the model, by its config `source`, lacks tokens of the tokenizer.
+
+        Added tokens may be beyond the model's vocabulary: text models have tokenizers with tokens for images.
+        """
+        size = self._rust.get_vocab_size(with_added_tokens=False)
+        if size > model_vocab_size:
+            raise InvalidRequest(
+                f"the tokenizer {self._path} has {size} tokens, and vocab_size in {source} is {model_vocab_size}:"
+                " the tokenizer belongs to another model",
+                field="model",
+            )
 
     def encode(
         self, text: str, *, add_special_tokens: bool, owner: str = "", limit: EncodingLimit | None = None

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLTokenizer
 
+from baton.model_folder.tokenizers.folder import tokenizer_folder
+from baton.model_folder.tokenizers.source import TOKENIZER_FILE
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import Int32, ModelSpec
 from baton.worker.sampling.grammar.added_tokens import AddedTokens, read_added_tokens
@@ -25,8 +27,8 @@ class Vocabulary:
 
 
 def load_vocabulary(folder: Path, model: ModelSpec) -> Vocabulary:
-    """Reads the folder's tokenizer.json. Raises Unsupported if it is missing, InvalidRequest if it is broken."""
-    path = folder / "tokenizer.json"
+    """Reads the folder's tokenizer. Raises Unsupported if it is missing, InvalidRequest if it is broken."""
+    path = tokenizer_folder(folder) / TOKENIZER_FILE
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
