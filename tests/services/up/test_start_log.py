@@ -53,10 +53,17 @@ def test_the_bytes_of_weights_are_progress(log, formatter):
     assert log.progress == Progress("weights", 0.5, "1.5 of 3.0 GB, 0.85 GB/s")
 
 
-@FORMATTERS
-def test_the_report_of_a_worker_is_returned_line_by_line(log, formatter):
-    say(log, logged(formatter, REPORT, report={"model": "tales"}) + logged(formatter, "listening"))
-    assert log.read() == ["  model       tales, Llama", "  off         graphs: a CPU"]
+@pytest.mark.parametrize(
+    ("formatter", "lines"),
+    [
+        (TextFormatter("worker"), ["  model       tales, Llama", "  off         graphs: a CPU"]),
+        (JsonFormatter("worker"), ["  model                tales", "  kv_tokens            16"]),
+    ],
+)
+def test_the_report_of_a_worker_is_returned_line_by_line(log, formatter, lines):
+    report = {"model": "tales", "kv_tokens": 16, "kernels": [{"op": "attend"}]}
+    say(log, logged(formatter, REPORT, report=report) + logged(formatter, "listening"))
+    assert log.read() == lines
 
 
 @pytest.mark.parametrize("line", ["", "Traceback (most recent call last):", "{", "[1]", '{"a": 1}', "  at x: y"])

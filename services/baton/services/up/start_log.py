@@ -15,7 +15,6 @@ _PROGRESS = (
     re.compile(r"(?P<phase>weights): (?P<amounts>(?P<done>[\d.]+) of (?P<total>[\d.]+) GB.*)"),
 )
 _REPORT = "this worker:"
-_FIELDS_OF_REPORT = " report={"  # follow its last line in the text format
 _TEXT_LINE = re.compile(r"\d{4}-\S+ [A-Z]+ +\S+ \S+: (.*)")
 
 
@@ -52,7 +51,7 @@ class StartLog:
                 self.progress = None
                 said.append(message.removeprefix(_PHASE))
             elif message.startswith(_REPORT):
-                said += message.partition(_FIELDS_OF_REPORT)[0].splitlines()[1:]
+                said += message.splitlines()[1:]
         return said
 
 
@@ -73,6 +72,11 @@ def messages_of(lines: Sequence[str]) -> Iterator[str]:
 
 def _json_message(line: str) -> str:
     try:
-        return str(json.loads(line).get("message", ""))
+        entry = json.loads(line)
     except ValueError:
         return ""
+    report = entry.get("report")
+    if isinstance(report, dict):  # its text is left out of this format
+        facts = [f"  {name:<20} {value}" for name, value in report.items() if isinstance(value, str | int | float)]
+        return "\n".join([_REPORT, *facts])
+    return str(entry.get("message", ""))
