@@ -27,7 +27,7 @@ from baton.gateway.serving.context import ServingContext
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-_MAX_TOKENS = 320 << 10  # that are encoded for all prompts: 0.4 s of work. One prompt may fill the context
+_MAX_TOKENS = 320 << 10  # encoded for all prompts together: 0.4 s of work. A single prompt may fill the context
 _ID_CHARS = 6  # characters per token id in JSON
 
 
@@ -132,7 +132,7 @@ def _form_of(request: CompletionRequest, prompts: list[EncodedPrompt]) -> Comple
 async def _encode_all(
     model: ServedModel, request: CompletionRequest, sources: Sequence[Prompt], n: int
 ) -> list[EncodedPrompt]:
-    """Encodes the prompts. Raises InvalidRequest for too many tokens, those that truncation drops included."""
+    """Encodes the prompts. Raises InvalidRequest for too many tokens, including those that truncation drops."""
     info = model.require_info()
     most = _most_tokens(info)
     prompts: list[EncodedPrompt] = []

@@ -1,8 +1,8 @@
-"""Sorts the pairs of token and expert by expert, in tiles of one expert each. The host reads nothing back.
+"""Sorts pairs of a token and an expert by expert, into tiles of one expert each. The host reads nothing back.
 
-A pair's number is token * top_k + choice. Tiles are as many as the worst choice of experts needs, so that a launch over
-them depends on sizes alone. Few pairs are sorted in one launch, in which each expert's program reads all of them; many
-in three: counts of blocks, their sums, and places.
+A pair's number is token * top_k + choice. The number of tiles suffices for any choice of experts, so that the grid of a
+launch depends only on sizes. Few pairs are sorted in one launch, in which each expert's program reads all of them. Many
+pairs take three launches: one counts the pairs of each block, one sums the counts, one places the pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.kernels.overlap import overlaps
 
 _BLOCK = 1024
 _FEW_PAIRS = 2048
-_COUNTED = 256  # pairs of a block, where there are many
+_COUNTED = 256  # pairs per block, if there are many pairs
 _COMPARED = 64  # pairs that a block's pairs are compared with at once
 _SUMMED = 64  # blocks whose counts are summed at once
 
@@ -27,9 +27,9 @@ _SUMMED = 64  # blocks whose counts are summed at once
 class Alignment(NamedTuple):
     """Pairs of a token and an expert, sorted by expert and padded to whole tiles."""
 
-    pairs: Tensor  # [num_tiles * tile] int32; the number of pairs where a tile's end is empty; of no tile: undefined
+    pairs: Tensor  # [num_tiles * tile] int32; num_pairs at a tile's empty places; undefined beyond the last tile
     experts: Tensor  # [num_tiles] int32; -1: no tile
-    places: Tensor  # [num_pairs] int32, of the pairs among the tiles
+    places: Tensor  # [num_pairs] int32, each pair's index in `pairs`
     spans: Tensor  # [num_experts, 2] int32: each expert's first tile and number of tiles
     tile: int
 
@@ -39,7 +39,7 @@ def _write_span(
     pairs_ptr, experts_ptr, spans_ptr, expert, first, end, count, num_pairs, num_tiles,
     NUM_EXPERTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes what an expert's tiles are beside its pairs; behind the last expert, that the rest are none."""
+    """Writes an expert's tiles, span and empty places. As expert NUM_EXPERTS, marks the remaining tiles as unused."""
     if expert == NUM_EXPERTS:
         for start in range(first, num_tiles, BLOCK):
             at = start + tl.arange(0, BLOCK)
@@ -69,8 +69,8 @@ def _align_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tiles of expert e begin behind those of the experts below e; its pairs keep their order."""
-    # grid: (NUM_EXPERTS + 1), the last for what is left of the tiles
+    """Places the pairs of expert e, in their order, in tiles that follow those of the experts below e."""
+    # grid: (NUM_EXPERTS + 1), the last for unused tiles
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -109,7 +109,7 @@ def _count_kernel(
     EXPERTS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many of a block's pairs each expert has."""
+    """Counts the pairs of each expert in a block."""
     # grid: (num_blocks)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < num_pairs, other=NUM_EXPERTS).to(tl.int32)
@@ -133,8 +133,8 @@ def _sum_counts_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The place of each block's first pair of an expert, and the expert's tiles."""
-    # grid: (NUM_EXPERTS + 1), the last for what is left of the tiles
+    """Computes the place of each block's first pair of an expert, and writes the expert's tiles."""
+    # grid: (NUM_EXPERTS + 1), the last for unused tiles
     expert = tl.program_id(0)
     bins = tl.arange(0, EXPERTS_PAD)
     rows = tl.arange(0, ROWS)
@@ -171,7 +171,7 @@ def _place_kernel(
     BLOCK: tl.constexpr,
     COMPARED: tl.constexpr,
 ):
-    """A pair's place is behind the earlier ones of its expert."""
+    """Writes each pair's place, which follows those of the earlier pairs of its expert."""
     # grid: (num_blocks)
     first = tl.program_id(0) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -192,7 +192,7 @@ INDEX_KERNELS = (_align_kernel, _count_kernel, _sum_counts_kernel, _place_kernel
 
 
 def align(ids: Tensor, num_experts: int, tile: int) -> Alignment:
-    """Returns the pairs of ids [num_tokens, top_k] in tiles of `tile` pairs."""
+    """Returns the pairs of ids [num_tokens, top_k], sorted by expert, in tiles of `tile` pairs."""
     num_pairs, device = ids.numel(), ids.device
     num_tiles = num_pairs // tile + min(num_experts, num_pairs)
     aligned = Alignment(
@@ -260,5 +260,5 @@ def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
 
 
 def _padded(num_experts: int) -> int:
-    """Returns the bins of a histogram, of which one is for no expert."""
+    """Returns the number of bins of a histogram, a power of two that leaves a bin for masked ids."""
     return int(triton.next_power_of_2(num_experts + 1))

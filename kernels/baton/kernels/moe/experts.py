@@ -1,7 +1,7 @@
-"""The experts of all tokens in three launches: gates and ups, downs by weight, and the sum of a token's experts.
+"""Computes the experts of all tokens in three launches: gate and up, weighted down, and the sum of a token's experts.
 
 Each output is one chain of multiply-adds over k in one fp32 accumulator, with the expert's matrix as the left operand,
-and a token's experts are summed in the order of its choice: its result does not depend on other tokens.
+and a token's experts are summed in the order of its choice. A token's result therefore does not depend on other tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from baton.kernels.overlap import overlaps
 from baton.kernels.routing import Gate
 from baton.kernels.shared_memory import shared_memory
 
-_SLACK = 2048  # bytes of shared memory beside the stages
+_SLACK = 2048  # bytes of shared memory that the stages leave free
 
 
 class Tiling(NamedTuple):
-    """The cut of a product for one launch."""
+    """How one launch cuts a matrix product."""
 
-    block_n: int  # rows of an expert's matrix a program
-    block_k: int  # columns a step
+    block_n: int  # rows of an expert's matrix per program
+    block_k: int  # columns per step
     num_warps: int
     num_stages: int
 
@@ -67,7 +67,7 @@ def _gate_up_kernel(
         ks = tl.arange(0, BLOCK_K)
         places = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
         pairs = tl.load(pairs_ptr + places)
-        # An empty place computes the last token again: a load without a mask is faster.
+        # Empty places recompute the last token, because a load without a mask is faster.
         tokens = (tl.minimum(pairs, num_pairs - 1) // TOP_K).to(tl.int64)
         first_row = expert * 2 * SIZE + tl.minimum(rows, SIZE - 1)
         row_ptr = weight_ptr + first_row[:, None] * HIDDEN + ks[None, :]
@@ -186,7 +186,7 @@ def run_experts(
 def gate_and_up(
     x: Tensor, aligned: Alignment, top_k: int, weight: Tensor, gate: Gate, bias: Tensor | None = None
 ) -> Tensor:
-    """Returns the gated ups of each place of `aligned`, [num_tiles * tile, size]; undefined where it has no pair."""
+    """Returns the gated up projection of each place, [num_tiles * tile, size]; undefined at places without a pair."""
     size, hidden = weight.shape[1] // 2, weight.shape[2]
     out = torch.empty(len(aligned.pairs), size, dtype=x.dtype, device=x.device)
     tiling = choose_tiling(hidden, x.element_size(), aligned.tile, 2, shared_memory(x.device))
@@ -220,7 +220,7 @@ def gate_and_up(
 def down_and_sum(
     gated: Tensor, aligned: Alignment, weights: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Returns the sums of the downs by `weights` [num_tokens, top_k], [num_tokens, hidden_size]."""
+    """Returns each token's down projections summed with `weights` [num_tokens, top_k]: [num_tokens, hidden_size]."""
     hidden, size = weight.shape[1:]
     num_tokens, top_k = weights.shape
     pairs = torch.empty(num_tokens * top_k, hidden, dtype=gated.dtype, device=gated.device)
@@ -254,18 +254,18 @@ def down_and_sum(
 
 
 def choose_tile(num_pairs: int, num_experts: int, itemsize: int = 2) -> int:
-    """Returns how many pairs share a tile: a bit more than an expert has where all have the same."""
+    """Returns the number of pairs per tile: slightly more than an expert has if all have equally many."""
     largest = 128 if itemsize < 4 else 64
     return min(largest, max(16, int(triton.next_power_of_2(triton.cdiv(5 * num_pairs, 4 * num_experts)))))
 
 
 def choose_tiling(k: int, itemsize: int, tile: int, matrices: int = 1, shared_bytes: int = 227 * 1024) -> Tiling:
-    """Returns the tiling that a search on an H100 found best, of products that read `matrices` at once.
+    """Returns the fastest tiling in a search on an H100, for products that read this many `matrices` at once.
 
-    Steps of k do not depend on the tile: sums keep their order. Stages are fewer where shared memory is short.
+    The step over k does not depend on the tile, so that sums keep their order. Small shared memory reduces the stages.
     """
     block_k, stages = (64, 4) if itemsize < 4 else (32, 2)
-    block_n, num_warps = 64, 4  # rows: the least that Hopper's matrix unit takes
+    block_n, num_warps = 64, 4  # rows: the fewest that Hopper's matrix unit supports
     if tile >= 64 and itemsize < 4:
         block_n, num_warps, stages = (128, 8, 4) if matrices == 2 else (128, 4, 3)
     while k % block_k:

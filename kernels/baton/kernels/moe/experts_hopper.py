@@ -1,4 +1,4 @@
-"""The experts of many tokens on Hopper in five launches: tokens in tiles, their gates and ups, downs, and sums."""
+"""Computes the experts of many tokens on Hopper: arranges tokens in tiles, then gate and up, down, and sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.kernels.routing import Gate
 
 TILE = 128
 _STAGES = 3
-_WIDE = 1024  # columns a program copies or sums
+_WIDE = 1024  # columns that a program copies or sums
 
 
 @triton.jit
@@ -73,8 +73,10 @@ def run_experts_hopper(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
-    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size]; arguments as of run_experts, in bf16
-    or fp16, with widths that are multiples of 8."""
+    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size].
+
+    Takes the arguments of run_experts, in bf16 or fp16, with widths that are multiples of 8.
+    """
     (num_tokens, top_k), (num_experts, hidden, size) = ids.shape, down.shape
     aligned = align(ids, num_experts, TILE)
     arranged = torch.empty(len(aligned.pairs), hidden, dtype=x.dtype, device=x.device)
@@ -99,8 +101,10 @@ def multiply(
     gate: Gate | None,
     num_stages: int = _STAGES,
 ) -> None:
-    """Fills the places of `out` [num_places, width] that have a pair with the product of x [num_places, k] and the
-    matrix of its expert [num_experts, rows, k], gated or not."""
+    """Multiplies each place of x [num_places, k] by its expert's matrix in `weight` [num_experts, rows, k] into `out`.
+
+    With `gate`, the result is gated. `out` [num_places, width] is undefined at places without a pair.
+    """
     (_, rows, k), width = weight.shape, out.shape[1]
     num_n = triton.cdiv(width, 128 if gate is not None else 256)
     num_work = len(aligned.experts) * num_n

@@ -1,6 +1,6 @@
-"""Experts of few tokens in two launches, whose time is that of reading the experts' matrices.
+"""Computes the experts of few tokens in two launches, which are bound by reading the experts' matrices.
 
-Each pair of a token and an expert reads its expert's matrices, so that it needs no tiles.
+Each pair of a token and an expert reads the expert's matrices itself, so no tiles are needed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from baton.kernels.routing import Gate
 
 
 class Tiling(NamedTuple):
-    """The cut of a product for one launch."""
+    """How one launch cuts a matrix product."""
 
-    block_n: int  # rows of an expert's matrix a program
-    block_k: int  # columns a step
+    block_n: int  # rows of an expert's matrix per program
+    block_k: int  # columns per step
     num_warps: int
 
 
@@ -50,7 +50,7 @@ def _gate_up_kernel(
     # grid: (SIZE / BLOCK_N, num_pairs)
     if OVERLAP:
         gdc_wait()
-        gdc_launch_dependents()  # behind the wait: the next kernel reads ids before it waits
+        gdc_launch_dependents()  # after the wait, because the next kernel reads ids before it waits
     pair = tl.program_id(1)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -118,7 +118,7 @@ def _down_kernel(
     choices = tl.arange(0, TOP_K_PAD)
     chosen = choices < TOP_K
     pairs = token * TOP_K + choices
-    # The kernel in front starts this one after its own wait, when the choice is there: weights need no wait.
+    # The preceding kernel starts this one after its own wait, when ids are written: weights are loaded without a wait.
     first_row = tl.load(ids_ptr + pairs, mask=chosen, other=0).to(tl.int64) * HIDDEN
     scale = tl.load(scale_ptr + pairs, mask=chosen, other=0.0)
     own_row = first_row[:, None] + tl.minimum(rows, HIDDEN - 1)[None, :]
@@ -159,10 +159,10 @@ def run_few(
     residual: Tensor | None = None,
     tilings: tuple[Tiling, Tiling] | None = None,
 ) -> Tensor:
-    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size]; arguments as of run_experts.
+    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size]. Takes the arguments of run_experts.
 
-    `norm` [hidden_size] applies RMSNorm to x first. Adds the sum to `residual` [num_tokens, hidden_size] if that is
-    given, which may be x, and returns it.
+    With `norm` [hidden_size], applies RMSNorm to x first. With `residual` [num_tokens, hidden_size], which may be x,
+    adds the sum to it in place and returns it.
     """
     num_tokens, top_k = ids.shape
     hidden, size = down.shape[1:]
@@ -216,11 +216,11 @@ def run_few(
 
 
 def choose_tilings(hidden: int, size: int) -> tuple[Tiling, Tiling]:
-    """Returns the tilings of both launches that a search on an H200 found best."""
+    """Returns the fastest tilings of both launches in a search on an H200."""
     return Tiling(2, _block_k(hidden, 2048, 1.1), 8), Tiling(8, _block_k(size, 512, 1.4), 8)
 
 
 def _block_k(k: int, largest: int, waste: float) -> int:
-    """Returns a step whose repetitions are at most `waste` times k, or all in one step."""
+    """Returns the largest step that covers k at once, or whose steps cover at most `waste` times k."""
     steps = [step for step in (2048, 1024, 512, 256, 128, 64, 32, 16) if step <= largest]
     return next((step for step in steps if step >= k > step // 2 or -(-k // step) * step <= waste * k), 16)

@@ -1,7 +1,8 @@
-"""The grouped products of experts on Hopper: a loading warp feeds two warp groups through TMA; programs are persistent.
+"""Computes the grouped products of experts on Hopper: a loading warp feeds two warp groups through TMA.
 
-A tile is 128 places of one expert. Each warp group multiplies 64 of them with two blocks of the expert's rows: the
-gates and ups of the same 128 features, or 256 rows of the down matrix. A group without pairs multiplies nothing.
+Programs are persistent. A tile is 128 places of one expert. Each warp group multiplies 64 of them with two blocks of
+the expert's rows: the gates and ups of the same 128 features, or 256 rows of the down matrix. A group without pairs
+multiplies nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def grouped_kernel(
     STAGES: gl.constexpr,
 ):
     """out_s = gated(weight_e x_s + bias_e), or without a gate, for place s in a tile of expert e"""
-    # grid: one program a multiprocessor
+    # grid: one program per multiprocessor
     dtype: gl.constexpr = x_desc.dtype
     panel_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     x_buf = gl.allocate_shared_memory(dtype, [STAGES * 2, GROUP_ROWS, PANEL], panel_layout)
@@ -78,8 +79,11 @@ def grouped_kernel(
 
 @gluon.jit
 def _work_at(start, num_work, experts_ptr, NUM_N: gl.constexpr):
-    """Returns a program's number in a round, and the expert; -1: nothing. A program's turn shifts from round to round,
-    or one might get an expert's last tile, which has few pairs, in all of them."""
+    """Returns a program's work item of a round, and its expert; -1: no item.
+
+    Items shift among programs from round to round. Otherwise one program could get an expert's last tile, which has few
+    pairs, in every round.
+    """
     programs = gl.num_programs(0)
     work = start + (gl.program_id(0) + start // programs * SHIFT) % programs
     expert = gl.load(experts_ptr + gl.minimum(work, num_work - 1) // NUM_N)
@@ -88,7 +92,7 @@ def _work_at(start, num_work, experts_ptr, NUM_N: gl.constexpr):
 
 @gluon.jit
 def _tile_of(work, expert, spans_ptr, NUM_N: gl.constexpr):
-    """Returns a program's tile and block: all tiles of an expert take one block of its matrix after the other."""
+    """Returns the tile and block of a work item. All tiles of an expert use one block of its matrix before the next."""
     first = gl.load(spans_ptr + expert * 2)
     count = gl.load(spans_ptr + expert * 2 + 1)
     turn = work - first * NUM_N
@@ -114,7 +118,7 @@ def _load(
     GATED: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The loading warp: steps of K of each tile, as stages become free."""
+    """Loads each tile's steps of K as stages become free, in the loading warp."""
     steps: gl.constexpr = (K + PANEL - 1) // PANEL
     second: gl.constexpr = ROWS // 2 if GATED else BLOCK_N  # rows from the first block to the second
     stride: gl.constexpr = BLOCK_N if GATED else 2 * BLOCK_N
@@ -169,7 +173,7 @@ def _multiply(
     BIASED: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """One warp group: 64 places of each tile."""
+    """Multiplies 64 places of each tile, in one warp group."""
     steps: gl.constexpr = (K + PANEL - 1) // PANEL
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     dtype: gl.constexpr = x_buf.dtype
@@ -226,7 +230,7 @@ def _multiply(
 
 @gluon.jit
 def _store(out_desc, out_buf, value, place, col, GROUP: gl.constexpr):
-    """Stores [64, 128] at a place and column; what lies beyond the output's width is dropped."""
+    """Stores [64, 128] at a place and column. Columns beyond the output's width are dropped."""
     panels: gl.constexpr = BLOCK_N // PANEL
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     tma.store_wait(0)

@@ -1,4 +1,4 @@
-"""The router of a mixture in one launch: a program chooses a token's experts, one after the other."""
+"""Routes tokens to experts in one launch: each program chooses one token's experts, one after the other."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _route_kernel(
     RENORMALIZED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """weights, ids = top_k(score(logits) + bias), as RouterSpec says"""
+    """weights, ids = top_k(score(logits) + bias), as RouterSpec specifies"""
     # grid: (num_tokens)
     if OVERLAP:
         gdc_launch_dependents()
@@ -96,7 +96,7 @@ def _route_kernel(
         else:
             weight = tl.max(tl.where(experts == chosen, scores, float("-inf")), 0)
         weights = tl.where(places == place, weight, weights)
-        # In range although logits are not numbers.
+        # Keeps ids in range if logits are NaN.
         ids = tl.where(places == place, tl.minimum(chosen, NUM_EXPERTS - 1), ids)
         choice = tl.where(experts == chosen, float("-inf"), choice)
     if SCORES_CHOSEN:
@@ -116,8 +116,8 @@ def route(logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor
     """Returns weights [num_tokens, top_k] fp32 and expert ids [num_tokens, top_k] int32 for logits [num_tokens,
     num_experts].
 
-    `bias` [num_experts] fp32 corrects the choice if spec.corrected. Of equal scores, the lowest expert's is chosen
-    first.
+    `bias` [num_experts] fp32 corrects the choice if spec.corrected. Of equal scores, that of the lowest expert id is
+    chosen first.
     """
     num_tokens, num_experts = logits.shape
     if spec.num_groups > 1 and not _are_powers_of_2(num_experts, spec.num_groups):

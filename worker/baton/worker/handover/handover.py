@@ -149,7 +149,7 @@ class Handover(EngineListener):
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` must be called next. None: after the next frame or step."""
+        """The time at which `tick` must be called next. None: after the next frame or step."""
         num_open = self.num_open
         if not num_open and not self.decode_side.num_peers:
             return None

@@ -20,7 +20,7 @@ _BEFORE_HELLO = ("hello", "renewal")
 def read_message(
     message_type: type[StreamMessage], payload: bytes, greeted: bool, kinds: Collection[str]
 ) -> tuple[str, StreamMessage]:
-    """Returns a stream's message and its kind. Raises InvalidRequest for all but `kinds`, and too early ones."""
+    """Returns a stream's message and its kind. Raises InvalidRequest if it is none of `kinds` or too early."""
     try:
         message = message_type.FromString(payload)
     except DecodeError as error:

@@ -25,7 +25,7 @@ class PeerBackoff:
         self._failed_transfers: dict[str, int] = {}  # transfers that failed in a row
 
     def allows(self, address: str, epoch: int, now: float) -> bool:
-        """Whether this worker may be asked for a prefill."""
+        """Returns whether prefills may be requested from this worker."""
         failure = self._failures.get(address)
         return failure is None or failure.epoch != epoch or now >= failure.until
 

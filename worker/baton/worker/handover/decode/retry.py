@@ -10,7 +10,7 @@ _RETRY_SECONDS = 1.0  # that a request must have left for a retry
 
 
 def worth_a_retry(prefill: RemotePrefill, backoff: PeerBackoff, now: float) -> bool:
-    """Whether a failed transfer is requested again: the peer is alive, and time is left."""
+    """Returns whether a failed transfer is requested again: the peer must be alive, and time must be left."""
     endpoint, deadline = prefill.peer.endpoint, prefill.request.deadline
     return (
         prefill.broken

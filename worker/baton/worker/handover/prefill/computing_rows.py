@@ -15,7 +15,7 @@ class ComputingRows:
         self._rows: dict[int, tuple[int, PushProgress]] = {}  # first step, progress
 
     def begin(self, row: Row, first_step: int, progress: PushProgress) -> None:
-        """From `first_step` on, the row computes this prompt."""
+        """Registers a row that computes this prompt from `first_step` on."""
         self._rows[row] = first_step, progress
 
     def end(self, progress: PushProgress | None) -> None:

@@ -14,7 +14,7 @@ from baton.worker.transfer.base import Outbound, Transport
 
 
 class PushTargets:
-    """Depends on this worker's epoch and KV spec, and on the size of a piece."""
+    """Opens pushes for this worker's epoch and KV spec, with a limit on the size of a piece."""
 
     def __init__(self, transport: Transport, epoch: int, kv_spec: KvSpec, piece_bytes: int) -> None:
         self._transport = transport

@@ -1,4 +1,4 @@
-"""One layer's attention on a CPU: RoPE, the write of K and V, and paged attention by PyTorch's ops."""
+"""Computes one layer's attention on a CPU with PyTorch's ops: RoPE, writing K and V, and paged attention."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CpuAttention:
         rotated = normed_and_rotated(
             heads, cos, sin, num_q, num_kv, self._q_norm, self._k_norm, self._eps, spec.rope.interleaved
         )
-        # Rotated keys go back beside the values, so that one op writes both.
+        # Rotated keys are copied back next to the values, so that one op writes both.
         heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
         keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
         write_kv(self._cache, step.block_ids, step.offsets, keys_values)
@@ -52,7 +52,7 @@ class CpuAttention:
         return (queries * self._query_scale.index_select(0, step.positions).view(-1, 1, 1)).to(queries.dtype)
 
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
-        """Returns the attention of what `write` returned. Nothing on a CPU needs `out`."""
+        """Returns the attention of the queries that `write` returned. Ignores `out`."""
         assert out is None
         cache, window = self._cache, self._spec.window
         scores = (self._spec.scale, self._spec.soft_cap, self._sinks)
@@ -71,7 +71,7 @@ class CpuAttention:
         return attended.view(num_tokens, -1)
 
     def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the step's positions, which the layers of one RoPE share."""
+        """Returns the cosines and sines of the step's positions. Layers with the same RoPE share them."""
         key = id(self._cos_sin)
         if key not in step.rotations:
             rope = self._spec.rope

@@ -1,4 +1,4 @@
-"""A CPU for the decoder: PyTorch's own ops over blocks in host memory."""
+"""Runs the decoder on a CPU with PyTorch's ops over blocks in host memory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class CpuDevice:
 
     def __init__(self, cache: Sequence[Tensor], cos_sin: Mapping[RopeConfig, Tensor]) -> None:
         self.kernels = CpuKernels()
-        self._cache = cache  # a layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
+        self._cache = cache  # per layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
 
     @property
     def dtype(self) -> torch.dtype:
-        """The cache's."""
+        """The dtype of activations, which is that of the cache."""
         return self._cache[0].dtype
 
     def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:

@@ -41,5 +41,5 @@ class StepInputs:
 
     @property
     def fuse_norms(self) -> bool:
-        """False, because PyTorch's products fuse nothing."""
+        """False, because PyTorch's matrix products fuse no norms."""
         return False

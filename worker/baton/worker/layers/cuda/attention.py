@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: what all layers share, and one layer's ops. Never waits for the device."""
+"""Paged attention on a GPU: the state that all layers share, and the ops of one layer. Never waits for the device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class PagedAttention:
-    """KV cache, block table and scratch memory of one rank. All layers' heads are of one shape.
+    """Holds the KV cache, block table and scratch memory of one rank. All layers have heads of the same shape.
 
-    `batch_invariant`: a token's result is the same, bit for bit, whatever else the step computes.
+    `batch_invariant`: a token's result is bit-identical, whatever else the step computes.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class PagedAttention:
         self.max_seqs = max_seqs
         self.dtype = dtype  # of queries
         self._invariant = batch_invariant
-        # Read once: a cache that is asleep has no shape.
+        # Read here, because a sleeping cache has no shape.
         *_, self._block_size, self._head_dim = cache.shape
-        # [2, num_kv_heads] fp32 a layer, of a quantized pool. Each in memory of its own, so that all are aligned alike.
+        # [2, num_kv_heads] fp32 per layer, for a quantized pool. Separate tensors, so that all have the same alignment.
         self.kv_scales = [None if kv_scale is None else kv_scale[layer].clone() for layer in range(len(windows))]
         self.decode_workspace = DecodeWorkspace(
             max_seqs, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, device, batch_invariant=batch_invariant
         )
-        # Of Hopper's kernel, where it is chosen.
+        # None unless Hopper's prefill kernel is chosen.
         self.prefill_workspace = _prefill_workspace(self.prefill_row(replace(spec, window=0)), cache, spec.num_q_heads)
         self._num_q_heads = spec.num_q_heads
         self._soft_cap, self._sinks = spec.soft_cap, spec.sinks  # of all layers
 
     def prefill_row(self, spec: AttentionSpec) -> Row:
-        """Returns which kernel attends with chunks in a layer."""
+        """Returns the table's row of the kernel that computes a layer's prefill attention."""
         capability, _ = torch.cuda.get_device_capability(self.cache.device)
         case = Case(
             "cuda",
@@ -76,18 +76,18 @@ class PagedAttention:
         return find("prefill_attention", case)
 
     def reset(self) -> None:
-        """Restores what launches leave behind for one another after a step that failed midway."""
+        """Zeroes the counters that launches share, after a step that failed midway."""
         self.decode_workspace.arrived.zero_()
         if self.prefill_workspace is not None:
             self.prefill_workspace.arrived.zero_()
 
     def tiles(self, chunk_lens: list[int], prefix_lens: list[int]) -> PrefillTiles:
-        """Cuts chunks behind their cached prefixes, for StepInputs."""
+        """Returns the tiles of chunks that follow cached prefixes, for StepInputs."""
         num_q_heads = 0 if self.prefill_workspace is None else self._num_q_heads
         return make_tiles(chunk_lens, prefix_lens, TILE_ROWS, self.cache.device, num_q_heads)
 
     def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
-        """Cuts sequences that decode: by a layer's window, a part for each max_seqs of them."""
+        """Returns the cuts of decoding sequences by window, one item for each `max_seqs` sequences."""
         parts = seq_lens.split(self.max_seqs) if len(seq_lens) else ()  # type: ignore[no-untyped-call]
         return {
             window: [
@@ -108,7 +108,7 @@ class PagedAttention:
 
 
 class CudaAttention:
-    """Implements AttentionOps: layer `index`."""
+    """Implements AttentionOps for layer `index`."""
 
     def __init__(
         self,
@@ -162,13 +162,13 @@ class CudaAttention:
         return qkv
 
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
-        """Returns the attention of the queries that lead each row of what `write` returned."""
+        """Returns the attention output. `query` is the result of `write`, whose rows begin with the queries."""
         spec, most = self.spec, self._shared.max_seqs
         if out is None:
             out = torch.empty(len(query), spec.q_size, dtype=query.dtype, device=query.device)
         query = query[:, : spec.q_size].unflatten(1, (spec.num_q_heads, spec.head_dim))  # type: ignore[no-untyped-call]
         heads = out.view(len(query), spec.num_q_heads, spec.head_dim)
-        # More decodes than rows: generated tokens that are computed again.
+        # A step that recomputes generated tokens may have more decodes than `max_seqs`.
         for first in range(0, step.num_decodes, most):
             self.decode(query, heads, step, first, min(first + most, step.num_decodes))
         if step.tiles is not None:
@@ -176,7 +176,7 @@ class CudaAttention:
         return out
 
     def decode(self, query: Tensor, out: Tensor, step: StepInputs, first: int, last: int) -> None:
-        """Attends with one token of sequences `first` to `last`."""
+        """Computes the attention of decoding sequences `first` to `last`, one token each."""
         shared = self._shared
         decode_attention(
             query[first:last],
@@ -193,8 +193,8 @@ class CudaAttention:
         )
 
     def prefill(self, query: Tensor, out: Tensor, step: StepInputs, tiles: PrefillTiles) -> None:
-        """Attends with the chunks behind the decodes."""
-        # The decodes' rows come first in query_start_loc too, so the chunks' offsets are theirs already.
+        """Computes the attention of the chunks, which follow the decodes."""
+        # query_start_loc counts the decodes' tokens too, so the chunks' offsets need no change.
         decodes, shared = step.num_decodes, self._shared
         self._prefill(
             query,

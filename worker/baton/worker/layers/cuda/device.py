@@ -1,4 +1,4 @@
-"""A GPU for the decoder: our kernels and cuBLAS. Launches kernels; never waits for the device."""
+"""Runs the decoder on a GPU with Baton's kernels and cuBLAS. Never waits for the device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CudaDevice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The activations'; the cache may be quantized."""
+        """The dtype of activations. The cache may be quantized."""
         return self.paged.dtype
 
     def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -99,12 +99,12 @@ class CudaDevice:
             experts_ops.reset()
 
     def warm_up(self) -> None:
-        """Launches attention in every form that no step of the warm-up asks for."""
+        """Launches the attention variants that the steps of the warm-up do not use."""
         self._warm_up_decode()
         self._warm_up_cut_prefill()
 
     def _warm_up_decode(self) -> None:
-        """In every form that some number of sequences has."""
+        """Launches every variant of decode attention that some number of sequences uses."""
         device, paged, most = self._device, self.paged, self.paged.max_seqs
         nothing = torch.zeros(most, dtype=torch.int32, device=device)
         counts = {
@@ -112,7 +112,7 @@ class CudaDevice:
             *(count for power in range(most.bit_length()) for count in (1 << power, 3 << power) if count < most),
         }
         cuts_of = {count: paged.cut(nothing[:count]) for count in sorted(counts)}
-        # Whatever fills the query stands between cuts and attention, which reads them before the kernel in front ends.
+        # Filling the query separates the cuts from attention, which reads them before the preceding kernel ends.
         spec = self._layers[0].spec
         qkv = torch.zeros(most, spec.num_qkv_heads * spec.head_dim, dtype=paged.dtype, device=device)
         query = qkv[:, : spec.q_size].unflatten(1, (spec.num_q_heads, spec.head_dim))  # type: ignore[no-untyped-call]
@@ -123,7 +123,7 @@ class CudaDevice:
                 layer.decode(query, out, step, 0, count)
 
     def _warm_up_cut_prefill(self) -> None:
-        """A token behind the longest prefix, in the first block."""
+        """Launches prefill attention of one token after the longest prefix, whose tile is cut into parts."""
         seq_len = min(len(table) for table in self._cos_sin.values())
         tiles = self.paged.tiles([1], [seq_len - 1])
         layer = next((layer for layer in self._layers.values() if not layer.spec.window), None)

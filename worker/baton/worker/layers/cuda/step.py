@@ -25,5 +25,5 @@ class StepInputs(NamedTuple):
 
     @property
     def fuse_norms(self) -> bool:
-        """False with prompts: graphs record norms separately, and results must not depend on the use of graphs."""
+        """False for steps with prompts: graphs record norms separately, and results must not depend on using graphs."""
         return self.tiles is None
