@@ -1,4 +1,4 @@
-"""Tokens a second of the engine on the CPU executor, against Transformers `generate` called one by one, in one run.
+"""Compares the CPU executor's tokens a second with those of Transformers' `generate`, called for one prompt at a time.
 
 baton bench cpu_engine [--model FOLDER | --experts] [--requests 16] [--output 128] [--threads 1] [--json PATH]
 """
@@ -27,7 +27,7 @@ from baton.worker.scheduling.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
 GREEDY = SamplingParams(temperature=0.0)
-EXPERTS: dict[str, int | float] = {  # a small model with experts, of random weights
+EXPERTS: dict[str, int | float] = {  # a small model with experts and random weights
     "vocab_size": 4096,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -46,7 +46,7 @@ SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=50)
 
 @dataclass(frozen=True)
 class Row:
-    """One way to generate, over all rounds."""
+    """The results of one way to generate, over all rounds."""
 
     what: str
     concurrency: int
@@ -57,7 +57,6 @@ class Row:
 
 
 def main() -> None:
-    """Reads the command line, and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=SAMPLE_MODEL)
     parser.add_argument("--requests", type=int, default=16)
@@ -75,14 +74,13 @@ def main() -> None:
 
 
 def save_experts(folder: Path) -> Path:
-    """Saves the random model with experts."""
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS)).save_pretrained(folder)
     return folder
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Runs the ways interleaved, round by round, and prints the table."""
+    """Runs the ways in turns, round by round, and prints the table."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
@@ -113,7 +111,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def with_transformers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """Greedy, with Transformers' own KV cache."""
+    """Generates greedily with Transformers and its own KV cache."""
     outputs = []
     for prompt in prompts:
         token_ids = torch.tensor([list(prompt)])
@@ -136,7 +134,7 @@ def with_transformers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], 
 def with_engine(
     executor: CpuExecutor, prompts: Sequence[list[int]], count: int, sampling: SamplingParams = GREEDY
 ) -> list[list[int]]:
-    """A new engine each time, so that nothing is cached."""
+    """Generates with a new engine, so that nothing is cached."""
     settings = EngineSettings(max_num_requests=len(prompts), max_num_batched_tokens=2048)
     engine = Engine(executor, settings, epoch=1)
     stop = StopConditions(max_tokens=count)
@@ -154,14 +152,13 @@ def with_engine(
 
 
 def timed(way: Callable[[], list[list[int]]]) -> float:
-    """Seconds of one round."""
     started = time.perf_counter()
     way()
     return time.perf_counter() - started
 
 
 def make_rows(seconds: dict[tuple[str, int], list[float]], num_tokens: int) -> list[Row]:
-    """Returns the table. The other ways are compared with the first one, round by round."""
+    """Returns the table's rows. The other ways are compared with the first one, round by round."""
     first = next(iter(seconds.values()))
     rows = []
     for (what, concurrency), taken in seconds.items():
@@ -172,7 +169,6 @@ def make_rows(seconds: dict[tuple[str, int], list[float]], num_tokens: int) -> l
 
 
 def report(rows: Sequence[Row], options: argparse.Namespace, equal: int) -> None:
-    """Prints the table."""
     print(
         f"{options.model.name}, fp32, {options.threads} threads, {options.requests} requests of {options.prompt} +"
         f" {options.output} tokens, {options.rounds} rounds, load {psutil.getloadavg()[0]:.1f}"

@@ -35,7 +35,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.models.presets import PRESETS
 
 _EXECUTORS = ("cuda", "cpu", "sim")
-_MOST_REQUESTS = 1024  # rows of the batch, where a workload has more
+_MOST_REQUESTS = 1024  # rows of the batch if a workload has more requests
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="baton bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--executor", choices=_EXECUTORS, default="cuda")
-    parser.add_argument("--preset-table", choices=tuple(TABLES), help="the rows that vLLM was measured on")
+    parser.add_argument("--preset-table", choices=tuple(TABLES), help="runs the workloads that vLLM was measured on")
     parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
     parser.add_argument("--model-impl", choices=("auto", "baton", "transformers"), default="auto")
     parser.add_argument("--workload", action="append", default=[], help="REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT")
@@ -73,12 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         "--sampling",
         action="append",
         choices=(*SAMPLINGS, "all"),
-        help="how each row's requests are drawn; more than one: each beside the first, in turns",
+        help="sampling of the requests; several are measured in turns and compared with the first",
     )
-    parser.add_argument("--repeat", type=int, default=3, help="timed passes a row; the median counts")
+    parser.add_argument("--repeat", type=int, default=3, help="timed passes per row, of which the median is reported")
     parser.add_argument("--warm-up", type=int, default=16, help="requests before a row's first pass")
-    parser.add_argument("--warm-prefix", action="store_true", help="shared tokens are cached before the clock starts")
-    parser.add_argument("--max-num-requests", type=int, help="rows of the batch; as many as the largest workload has")
+    parser.add_argument("--warm-prefix", action="store_true", help="cache shared tokens before the timed passes")
+    parser.add_argument("--max-num-requests", type=int, help="rows of the batch (default: the most requests)")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any setting of a worker")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds one pass may take")
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plans(options: argparse.Namespace) -> list[Plan]:
-    """One for each model. Raises ValueError, SettingsError or ServiceError for values that cannot be."""
+    """Returns one plan per model. Raises ValueError, SettingsError or ServiceError for invalid values."""
     if options.repeat < 1 or options.warm_up < 0:
         raise ValueError("--repeat must be at least 1, --warm-up at least 0")
     if options.preset_table:
@@ -164,7 +164,7 @@ def _run(plans: Sequence[Plan]) -> list[Outcome]:
         return [run_plan(plans[0], _say)]
     outcomes = []
     for plan in plans:
-        # A process each: what one model took of the device is free again for the next.
+        # Each model runs in its own process, which frees its device memory for the next model.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             outcomes.append(pool.submit(_run_apart, plan).result())
     return outcomes
@@ -224,14 +224,14 @@ def _card_name() -> str:
 
 
 def _ratio(row: RowResult, rows: Sequence[RowResult]) -> float:
-    """The median over the turns of the row's time over that of the first sampling's in the same turn."""
+    """Returns the median ratio of the row's time to that of the first sampling in the same turn."""
     first = next(each for each in rows if (each.model, each.workload) == (row.model, row.workload))
     turns = zip(row.runs, first.runs, strict=True)
     return statistics.median(own.seconds / theirs.seconds for own, theirs in turns)
 
 
 def _vllm_seconds(options: argparse.Namespace, row: RowResult) -> float | None:
-    """Nothing to compare with for an executor that does not run on the same kind of device."""
+    """Returns vLLM's time. None: it was not measured, or this executor or sampling is not comparable."""
     alike = options.executor == "cuda" and row.sampling == "greedy"
     return vllm_seconds(row.model, row.workload) if alike else None
 

@@ -1,11 +1,11 @@
-"""Time to first token of a prompt that is computed, found on the device, or found in host memory.
+"""Measures the time to first token of a prompt that is computed, cached on the device, or cached in host memory.
 
 baton bench host_tier --executor cuda --model llama-3.1-8b
 baton bench host_tier --executor cpu --model models/storyteller-7m --tokens 1024
 
-Every prompt is new, so the first time it is computed, and the second time it is on the device. Other prompts then push
-it out, until its blocks are in host memory only. With --beside other requests decode all the while, and the gaps
-between their tokens are shown as well.
+Every prompt is new: it is computed the first time and cached on the device the second time. Other prompts then evict
+it until its blocks are in host memory only. With --beside, other requests decode throughout, and the times between
+their tokens are reported too.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from baton.worker.scheduling.settings import EngineSettings
 
 _NAMESPACE = b"baton bench     "
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
-_SECONDS = 300.0  # that one request may take
-_SIDE_TOKENS = 2048  # of a request that decodes beside, at most
+_SECONDS = 300.0  # timeout of one request
+_SIDE_TOKENS = 2048  # output limit of a concurrently decoding request
 _WAYS = ("computed", "device", "host")
 
 
 class RunFailed(Exception):
-    """What was to be measured did not happen. The message is for the user."""
+    """The measured case could not be produced. The message is for the user."""
 
 
 @dataclass(slots=True)
 class Row:
-    """What was measured on prompts of one length."""
+    """The results for prompts of one length."""
 
     num_tokens: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in _WAYS})
@@ -58,7 +58,7 @@ class Row:
     restore_seconds: float = 0.0
 
     def median(self, way: str) -> float:
-        """Seconds to the first token."""
+        """The median seconds to the first token."""
         return statistics.median(self.seconds[way])
 
     def worst_gap(self, way: str) -> float:
@@ -89,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--executor", choices=("cuda", "cpu", "sim"), default="cpu")
     parser.add_argument("--model", default="models/storyteller-7m", help=f"a folder, or a shape: {', '.join(PRESETS)}")
-    parser.add_argument("--tokens", type=int, action="append", help="of a prompt; again for more rows")
-    parser.add_argument("--repeat", type=int, default=5, help="prompts a row; the median counts")
-    parser.add_argument("--beside", type=int, default=0, help="requests that decode all the while")
+    parser.add_argument("--tokens", type=int, action="append", help="tokens per prompt; may be repeated")
+    parser.add_argument("--repeat", type=int, default=5, help="prompts per row, of which the median is reported")
+    parser.add_argument("--beside", type=int, default=0, help="number of requests that decode concurrently")
     parser.add_argument("--host-cache-gb", type=float, default=0.0, help="0: enough for the longest prompts")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
@@ -133,17 +133,17 @@ class _Bench:
         self._vocab_size = executor.model.vocab_size
         self._block_size = config.block_size
         self._num_beside = num_beside
-        self._beside: dict[str, float] = {}  # when each had its last token
+        self._beside: dict[str, float] = {}  # time of each one's last token
         self._random = np.random.default_rng(0)
         self._num_requests = 0
 
     def prompt(self, count: int) -> list[int]:
-        """A new one."""
+        """Returns a new prompt."""
         token_ids: list[int] = self._random.integers(_FIRST_TOKEN_ID, self._vocab_size, size=count).tolist()
         return token_ids
 
     def first_token(self, prompt: list[int], gaps: list[float] | None = None) -> float:
-        """Seconds from the submission to the first token."""
+        """Returns the seconds from the submission to the first token."""
         self._keep_beside()
         request = self._request(prompt, 1)
         began = time.perf_counter()
@@ -154,7 +154,7 @@ class _Bench:
         return time.perf_counter() - began
 
     def evict(self, prompt: list[int]) -> None:
-        """Sends other prompts through until this one's blocks are in host memory, and nowhere else."""
+        """Runs other prompts until this one's blocks are in host memory only."""
         whole = (len(prompt) - 1) // self._block_size * self._block_size
         wanted = _split(hash_blocks(_NAMESPACE, prompt[:whole], self._block_size))
         for _ in range(100):
@@ -175,7 +175,7 @@ class _Bench:
             self.engine.step()
 
     def _settle(self) -> None:
-        """Lets copies that are under way land."""
+        """Waits for running copies."""
         for _ in range(50):
             self._step()
             time.sleep(1e-3)
@@ -274,7 +274,7 @@ def _cells(row: Row, num_beside: int) -> list[str]:
 
 
 def _split(packed: bytes) -> set[bytes]:
-    """Block hashes, one by one."""
+    """Returns the set of packed block hashes."""
     return {packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)}
 
 

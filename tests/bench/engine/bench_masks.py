@@ -1,11 +1,11 @@
-"""What constrained requests cost the others: the time between their tokens, with and without masks in the batch.
+"""Measures how much constrained requests delay others: time between tokens, with and without masks in the batch.
 
 baton bench masks --executor sim
 baton bench masks --executor cpu --model models/storyteller-7m --plain 8
 baton bench masks --executor cuda --model llama-3.1-8b --set load_format=dummy --plain 64
 
-Both batches have the same rows; in one of them some draw under a JSON schema. A model without a tokenizer gets one
-with made-up words, as many as its vocabulary has.
+Both batches have the same rows. In one of them, some rows are constrained by a JSON schema. A model without a tokenizer
+gets one of made-up words that fills its vocabulary.
 """
 
 from __future__ import annotations
@@ -48,16 +48,14 @@ _ITEM = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-# Longer than any answer, so that every row stays to the end.
+# Longer than any answer, so that every row stays in the batch to the end.
 _SCHEMA = json.dumps({"type": "array", "items": _ITEM, "minItems": 100_000})
 
 
 @dataclass
 class Sample:
-    """One run's figures."""
-
     step_ms: float  # between tokens of the plain requests
-    masked_rate: float  # tokens of a constrained request for each of a plain one's; 1 where none is constrained
+    masked_rate: float  # tokens of a constrained request per token of a plain one; 1 without constrained ones
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = WorkerConfig(
         model=options.model, executor=options.executor, max_num_requests=rows, max_num_batched_tokens=2048, **values
     )
-    # As a GPU has it: while a step runs the next one is made.
+    # As with a GPU, the next step is prepared while one runs.
     sim = options.executor == "sim"
     executor = SimExecutor(replace(sim_settings(config), depth=2)) if sim else make_executor(config)
     with tempfile.TemporaryDirectory() as made:
@@ -120,7 +118,7 @@ def measure(executor: Executor, folder: Path, options: argparse.Namespace, num_c
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> None:
-    """A byte-level tokenizer whose other tokens are made-up words."""
+    """Writes a byte-level tokenizer whose other tokens are made-up words."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     extra = [byte for byte in range(256) if byte not in kept]
     letters = [chr(byte) for byte in kept] + [chr(256 + index) for index in range(len(extra))]
@@ -188,8 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plain", type=int, default=48, help="requests without a constraint")
     parser.add_argument("--constrained", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
-    parser.add_argument("--tokens", type=int, default=200, help="of each plain request")
-    parser.add_argument("--repeat", type=int, default=5, help="pairs of runs; medians count")
+    parser.add_argument("--tokens", type=int, default=200, help="output tokens of each plain request")
+    parser.add_argument("--repeat", type=int, default=5, help="pairs of runs, of which medians are reported")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any setting of a worker")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", type=Path)

@@ -1,9 +1,9 @@
-"""The engine under mixes of requests as people send them: times to the first token and between tokens, p50 and p99.
+"""Measures the engine under realistic mixes of requests: TTFT and ITL, p50 and p99.
 
 baton bench mixes [--model llama-3.1-8b] [--only long-tailed ...] [--json PATH]
 baton bench mixes --executor cpu --model models/storyteller-7m --scale 0.02
 
-Loads are shares of the requests a second that the engine finished when the same mix came all at once, in the same run.
+A load is a share of the engine's capacity: the requests a second that it finished when the mix arrived all at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WARM_UP = 16  # requests
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One mix."""
+    """The results of one mix."""
 
     mix: Mix
     seconds: float
@@ -54,7 +54,7 @@ class Result:
 
 
 class _FewerBlocks:
-    """An executor that shows fewer KV blocks than it has."""
+    """An executor that reports fewer KV blocks than it has."""
 
     def __init__(self, executor: Executor, num_blocks: int) -> None:
         self._executor = executor
@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--executor", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
-    parser.add_argument("--only", action="append", default=[], help="mixes whose name has this in it")
-    parser.add_argument("--scale", type=float, default=1.0, help="of requests and lengths")
+    parser.add_argument("--only", action="append", default=[], help="run only mixes whose name contains this")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number and the lengths of requests")
     parser.add_argument("--max-num-requests", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -155,7 +155,7 @@ def _run(executor: Executor, config: WorkerConfig, mixes: Sequence[Mix], options
 
 
 def _pass(executor: Executor, config: WorkerConfig, mix: Mix, folder: Path, rate: float, seed: int) -> Result:
-    """A new engine each time, so that nothing is cached."""
+    """Runs one mix on a new engine, so that nothing is cached."""
     settings = EngineSettings(config.max_num_requests, config.max_num_batched_tokens, config.max_queue)
     grammars = Grammars(lambda: folder, executor.model, max(1, min(8, usable_cores() // 2)))
     grammars.warm_up().result()  # as in a worker that has started

@@ -1,4 +1,4 @@
-"""Tokens a second of Transformers `generate`, of its models over Baton's cache, and of Baton's own family.
+"""Compares tokens a second of Transformers' `generate`, of its models on Baton's KV cache, and of Baton's own models.
 
 baton bench transformers [--model llama-3.1-8b] [--workload 64x512/128] [--json PATH]
 baton bench transformers --executor cpu --model models/storyteller-7m --workload 16x64/64
@@ -40,7 +40,7 @@ _PAD = 0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to generate, over all passes."""
+    """The results of one way to generate, over all passes."""
 
     name: str
     seconds: tuple[float, ...]
@@ -51,7 +51,7 @@ class Way:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs each way in a process of its own, and prints one table. Returns an exit code."""
+    """Runs each way in its own process, and prints one table. Returns an exit code."""
     options = _parser().parse_args(argv)
     if options.executor == "cuda" and not torch.cuda.is_available():
         return _failed("--executor cuda needs an NVIDIA GPU; --executor cpu needs none")
@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--executor", choices=tuple(_DTYPES), default="cuda")
     parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
     parser.add_argument("--workload", default="64x512/128", help="REQUESTSxIN/OUT")
-    parser.add_argument("--repeat", type=int, default=3, help="timed passes of each way; the median counts")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads. 0: one a core")
+    parser.add_argument("--repeat", type=int, default=3, help="timed passes per way; the median is reported")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: one per core")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds one pass may take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ways(architecture: str) -> dict[str, Callable[[argparse.Namespace, Workload], list[float]]]:
-    """Returns the ways by name; an architecture without a family has no last one."""
+    """Returns the ways by name. The last one is missing if Baton has no family for the architecture."""
     ways: dict[str, Callable[[argparse.Namespace, Workload], list[float]]] = {
         "Transformers generate": _with_generate,
         "Baton, --model-impl transformers": partial(_with_engine, implementation="transformers"),
@@ -107,7 +107,7 @@ def _apart(
     options: argparse.Namespace,
     workload: Workload,
 ) -> Way:
-    """Runs one way in a process of its own, which leaves its memory to the next."""
+    """Runs one way in its own process, which frees its memory for the next one."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         way = Way(name, tuple(pool.submit(run, options, workload).result()))
     print(f"{name}: {way.median:.3f} s", file=sys.stderr, flush=True)
@@ -136,7 +136,7 @@ def _with_engine(options: argparse.Namespace, workload: Workload, implementation
 
 
 def _with_generate(options: argparse.Namespace, workload: Workload) -> list[float]:
-    """One batch of prompts of equal length, greedy, with Transformers' own KV cache and attention."""
+    """Generates greedily for one batch of equally long prompts, with Transformers' own KV cache and attention."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

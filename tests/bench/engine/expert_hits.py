@@ -1,4 +1,4 @@
-"""How evenly a benchmark's random routers spread tokens: what prompts of the warm-up chose, by layer."""
+"""Measures how evenly a benchmark's random routers spread the tokens of warm-up prompts over experts, by layer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from baton.kernels.routing import RouterSpec
 
-_MANY = 1024  # tokens of a step that is counted: fewer cannot hit all experts
+_MANY = 1024  # tokens of a counted step, because fewer cannot reach all experts
 
 
 @dataclass(slots=True)
 class ExpertHits:
-    """Choices of whole steps, one after the other."""
+    """The experts chosen in whole steps."""
 
     counting: bool = False
-    counts: list[Tensor] = field(default_factory=list)  # [num_experts] a layer and step, on the device
+    counts: list[Tensor] = field(default_factory=list)  # [num_experts] per layer and step, on the device
 
     def __str__(self) -> str:
         if not self.counts:
@@ -36,7 +36,7 @@ class ExpertHits:
 
 @contextmanager
 def watched(executor: str) -> Iterator[ExpertHits]:
-    """Counts what the GPU's router chooses in steps that are not recorded as graphs, while `counting` is true."""
+    """Counts the experts that the GPU's router chooses in steps without graphs, while `counting` is true."""
     hits = ExpertHits()
     if executor != "cuda":
         yield hits

@@ -1,4 +1,4 @@
-"""Requests as people send them: of many lengths, sampled, some under a schema, arriving when they like. Pure."""
+"""Realistic mixes of requests: varied lengths, sampling, some schemas, random arrivals. Pure."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _TOOL = {
     "required": ["name", "arguments"],
     "additionalProperties": False,
 }
-# Longer than any answer, so that every row stays to its end.
+# Longer than any answer, so that every row stays in the batch to its end.
 _TOOLS = json.dumps({"type": "array", "items": _TOOL, "minItems": 100_000})
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What arrives. Lengths are log-normal around their medians, or all alike where the spread is 0."""
+    """A distribution of requests. Lengths are log-normal around their medians, or equal if the spread is 0."""
 
     name: str
     num_requests: int
@@ -46,9 +46,9 @@ class Mix:
     spread: float = 0.0
     longest: int = 1 << 20  # of a prompt and of an output
     sampling: str = "qwen_rep"  # of SAMPLINGS
-    load: float | None = None  # arrivals, as a share of what the engine can do; None: all at once
-    constrained: float = 0.0  # share of the requests that answer under a schema
-    num_blocks: int | None = None  # of KV that the engine is given; None: all
+    load: float | None = None  # arrivals, as a share of the engine's capacity; None: all at once
+    constrained: float = 0.0  # share of requests with a schema
+    num_blocks: int | None = None  # KV blocks for the engine; None: all
 
 
 MIXES: Sequence[Mix] = (
@@ -67,7 +67,7 @@ MIXES: Sequence[Mix] = (
 
 @dataclass(slots=True)
 class Arrivals:
-    """Requests, and when each comes, seconds from the start."""
+    """Requests, and the arrival of each in seconds from the start."""
 
     requests: list[Request] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Timings:
     between: list[float] = field(default_factory=list)
 
     def token(self, request_id: str, now: float) -> None:
-        """One more token of a request."""
+        """Records a token of a request."""
         last = self._last.get(request_id)
         if last is None:
             self.to_first.append(now - self.arrived[request_id])
@@ -128,7 +128,7 @@ class Timings:
         self._last[request_id] = now
 
     def summary(self) -> Mapping[str, float]:
-        """Milliseconds; 0 where there is nothing between."""
+        """Returns milliseconds; 0 for ITL if no request had two tokens."""
         found = {}
         for name, values in (("ttft", self.to_first), ("itl", self.between)):
             for share in (50, 99):

@@ -1,4 +1,4 @@
-"""One engine without its wire: made from a worker's configuration, driven through workloads, timed."""
+"""Runs workloads on an engine without gRPC, made from a worker's configuration, and measures the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 
 class RunFailed(Exception):
-    """A workload did not come out whole. The message is for the user."""
+    """A workload was not completed. The message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Run:
     num_steps: int
     num_cached_tokens: int
     num_preemptions: int
-    step_seconds: float  # of the device, as the executor tells it
+    step_seconds: float  # of the device, as reported by the executor
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A workload's passes."""
+    """The passes of one workload."""
 
     model: str
     workload: Workload
@@ -56,12 +56,12 @@ class RowResult:
 
     @property
     def median(self) -> Run:
-        """The pass of the median time; the slower of two."""
+        """The pass with the median time; the slower one of two."""
         return sorted(self.runs, key=lambda run: run.seconds)[len(self.runs) // 2]
 
     @property
     def seconds(self) -> float:
-        """The median time."""
+        """The median seconds."""
         return statistics.median(run.seconds for run in self.runs)
 
 
@@ -74,17 +74,17 @@ class Plan:
     samplings: tuple[str, ...]  # of SAMPLINGS: each workload is run with each
     repeat: int
     num_warm_up: int  # requests before each row's first pass
-    warm_prefix: bool  # shared tokens are in the cache before the clock starts
-    timeout: float  # seconds a pass may take
+    warm_prefix: bool  # cache shared tokens before the timed passes
+    timeout: float  # seconds, for each pass
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan."""
+    """The results of a plan."""
 
     rows: tuple[RowResult, ...]
-    start_seconds: float  # from nothing to an engine that takes requests
+    start_seconds: float  # until the engine accepts requests
     num_blocks: int
     expert_hits: str  # of a model with experts
 
@@ -121,7 +121,7 @@ def _run_plan(plan: Plan, say: Say, hits: ExpertHits) -> Outcome:
 
 
 class _EngineBench:
-    """Passes over one engine, each with prompts of its own, so that none finds another's in the cache."""
+    """Passes over one engine. Each has new prompts, so that none finds those of another in the cache."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _EngineBench:
         self._num_submitted = 0
 
     def rows(self, workload: Workload) -> list[RowResult]:
-        """Warm-ups, then the timed passes: one with each sampling after the other, so that all meet the same clocks."""
+        """Runs warm-ups, then the timed passes. Samplings take turns, so that all see the same clock rates."""
         num_warm_up = min(self._plan.num_warm_up, workload.num_requests)
         samplings = self._plan.samplings
         if num_warm_up:
@@ -179,7 +179,7 @@ class _EngineBench:
         )
 
     def _drive(self, requests: Sequence[Request]) -> float:
-        """Seconds until the last token; a step that was launched for nothing is waited for, but not counted."""
+        """Returns the seconds until the last token. Waits for a superfluous last step, but does not count it."""
         engine = self._engine
         left = len(requests)
         with _quiet_garbage_collector():

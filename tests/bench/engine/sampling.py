@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from baton.worker.core import SamplingParams
 
-Sampling = Callable[[int], SamplingParams]  # of request number 0, 1..
+Sampling = Callable[[int], SamplingParams]  # of the request's number, from 0
 
 GREEDY = SamplingParams(temperature=0.0)
 _WARM = SamplingParams(temperature=0.7)
-_QWEN = replace(_WARM, top_k=20, top_p=0.8)  # Qwen2.5's generation_config.json, but for its repetition penalty
+_QWEN = replace(_WARM, top_k=20, top_p=0.8)  # Qwen2.5's generation_config.json without its repetition penalty
 _QWEN_REPETITION = replace(_QWEN, repetition_penalty=1.05)
 _PENALTIES = replace(_WARM, presence_penalty=0.5, frequency_penalty=0.5)
 _PENALTIES_TOP_P = replace(_PENALTIES, top_p=0.95)

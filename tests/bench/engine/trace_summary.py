@@ -1,4 +1,4 @@
-"""The table of a step trace (`--trace-steps`): python tests/bench/engine/trace_summary.py PATH."""
+"""Prints the table of a step trace (`--trace-steps`): python tests/bench/engine/trace_summary.py PATH."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from baton.worker.process.step_trace import summary
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the summary of one file."""
     if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -12,16 +12,16 @@ _LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that are all there at the start."""
+    """Requests that all arrive at the start."""
 
     num_requests: int
-    num_own: int  # prompt tokens that no other request has
+    num_own: int  # prompt tokens that are different in each request
     num_output: int
     num_shared: int = 0  # prompt tokens that all requests begin with
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """256x512/256, or 256x(4096+64)/32 with 4096 shared tokens. Raises ValueError."""
+        """Parses 256x512/256, or 256x(4096+64)/32 with 4096 shared tokens. Raises ValueError."""
         match = _FORM.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text!r} is no workload: write REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT")
@@ -85,5 +85,5 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 def vllm_seconds(model: str, workload: Workload) -> float | None:
-    """vLLM's time for the row, where it was measured."""
+    """Returns vLLM's time for the row; None if it was not measured."""
     return VLLM_SECONDS.get(model, {}).get(workload)

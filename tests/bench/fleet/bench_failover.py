@@ -1,13 +1,13 @@
-"""Workers killed and stopped under load, on a simulated fleet: what the clients of their streams see.
+"""Kills and stops workers of a simulated fleet under load. Measures what the clients of their streams see.
 
 baton bench failover [--kills N] [--load 0.7] [--decode-workers N] [--seed N] [--faults LIST]
     [--json PATH]
 
-A router, a gateway, prefill and decode workers as processes. Streams (greedy, seeded, n = 2, JSON schema) run at the
-given share of the fleet's batch places; one worker after the other is killed (its front, or its engine) or stopped
-(SIGSTOP of either), and started anew. Every stream is compared with the same request's undisturbed answer.
+A router, a gateway, prefill and decode workers run as processes. Streams (greedy, seeded, n = 2, JSON schema) occupy
+the given share of the fleet's batch rows. Workers are killed (front or engine) or stopped (SIGSTOP of either) one by
+one, and restarted. Every stream is compared with the same request's answer without faults.
 
-gap  the longest wait between two events of a stream that ran when a worker was hurt, if that wait lies there
+gap  the longest wait between two events of a stream during a fault, if the wait begins within a second of the fault
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from bench.report import facts_line, machine_facts, render_table, write_json
 from support.processes.engine_processes import engines_of
 from support.processes.stack import MODEL_NAME, Service, Stack, metric, start_stack
 
-_PLACES = 16  # of each worker's batch
+_PLACES = 16  # rows of each worker's batch
 _STEP_SECONDS = 0.02
 _NUM_REQUESTS = 24
-_GAP_WINDOW = 1.0  # seconds after a fault within which its gap begins
+_GAP_WINDOW = 1.0  # seconds after a fault in which its gap begins
 _SETTLE_SECONDS = 0.5
 _FAULTS = ("front killed", "engine killed", "front stopped", "engine stopped", "prefill worker killed")
 _WORDS = ("dog", "river", "girl", "tree", "boat", "king", "bird", "moon")
@@ -55,14 +55,14 @@ _MEAN_CHOICES = statistics.mean(kind.get("n", 1) for kind in _KINDS)
 class Streamed:
     """One stream as its client saw it."""
 
-    number: int  # of the request
-    parts: dict[int, str] = field(default_factory=dict)  # text and end of each choice
+    number: int  # the request's number
+    parts: dict[int, str] = field(default_factory=dict)  # text and finish reason of each choice
     times: list[float] = field(default_factory=list)
     problem: str = ""
 
 
 def request(number: int) -> dict[str, Any]:
-    """One of the requests, the same each time."""
+    """Returns the request of this number, which is always the same."""
     words = random.Random(number).choices(_WORDS, k=120)
     kind = _KINDS[number % len(_KINDS)]
     fields = {"model": MODEL_NAME, "stream": True, "seed": number, "max_tokens": 200}
@@ -106,7 +106,7 @@ def _take(seen: Streamed, chunk: dict[str, Any]) -> None:
 
 
 class Load:
-    """So many streams at a time, until stopped."""
+    """Keeps this many streams running until stopped."""
 
     def __init__(self, address: str, concurrency: int) -> None:
         self._address = address
@@ -134,7 +134,7 @@ def hurt(worker: Service, fault: str) -> None:
 
 
 def mend(worker: Service) -> None:
-    """Ends a worker's remaining processes and restarts it."""
+    """Kills a worker's remaining processes and restarts it."""
     assert worker.process is not None
     worker.process.kill()
     worker.process.wait(20)
@@ -142,7 +142,7 @@ def mend(worker: Service) -> None:
 
 
 def gap_at(seen: Streamed, fault_at: float) -> float | None:
-    """The longest wait that began or lasted around the fault; None: the stream did not run then."""
+    """Returns the longest wait that began or lasted around the fault. None: the stream did not run then."""
     if not seen.times or not seen.times[0] < fault_at < seen.times[-1]:
         return None
     pairs = zip(seen.times, seen.times[1:], strict=False)
@@ -221,13 +221,13 @@ def _show(figures: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measures and prints. 1: a stream failed or differed."""
+    """Measures and prints. Returns 1 if a stream failed or differed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--decode-workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", default=",".join(_FAULTS), help="in turn; some of: %(default)s")
+    parser.add_argument("--faults", default=",".join(_FAULTS), help="faults to cause in turn, of: %(default)s")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     flags = ("--max-num-requests", str(_PLACES), "--sim-step-seconds", str(_STEP_SECONDS))

@@ -1,21 +1,20 @@
-"""Hostile requests against a real fleet: what one costs, what stays, how long the gateway stands still.
+"""Sends hostile requests to a real fleet. Measures their CPU, retained memory, and stalls of the gateway.
 
 baton bench hostile [--cases N] [--case N [--repeat N]] [--seconds S] [--seed N] [--family NAME]
     [--siege S [--slowest N]] [--json PATH]
 
-A gateway, a router, a kvstore and a worker as processes, with API keys and limits. A seeded search over bodies,
-prompts, grammars, schemas and ways of sending, up to the gateway's body limit; `--case N` repeats one. Exits with 1
-when a bound is missed.
+A gateway, a router, a kvstore and a worker run as processes, with API keys and limits. A seeded search varies bodies,
+prompts, grammars, schemas and ways of sending, up to the gateway's body limit. `--case N` repeats one case. Exits with
+1 if a bound is exceeded.
 
-CPU      of all processes, helpers and reaped children included, less an idle fleet's: until the first token, and what
-         goes on after the client left; an answer that is not streamed is judged by its stall and memory alone
-stays    growth of the resident memory of all processes, up to a second later; where it is too much, the growth by the
-         same request sent again, up to three times: caches and heaps that have their size by then do not grow again,
-         while what is held for good does
-stall    the slowest answer to a probe of GET /health, or the CPU that the gateway used meanwhile where that is less
-neighbour  another tenant's first tokens while 16 clients attack within limits as docs/guides has them, over without;
-         the clients, as if they were on other machines, get the CPU that the fleet leaves. The floor is what programs
-         do to those first tokens that compute on every CPU in place of the clients
+CPU      of all processes, including helpers and reaped children, minus an idle fleet's: until the first token, and
+         after the client has left. Answers without streaming are only judged by stall and memory
+stays    growth of the resident memory of all processes, up to a second later. If it is too much, the growth caused by
+         the same request sent again, up to three times: full caches and heaps do not grow again, but leaks do
+stall    the slowest answer to a probe of GET /health, or the gateway's CPU in that time if that is less
+neighbour  another tenant's TTFT while 16 clients attack within the limits of docs/guides, divided by the TTFT without
+         them. The clients only get the CPU that the fleet leaves, as if they were on other machines. The floor is the same
+         ratio with programs that compute on every CPU in place of the clients
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from attack.verdict import as_json, misses, rows, show
 from bench.report import facts_line, machine_facts, write_json
 from support.network.otlp_collector import collecting
 
-_WARM_SEED = 1_000_003  # the warm-up's cases are none of the search's
+_WARM_SEED = 1_000_003  # the cases of the warm-up differ from those of the search
 _WARM_CASES = 48
 _SIEGE_CASES = 64
 
@@ -51,7 +50,7 @@ def _numbers(options: argparse.Namespace) -> list[int]:
 
 
 def search(fleet: Attacked, options: argparse.Namespace) -> list[Cost]:
-    """Sends every case; prints those that miss a bound as they are found."""
+    """Sends every case. Prints those that exceed a bound as they are found."""
     costs: list[Cost] = []
     until = time.monotonic() + options.seconds
     for number in _numbers(options):
@@ -71,18 +70,17 @@ def search(fleet: Attacked, options: argparse.Namespace) -> list[Cost]:
 
 
 def main() -> int:
-    """Searches, besieges, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--start", type=int, default=0, help="the first case")
     parser.add_argument("--case", type=int, action="append", help="only this one; may be repeated")
-    parser.add_argument("--repeat", type=int, default=1, help="send each --case so often")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="send no further case after so long")
+    parser.add_argument("--repeat", type=int, default=1, help="how many times to send each --case")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time after which no further case is sent")
     parser.add_argument("--family", default="", choices=("", *FAMILIES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--executor", choices=("cpu", "sim"), default="sim")
-    parser.add_argument("--siege", type=float, default=30.0, help="seconds of 16 attackers; 0: none")
-    parser.add_argument("--slowest", type=int, default=0, help="print the stages of so many first tokens; traces them")
+    parser.add_argument("--siege", type=float, default=30.0, help="seconds of load by 16 attackers; 0: none")
+    parser.add_argument("--slowest", type=int, default=0, help="trace, and print the stages of this many TTFTs")
     parser.add_argument("--verbose", action="store_true", help="print every case")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What an idle tandem costs: CPU and memory of every process, with nothing asked of it.
+"""Measures the CPU and memory of every process of an idle tandem.
 
 baton bench idle [--seconds 30] [--executor cpu|sim] [--json PATH]
 """
@@ -23,7 +23,7 @@ from support.processes.stack import Stack, start_stack
 
 @dataclass(frozen=True)
 class Usage:
-    """One process over the interval."""
+    """The usage of one process in the interval."""
 
     service: str
     process: str
@@ -33,7 +33,7 @@ class Usage:
 
 
 def main() -> None:
-    """Starts a tandem, answers one request, lets it rest, and prints the table."""
+    """Starts a tandem, sends one request, waits, measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--executor", choices=("cpu", "sim"), default="cpu")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measure(stack: Stack, seconds: float) -> list[Usage]:
-    """CPU time and voluntary wake-ups of every process of the stack over the interval."""
+    """Returns the CPU time and voluntary wake-ups of every process of the stack in the interval."""
     processes = []
     for name, service in stack.services.items():
         assert service.process is not None
@@ -83,7 +83,7 @@ def measure(stack: Stack, seconds: float) -> list[Usage]:
 
 
 def snapshot(process: psutil.Process) -> tuple[float, int]:
-    """CPU seconds so far, and voluntary context switches of all threads."""
+    """Returns the CPU seconds so far, and the voluntary context switches of all threads."""
     times = process.cpu_times()
     return times.user + times.system, process.num_ctx_switches().voluntary
 

@@ -3,13 +3,13 @@
 baton bench overload [--workers N] [--seconds S] [--factor 3] [--seed N] [--json PATH]
     [--router-flags="--shed"]
 
-A gateway, a router, a kvstore and simulated workers as processes, of a device so slow that the services in front of it
-are not the bottleneck. Open loop, Poisson arrivals, three tenants of weights 1:2:4 that ask for the same each. First
-loads around the fleet's own capacity, of which the best goodput is the peak; then the overload.
+A gateway, a router, a kvstore and simulated workers run as processes. The device is so slow that the other services are
+not the bottleneck. Arrivals are Poisson in an open loop, with equal loads by three tenants of weights 1:2:4. Loads
+around the fleet's capacity come first, and the best goodput of them is the peak. The overload follows.
 
-goodput    answers a second that were complete and kept both objectives, TTFT and mean ITL
-rejection  from the request's last byte to the status line at the client; from its arrival to its refusal at the gateway
-share      of the answers' tokens, by tenant
+goodput    complete answers a second within both objectives, TTFT and mean ITL
+rejection  at the client, from the request's last byte to the status line; at the gateway, from arrival to refusal
+share      of output tokens, by tenant
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from support.processes.stack import Stack, metric, start_stack
 
 from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
 
-_PLACES = 8  # of each worker's batch
+_PLACES = 8  # rows of each worker's batch
 _STEP_SECONDS = 0.1
-_NUM_TOKENS = (8, 24)  # of an answer, drawn evenly
+_NUM_TOKENS = (8, 24)  # of an answer, drawn uniformly
 _MEAN_TOKENS = sum(_NUM_TOKENS) / 2
 _TTFT, _ITL = 1.0, 0.15  # seconds
-_AROUND = (0.7, 0.85, 1.0, 1.15)  # of the capacity, to find the peak
-_SKIPPED = 4.0  # seconds from a load's begin until it counts
+_AROUND = (0.7, 0.85, 1.0, 1.15)  # shares of the capacity, to find the peak
+_SKIPPED = 4.0  # seconds at the start of a load that do not count
 _TENANTS = tuple(
     Tenant(name, weight, new_key()[0]) for name, weight in (("small", 1.0), ("middle", 2.0), ("large", 4.0))
 )
@@ -55,13 +55,13 @@ _SAMPLE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One load and its results, without the first seconds."""
+    """The results of one load, without its first seconds."""
 
     factor: float  # of the capacity
     seen: list[Seen]
     seconds: float
     deepest: int  # requests that waited at one worker
-    refusals: list[tuple[float, float]]  # at the gateway: upper bound in seconds, how many
+    refusals: list[tuple[float, float]]  # at the gateway: upper bound in seconds, count
 
     @property
     def goodput(self) -> float:
@@ -70,7 +70,7 @@ class Phase:
 
 
 def write_keys(path: Path) -> None:
-    """The tenants' keys, as gateways read them."""
+    """Writes the file of the tenants' keys for gateways."""
     keys = [{"id": id_of(one.key), "tenant": one.name, "sha256": digest_of(one.key).hex()} for one in _TENANTS]
     keys.append({"id": id_of(_OPERATOR), "sha256": digest_of(_OPERATOR).hex(), "scopes": ["admin"]})
     tenants = {one.name: {"weight": one.weight} for one in _TENANTS}
@@ -91,7 +91,7 @@ async def _deepest(stack: Stack, stop: asyncio.Event) -> int:
 
 
 def _refusals(stack: Stack) -> dict[float, float]:
-    """The gateway's histogram: how many refusals within each bound."""
+    """Returns the gateway's histogram of refusals: bounds and counts."""
     request = urllib.request.Request(f"{stack.url}/metrics", headers={"authorization": f"Bearer {_OPERATOR}"})
     with urllib.request.urlopen(request, timeout=10) as response:
         text = response.read().decode()
@@ -101,7 +101,7 @@ def _refusals(stack: Stack) -> dict[float, float]:
 
 
 async def run(stack: Stack, factor: float, capacity: float, seconds: float, rng: random.Random) -> Phase:
-    """Offers one load for so long, and lets it end."""
+    """Runs one load for a time, and waits for its end."""
     stop = asyncio.Event()
     watching = asyncio.create_task(_deepest(stack, stop))
     before = await asyncio.to_thread(_refusals, stack)
@@ -198,7 +198,7 @@ def show(found: list[dict[str, Any]], options: argparse.Namespace, capacity: flo
 
 
 async def measure(stack: Stack, options: argparse.Namespace, capacity: float) -> list[dict[str, Any]]:
-    """The loads, one after the other."""
+    """Runs the loads one after the other."""
     rng = random.Random(options.seed)
     await offer(int(stack.rest.rpartition(":")[2]), _TENANTS, capacity / 2, 6.0, _NUM_TOKENS, rng)  # rates are learnt
     phases = [await run(stack, factor, capacity, options.seconds, rng) for factor in _AROUND]
@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--factor", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--router-flags", default="--shed", help="more of them")
+    parser.add_argument("--router-flags", default="--shed", help="flags of the router")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     capacity = options.workers * _PLACES / (_MEAN_TOKENS * _STEP_SECONDS)

@@ -1,8 +1,8 @@
-"""How long a scrape of /metrics takes with requests in flight: each service of a simulated stack, from its socket.
+"""Measures how long a scrape of /metrics takes with requests in flight, for each service of a simulated stack.
 
 baton bench scrape [--requests 1000] [--scrapes 40] [--json FILE]
 
-One slow simulated worker holds every request; a scrape is one GET of /metrics, on a connection of its own.
+One slow simulated worker holds every request. A scrape is one GET of /metrics on a new connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SLOW = ("--sim-eos-every", "0", "--sim-step-seconds", "0.5", "--max-num-request
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """1: a scrape's median takes longer than it may."""
+    """Measures and prints. Returns 1 if a service's median scrape takes too long."""
     options = _options(argv)
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _measure(stack: Stack, options: argparse.Namespace) -> dict[str, tuple[int, list[float], float]]:
-    """Of each service: bytes, milliseconds of each scrape, and its process' CPU for one."""
+    """Returns for each service: bytes, milliseconds of each scrape, and CPU of its process per scrape."""
     async with _streams(stack, options.requests):
         return await asyncio.to_thread(_scrape_all, stack, options)
 
@@ -90,7 +90,7 @@ def _cpu(service: Service) -> float:
 
 @contextlib.asynccontextmanager
 async def _streams(stack: Stack, count: int) -> AsyncIterator[None]:
-    """So many streams that go on meanwhile."""
+    """Keeps this many streams running within the block."""
     tasks = [asyncio.create_task(_stream(stack.rest, number)) for number in range(count)]
     try:
         yield
@@ -115,8 +115,8 @@ async def _stream(address: str, number: int) -> None:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="baton bench scrape", description=__doc__.partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=1000, help="in flight")
-    parser.add_argument("--scrapes", type=int, default=40, help="of each service")
+    parser.add_argument("--requests", type=int, default=1000, help="requests in flight")
+    parser.add_argument("--scrapes", type=int, default=40, help="scrapes of each service")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)
 

@@ -1,9 +1,10 @@
-"""What tracing every request costs: CPU of gateway, router and workers for the same requests, traced and not.
+"""Measures what tracing costs: CPU of gateway, router and workers for the same requests with and without traces.
 
 baton bench tracing [--requests 240] [--rounds 16] [--tokens 128] [--seed 0] [--json FILE]
 
-One stack with a collector, simulated workers. Rounds go in pairs, traced and untraced, in turns first: the client's
-trace context says which. CPU is that of every process of the services, until the spans of the round are exported.
+The stack has a collector and simulated workers. Rounds run in pairs, one traced and one untraced, whose order
+alternates. The client's trace context selects tracing. CPU is that of every process of the services until the round's
+spans are exported.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from support.processes.stack import MODEL_NAME, Service, Stack, processes_of_ses
 Costs = dict[str, float]  # by service
 
 _MOST_PERCENT = 3.0
-_EXPORT_SECONDS = 3.0  # spans leave every 2
+_EXPORT_SECONDS = 3.0  # spans are exported every 2 s
 _CLIENTS = 32
 _WORDS = ("the", "a", "dog", "river", "story", "long", "little", "tell", "me", "about", "with", "who", "went", "ball")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """1: it costs more than it may."""
+    """Measures and prints. Returns 1 if tracing costs too much."""
     options = _options(argv)
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _round(stack: Stack, options: argparse.Namespace, random_of: random.Random, traced: bool) -> Costs:
-    """CPU milliseconds of one request, by service."""
+    """Returns the CPU milliseconds per request, by service."""
     bodies = [
         {"model": MODEL_NAME, "prompt": " ".join(random_of.choices(_WORDS, k=300)), "stream": True,
          "max_tokens": options.tokens}
@@ -116,7 +117,7 @@ def _row(name: str, costs: list[list[float]], wanted: str = "") -> list[str]:
 
 
 def _added(costs: list[list[float]]) -> float:
-    """Percent, of the pair in the middle: a machine that is slow for a moment spoils the pair it does it in."""
+    """Returns the percentage of the median pair, because a slow moment of the machine spoils only one pair."""
     return median(_pairs(costs))
 
 
@@ -126,9 +127,9 @@ def _pairs(costs: list[list[float]]) -> list[float]:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="baton bench tracing", description=__doc__.partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=240, help="of a round")
-    parser.add_argument("--rounds", type=int, default=16, help="pairs")
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
+    parser.add_argument("--requests", type=int, default=240, help="requests per round")
+    parser.add_argument("--rounds", type=int, default=16, help="pairs of rounds")
+    parser.add_argument("--tokens", type=int, default=128, help="output tokens per request")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""What the token stream costs a worker's front: one stream, many active requests, an engine whose steps take no time.
+"""Measures what the token stream costs a worker's front, with many requests and an engine whose steps take no time.
 
 baton bench wire [--seconds 10] [--requests 256] [--rounds 3] [--tls] [--json PATH]
 
---tls measures the same over mTLS as well, in turns, and prints what it adds.
+--tls also measures mTLS, in turns, and prints the difference.
 """
 
 from __future__ import annotations
@@ -45,23 +45,22 @@ _ALL_CPU = ("front_cpu", "engine_cpu", "client_cpu")
 
 @dataclass(frozen=True)
 class Round:
-    """One measured interval."""
+    """The results of one interval."""
 
     seconds: float
     num_tokens: int
     num_frames: int  # messages on the stream
-    num_steps: int  # of the engine
+    num_steps: int  # steps of the engine
     front_cpu: float  # seconds
     engine_cpu: float
     client_cpu: float
 
     @property
     def tokens_per_second(self) -> float:
-        """By the clock on the wall."""
         return self.num_tokens / self.seconds
 
     def per_core(self, cpu: float) -> float:
-        """Tokens a second of one process's CPU time."""
+        """Returns the tokens per second of a process's CPU time."""
         return self.num_tokens / cpu
 
 
@@ -71,7 +70,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-ms", type=float, default=0.0, help="a step's time, for a paced engine")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="duration of a step")
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -98,7 +97,7 @@ Side = tuple[str, Dial, psutil.Process]
 
 
 async def _measure_all(sides: list[Side], num_requests: int, seconds: float, num_rounds: int) -> list[list[Round]]:
-    """The rounds of each side, taken in turns."""
+    """Returns the rounds of each side. The sides take turns."""
     for address, dial, _ in sides:
         async with asyncio.timeout(30):
             while not await is_ready(Probe.GRPC_HEALTH, address, dial):  # noqa: ASYNC110
@@ -160,12 +159,12 @@ async def _drain(
 
 def _request(slot: int) -> worker_pb2.SubmitRequest:
     prompt = [5 + (slot * 7 + i * 13) % 4000 for i in range(_PROMPT_TOKENS)]
-    # Endings are spread, so that the batch does not restart as one.
+    # Lengths vary, so that requests do not end and restart all at once.
     return submit(slot, prompt, max_tokens=_MAX_TOKENS - slot * 7 % 1000)
 
 
 async def _take(counts: AsyncIterator[tuple[int, int]], seconds: float) -> tuple[int, int, int]:
-    """Tokens, frames and steps of so many seconds."""
+    """Returns tokens, frames and steps of this many seconds."""
     deadline = time.perf_counter() + seconds
     num_tokens = num_frames = first = last = 0
     async for tokens, step in counts:
@@ -210,7 +209,6 @@ def _print_added(plain: list[Round], tls: list[Round]) -> None:
 
 
 def _added(tls: list[Round], plain: list[Round], fields: Sequence[str]) -> float:
-    """Percent."""
     return 100 * (_per_frame(tls, fields) / _per_frame(plain, fields) - 1)
 
 

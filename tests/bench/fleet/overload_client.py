@@ -1,4 +1,4 @@
-"""An open-loop client: sends requests at their times, and records the results. Knows no table."""
+"""An open-loop client that sends requests at given times and records the results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ _CLIENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks."""
-
     name: str
     weight: float
     key: str
@@ -25,15 +23,15 @@ class Tenant:
 
 @dataclass(slots=True)
 class Seen:
-    """One request as its client saw it. Times are of the monotonic clock, in seconds."""
+    """One request as seen by its client. Times are in seconds of the monotonic clock."""
 
     tenant: str
     sent: float
     status: int = 0
     retry_after: bool = False
-    head: float = 0.0  # when the status came
-    tokens: list[float] = field(default_factory=list)  # when each event with text came
-    ended: float = 0.0  # 0: it broke off
+    head: float = 0.0  # arrival of the status
+    tokens: list[float] = field(default_factory=list)  # arrival of each event with text
+    ended: float = 0.0  # 0: the answer is incomplete
 
     @property
     def first(self) -> float:
@@ -46,7 +44,7 @@ class Seen:
         return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
 
     def is_good(self, ttft: float, itl: float) -> bool:
-        """Answered in full, within both objectives."""
+        """Whether the answer is complete and within both objectives."""
         return self.status == 200 and self.ended > 0 and self.first <= ttft and self.between <= itl
 
 
@@ -110,7 +108,7 @@ async def _ask(port: int, tenant: Tenant, body: bytes, seen: Seen) -> None:
 async def offer(
     port: int, tenants: Sequence[Tenant], rate: float, seconds: float, num_tokens: tuple[int, int], rng: random.Random
 ) -> list[Seen]:
-    """Poisson arrivals, so many a second; tenants and lengths are drawn evenly. Returns after the last answer."""
+    """Sends requests with Poisson arrivals and uniformly drawn tenants and lengths. Returns after the last answer."""
     seen: list[Seen] = []
     due = time.monotonic()
     end = due + seconds
