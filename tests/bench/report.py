@@ -13,7 +13,7 @@ from typing import Any
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool = False) -> str:
-    """The first column to the left, figures to the right."""
+    """Aligns the first column left, and figures right."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     aligned = [
@@ -27,7 +27,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], markdown:
 
 
 def machine_facts(packages: Sequence[str], card: str = "") -> dict[str, str]:
-    """The date, the card or processor, and the versions that a figure depends on."""
+    """Returns the date, the GPU or processor, and the versions on which figures depend."""
     facts = {"date": datetime.date.today().isoformat(), "card": card or _processor()}
     facts["python"] = platform.python_version()
     for name in packages:
@@ -38,20 +38,20 @@ def machine_facts(packages: Sequence[str], card: str = "") -> dict[str, str]:
 
 
 def facts_line(facts: Mapping[str, str]) -> str:
-    """The facts in one line."""
+    """Returns the facts in one line."""
     named = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("date", "card"))
     return f"{facts['card']}, {facts['date']}, {named}"
 
 
 def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
-    """Writes the document where a path was given."""
+    """Writes the document if a path is given."""
     if path is not None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _version(package: str) -> str:
     if package == "torch":
-        # The build's local part (+cu130, +cpu) is in no metadata of some distributions.
+        # Some distributions' metadata lack the local part of the version (+cu130, +cpu).
         try:
             import torch
         except ImportError:

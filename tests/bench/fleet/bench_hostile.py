@@ -13,8 +13,8 @@ stays    growth of the resident memory of all processes, up to a second later. I
          the same request sent again, up to three times: full caches and heaps do not grow again, but leaks do
 stall    the slowest answer to a probe of GET /health, or the gateway's CPU in that time if that is less
 neighbour  another tenant's TTFT while 16 clients attack within the limits of docs/guides, divided by the TTFT without
-         them. The clients only get the CPU that the fleet leaves, as if they were on other machines. The floor is the same
-         ratio with programs that compute on every CPU in place of the clients
+         them. The clients only get the CPU that the fleet leaves, as if they were on other machines. The floor is the
+         same ratio with programs that compute on every CPU in place of the clients
 """
 
 from __future__ import annotations

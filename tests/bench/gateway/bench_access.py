@@ -1,10 +1,10 @@
-"""What keys and limits cost the gateway: CPU a request of this process, with a real Redis, one round trip each.
+"""Measures what keys and limits cost the gateway: CPU per request, with a real Redis and one round trip each.
 
 baton bench access [--requests 20000] [--concurrent 32] [--json PATH]
 
-A request is identified by its headers, runs through what the gateway puts around its generation, is admitted by five
-limits, told as headers, and settled with less than it reserved. CPU is that of the whole process, the loop's and the
-kernel's for it included; Redis is a process of its own. The best of the runs.
+A request is identified by its headers, admitted by five limits, which are written as headers, and settled with less
+than it reserved. CPU is that of this whole process, including the event loop and the kernel's work for it. Redis is a
+separate process. The best run is reported.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ RUNS = 5
 
 
 def main() -> None:
-    """Measures and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--concurrent", type=int, default=32)
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 async def measure(num_requests: int, concurrent: int) -> list[dict[str, Any]]:
-    """Every case, cheapest first."""
+    """Measures every case, cheapest first."""
     rows = []
     with tempfile.TemporaryDirectory() as name, running_redis(Path(name)) as url:
         tenants = {"limited": LIMITS, "free": {}}
@@ -100,7 +99,7 @@ def refusals(gate: Gate, key: str, num_requests: int) -> float:
 
 
 async def cpu_of(gate: Gate, key: str, num_requests: int, concurrent: int) -> float:
-    """Microseconds of CPU a request."""
+    """Returns the microseconds of CPU per request."""
     headers = {b"host": b"x", b"authorization": f"Bearer {key}".encode(), b"content-type": b"application/json"}
     request = GenerationRequest("r", "m", [7] * 512, stop=types_pb2.StopConditions(max_tokens=256))
     inner, sink = Nothing(), NoSink()
@@ -121,7 +120,7 @@ async def cpu_of(gate: Gate, key: str, num_requests: int, concurrent: int) -> fl
 
 
 class Nothing:
-    """A Generator that has ended at once."""
+    """A Generator whose generations end at once."""
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         if request.on_end is not None:
@@ -129,14 +128,14 @@ class Nothing:
         return self
 
     def abort(self) -> None:
-        """It is over."""
+        """Does nothing, because the generation has ended."""
 
     def resume(self) -> None:
-        """It is over."""
+        """Does nothing, because the generation has ended."""
 
 
 class NoSink:
-    """A response's destination that drops what it gets."""
+    """A sink that drops everything."""
 
     writable = True
 
@@ -152,7 +151,7 @@ class NoSink:
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
-    """A server of its own on a free port."""
+    """Runs a Redis server on a free port. Yields its URL."""
     port = free_ports(1)[0]
     words = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -165,7 +164,7 @@ def running_redis(folder: Path) -> Iterator[str]:
 
 
 def wait_for(port: int) -> None:
-    """Until it answers."""
+    """Waits until the server responds."""
     import redis
 
     with redis.Redis(port=port) as client:

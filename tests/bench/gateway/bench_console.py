@@ -1,9 +1,10 @@
-"""What consoles cost the gateway: CPU of its whole process while none, one and ten of them watch a fleet once a second.
+"""Measures what consoles cost the gateway: CPU of its process while 0, 1 or 10 consoles watch a fleet.
 
 baton bench console [--workers 100] [--consoles 0,1,10] [--seconds 10] [--rounds 3] [--seed 1]
 
-The gateway and the router are processes of their own; the workers are scripted in this one, each tells its state twice
-a second, and 50 requests a second are placed and reported on. Cases take turns in every round. `wanted` is of one core.
+The gateway and the router are separate processes. The workers are scripted in this one, and each publishes its state
+twice a second. 50 requests a second are placed and reported. Cases take turns in every round. `wanted` is a share of
+one core. Consoles receive a snapshot per second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-# Says so at every process that is started, and its fork handlers hang or end some of them.
+# gRPC logs every fork, and its fork handlers hang or end some of the started processes.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -38,15 +39,15 @@ _PACKAGES = ("grpcio", "uvloop", "protobuf", "msgspec")
 
 @dataclass
 class Row:
-    """One number of consoles: a figure of every round."""
+    """The figures of every round for one number of consoles."""
 
     consoles: int
     shares: list[float] = field(default_factory=list)  # of one core
-    rates: list[float] = field(default_factory=list)  # snapshots a second and console
+    rates: list[float] = field(default_factory=list)  # snapshots per second and console
     sizes: list[float] = field(default_factory=list)  # bytes
 
     def cells(self) -> list[str]:
-        """The line."""
+        """Returns the cells of the table's line."""
         percent = [f"{100 * pick(self.shares):.2f} %" for pick in (statistics.median, min, max)]
         told = (
             (f"{statistics.median(self.rates):.2f}", f"{statistics.median(self.sizes):,.0f}")
@@ -79,7 +80,7 @@ class Watcher:
 
 
 async def measure(row: Row, server: Server, seconds: float) -> None:
-    """One round of one case."""
+    """Measures one round of one case."""
     watchers = [Watcher() for _ in range(row.consoles)]
     tasks = [asyncio.create_task(watcher.follow(server.port)) for watcher in watchers]
     try:
@@ -102,7 +103,7 @@ async def measure(row: Row, server: Server, seconds: float) -> None:
 
 
 async def run(options: argparse.Namespace) -> list[Row]:
-    """All rounds."""
+    """Runs all rounds."""
     rows = [Row(int(count)) for count in options.consoles.split(",")]
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(console_fleet(options.workers, options.placements, options.seed))
@@ -114,12 +115,11 @@ async def run(options: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    """Measures and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=100)
-    parser.add_argument("--consoles", default="0,1,10", help="how many watch, by case")
+    parser.add_argument("--consoles", default="0,1,10", help="number of consoles in each case")
     parser.add_argument("--placements", type=float, default=50.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each case in each round")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each case in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -1,13 +1,13 @@
-"""What Envoy's question to the gateway costs: the time it adds to a request, and CPU, at a steady rate.
+"""Measures what Envoy's ext_authz Check costs: the time it adds to a request, and CPU, at a steady rate.
 
 baton bench ext_authz [--rate 500] [--seconds 2] [--rounds 10] [--json PATH]
 
-A real Envoy with the shipped configuration, TLS everywhere, asks a real gateway, whose limits are in a real Redis; what
-passes is answered by Envoy itself, so that nothing else is measured. Requests are due at even times, whether or not
-earlier ones were answered, and a request's time is counted from then. The cases take turns; `best` is of
-the round where the figure is lowest. Envoy's own time of a Check is its histogram of whole milliseconds, cut off; the
-share below two of them is exact, and told for the median round, with quartiles: a machine that others share is not as
-quick in all of them. Client, Envoy, gateway and Redis share this machine's cores.
+A real Envoy with the shipped configuration and TLS calls a real gateway, whose limits are in a real Redis. Envoy itself
+answers authorized requests, so that nothing else is measured. Requests are due at regular times, whether or not earlier
+ones are complete, and a request's time begins when it is due. The cases take turns. `best` is the lowest figure of all
+rounds. Envoy measures a Check in whole milliseconds, rounded down, so that the share below 2 ms is exact. It is
+reported for the median round with quartiles, because a shared machine is not equally fast in all rounds. Client, Envoy,
+gateway and Redis share this machine's cores.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ LIMITS = {
     "tokens_per_month": 1 << 50,
 }
 WARM_UP_SECONDS = 1.0
-_FLUSH_SECONDS = 0.25  # of Envoy's histograms, which it merges then
-_MOST_MS = 2  # that 99 % of Checks may take
+_FLUSH_SECONDS = 0.25  # interval at which Envoy merges its histograms
+_MOST_MS = 2  # bound for 99 % of Checks
 
 
 @dataclass(frozen=True)
@@ -74,34 +74,32 @@ class Case:
 
 @dataclass
 class Taken:
-    """What one case took."""
+    """The measurements of one case."""
 
     rounds: list[list[float]] = field(default_factory=list)  # milliseconds of each request, in ascending order
     cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds, by process
 
     def best(self, share: float) -> float:
-        """A percentile, in milliseconds, of the round where it is lowest: others do not disturb all of them alike."""
+        """Returns the lowest percentile of all rounds, in milliseconds, because other programs disturb some rounds."""
         return min(percentile(one, share) for one in self.rounds)
 
     def percentile(self, share: float) -> float:
-        """The same of all rounds together."""
+        """Returns the percentile over all rounds together."""
         return percentile(sorted(one for round_ in self.rounds for one in round_), share)
 
     def microseconds_of(self, process: str) -> float:
-        """CPU a request."""
+        """Returns the CPU per request."""
         return self.cpu[process] / sum(map(len, self.rounds)) * 1e6
 
 
 def percentile(ascending: list[float], share: float) -> float:
-    """The value that this share is below."""
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))]
 
 
 def main() -> None:
-    """Measures and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=500.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a case in a round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of a case in a round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -114,7 +112,7 @@ def main() -> None:
 
 
 def start(folder: Path, cleanup: ExitStack) -> tuple[envoy.Envoy, list[Case], dict[str, psutil.Process]]:
-    """Redis, a gateway, an Envoy; the cases; and the processes that are measured."""
+    """Starts Redis, a gateway and Envoy. Returns Envoy, the cases, and the measured processes."""
     redis = RedisServer(folder, *free_ports(1))
     redis.start()
     cleanup.callback(redis.stop)
@@ -138,7 +136,7 @@ def start(folder: Path, cleanup: ExitStack) -> tuple[envoy.Envoy, list[Case], di
 
 
 def answering(settings: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with routes that Envoy answers itself, one of them without asking."""
+    """Adds routes that Envoy answers itself, one of them without a Check."""
     settings["stats_flush_interval"] = f"{_FLUSH_SECONDS}s"
     (host,) = envoy.manager_of(settings)["route_config"]["virtual_hosts"]
     answer = {"direct_response": {"status": 200, "body": {"inline_string": "{}"}}}
@@ -155,7 +153,7 @@ def answering(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def trusting_http1(front: envoy.Envoy) -> ssl.SSLContext:
-    """For the client's connections."""
+    """Returns the TLS context of the client's connections."""
     context = trusting(Access(front.addresses.certificates, Path(), {}))
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -170,7 +168,7 @@ async def measure(
     seconds: float,
     rounds: int,
 ) -> tuple[dict[str, Taken], list[Counter[float]]]:
-    """Every case, round by round; and each round's Checks by Envoy's milliseconds."""
+    """Measures every case, round by round. Returns the cases' results, and Envoy's histogram of Checks per round."""
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(CONNECTIONS):
         free.put_nowait(await Connection.open(front.addresses.edge, context))
@@ -193,8 +191,8 @@ async def measure(
 
 
 async def send(case: Case, free: asyncio.Queue[Connection], rate: float, seconds: float) -> list[float]:
-    """Milliseconds from when each request was due to its answer."""
-    clock = time.perf_counter  # uvloop's own has whole milliseconds
+    """Sends requests. Returns the milliseconds from the time when each was due to its answer."""
+    clock = time.perf_counter  # uvloop's clock has whole milliseconds
     begin, count = clock() + 0.01, int(rate * seconds)
     milliseconds: list[float] = []
 
@@ -216,7 +214,7 @@ async def send(case: Case, free: asyncio.Queue[Connection], rate: float, seconds
 
 @dataclass
 class Connection:
-    """One of the client's, with a request at a time."""
+    """A connection of the client, which sends one request at a time."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -227,7 +225,7 @@ class Connection:
         return cls(*await asyncio.open_connection("localhost", port, ssl=context))
 
     async def ask(self, request: bytes) -> int:
-        """Sends it and reads all of the answer. Returns the status."""
+        """Sends a request and reads the whole answer. Returns the status."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
@@ -236,13 +234,13 @@ class Connection:
 
 
 def cpu_of(process: psutil.Process) -> float:
-    """Seconds of it and of its threads."""
+    """Returns the CPU seconds of a process."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 async def check_milliseconds(front: envoy.Envoy) -> Counter[float]:
-    """All Checks so far by the whole milliseconds that they took, cut off: Envoy's own histogram."""
+    """Returns Envoy's histogram of all Checks so far, in whole milliseconds, rounded down."""
     await asyncio.sleep(2 * _FLUSH_SECONDS)
     told = front.ask_admin("/stats?histogram_buckets=detailed&filter=^cluster.ext_authz.upstream_rq_time$")
     totals = re.search(r"totals=(.*)", told)
@@ -252,12 +250,11 @@ async def check_milliseconds(front: envoy.Envoy) -> Counter[float]:
 
 
 def share_within(checks: Counter[float], milliseconds: int) -> float:
-    """Of these Checks, those that took less."""
+    """Returns the share of Checks that took less."""
     return sum(count for lower, count in checks.items() if lower < milliseconds) / checks.total()
 
 
 def report(taken: Mapping[str, Taken], checks: list[Counter[float]], options: argparse.Namespace) -> None:
-    """Prints the table, and writes the JSON."""
     facts = machine_facts(("grpcio", "uvloop"))
     rows = []
     for name, one in taken.items():

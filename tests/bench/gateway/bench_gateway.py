@@ -1,12 +1,13 @@
-"""What the gateway costs: CPU of its whole process for a streamed token and for a small chat, and how late tokens come.
+"""Measures the gateway: CPU of its process per streamed token and per small chat, and the delay of tokens.
 
 baton bench gateway [--streams 256,1024] [--seconds 5] [--rounds 3] [--json FILE]
 baton bench gateway --compare litellm --compare vllm-router [--peers FOLDER]
 baton bench gateway --only prompt | --only first-token | --only cancels [--cancels 100000]
 
-The gateway is `baton gateway`, between real sockets: its router and worker are simulated in this process, which is the
-client too. A token is all of it: the worker's frame, text, stop conditions, the event, the socket. The other gateways
-forward bytes from a server of fixed answers, without tokenizing or detokenizing; --compare installs them from PyPI.
+The gateway is `baton gateway` with real sockets. Its router and worker are simulated in this process, which is also the
+client. The cost of a token includes the worker's frame, text, stop conditions, the event and the socket. The other
+gateways forward bytes from a server of fixed answers, without tokenizing or detokenizing. --compare installs them from
+PyPI.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from pathlib import Path
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-# Says so at every process that is started.
+# gRPC logs every fork.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-# Its fork handlers break the children that are started while it runs.
+# gRPC's fork handlers break processes that are started while it runs.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from bench.gateway.first_token import measure_first_tokens
@@ -50,17 +51,17 @@ _CASES = ("tokens", "chats", "first-token", "prompt", "cancels")
 
 @dataclass
 class Row:
-    """One line of the table: a figure of every round."""
+    """One line of the table, with the figures of every round."""
 
     name: str
     wanted: str
-    offered: float | None = None  # tokens a second; None: each client goes on when it is answered
+    offered: float | None = None  # tokens per second; None: closed loop
     costs: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     delays_ms: list[tuple[float, float]] = field(default_factory=list)  # p50 and p99
 
     def cells(self) -> list[str]:
-        """The line."""
+        """Returns the cells of the line."""
         offered = "as answered" if self.offered is None else f"{self.offered:,.0f}"
         p50, p99 = (statistics.median(delay[at] for delay in self.delays_ms or [(0.0, 0.0)]) for at in (0, 1))
         return [
@@ -71,7 +72,7 @@ class Row:
 
 
 class Table:
-    """The rows by name."""
+    """Rows by name."""
 
     header = ("", "median", "min", "max", "wanted", "offered/s", "done/s", "delay p50 / p99 ms")
 
@@ -79,17 +80,17 @@ class Table:
         self.rows: dict[str, Row] = {}
 
     def row(self, name: str, wanted: str = "", offered: float | None = None) -> Row:
-        """Returns the row of this name. Creates it at first."""
+        """Returns the row of this name. Creates it on the first call."""
         return self.rows.setdefault(name, Row(name, wanted, offered))
 
     def render(self, markdown: bool) -> str:
-        """All rows that have a figure."""
+        """Renders all rows that have figures."""
         return render_table(self.header, [row.cells() for row in self.rows.values() if row.costs], markdown)
 
 
 @contextlib.asynccontextmanager
 async def paced(step_seconds: float) -> AsyncIterator[tuple[Server, PacedWorker]]:
-    """A gateway over a worker that steps this often."""
+    """Runs a gateway with a worker whose steps have this interval."""
     token_ids = Tokenizer.from_file(str(SAMPLE / "tokenizer.json")).encode(_STORY, add_special_tokens=False).ids
     async with (
         PacedWorker(token_ids, step_seconds) as worker,
@@ -102,7 +103,7 @@ async def paced(step_seconds: float) -> AsyncIterator[tuple[Server, PacedWorker]
 async def measure_tokens(
     row: Row, server: Server, num_streams: int, seconds: float, worker: PacedWorker | None = None
 ) -> None:
-    """One round of streams of one token a step."""
+    """Measures one round of streams of one token per step."""
     requests = [
         http_request(chat(stream=True, max_tokens=1900, ignore_eos=True, seed=seed)) for seed in range(num_streams)
     ]
@@ -120,7 +121,7 @@ async def measure_tokens(
 
 
 async def measure_chats(row: Row, server: Server, num_clients: int, seconds: float) -> None:
-    """One round of small chats."""
+    """Measures one round of small chats."""
     begin = server.cpu_seconds()
     count, elapsed = await run_chats(server.port, _CHAT, num_clients, seconds)
     row.costs.append((server.cpu_seconds() - begin) / count * 1e3)
@@ -128,7 +129,7 @@ async def measure_chats(row: Row, server: Server, num_clients: int, seconds: flo
 
 
 async def tokens_and_chats(options: argparse.Namespace, table: Table) -> None:
-    """The gateway at the loads it is meant for; in the same rounds the others, at loads that they bear."""
+    """Measures Baton at its design loads and, in the same rounds, the others at loads that they can handle."""
     async with AsyncExitStack() as stack:
         own, worker = await stack.enter_async_context(paced(STEP_SECONDS))
         backend = await stack.enter_async_context(FixedServer(STEP_SECONDS))
@@ -148,7 +149,7 @@ async def tokens_and_chats(options: argparse.Namespace, table: Table) -> None:
 
 
 async def measure_other(options: argparse.Namespace, table: Table, other: Server, backend: FixedServer) -> None:
-    """One round of another gateway."""
+    """Measures one round of another gateway."""
     bears = PEERS[other.name]
     if options.only in (None, "tokens"):
         row = table.row(f"{other.name}: us a token, {bears.num_streams} streams", "", bears.num_streams / STEP_SECONDS)
@@ -160,7 +161,7 @@ async def measure_other(options: argparse.Namespace, table: Table, other: Server
 
 
 async def measure_cancels(options: argparse.Namespace) -> str:
-    """Memory after many streams that their clients gave up."""
+    """Measures memory after many streams that clients cancelled."""
     warm, count = min(2000, options.cancels // 10), options.cancels
     body = chat(stream=True, max_tokens=1900, ignore_eos=True)
     async with paced(_CANCEL_STEP_SECONDS) as (server, _):
@@ -175,7 +176,6 @@ async def measure_cancels(options: argparse.Namespace) -> str:
 
 
 async def run(options: argparse.Namespace, table: Table, say: Callable[[str], None]) -> None:
-    """Runs the requested cases."""
     if options.only in (None, "tokens", "chats"):
         await tokens_and_chats(options, table)
         say(table.render(options.markdown))
@@ -219,14 +219,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton bench gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--streams", type=_numbers, default=[256, 1024], help="streams at once; several with commas")
-    parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved; medians count")
-    parser.add_argument("--only", choices=_CASES, help="one part alone")
+    parser.add_argument("--streams", type=_numbers, default=[256, 1024], help="concurrent streams, separated by commas")
+    parser.add_argument("--seconds", type=float, default=5, help="duration of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved; medians are reported")
+    parser.add_argument("--only", choices=_CASES, help="run one part only")
     parser.add_argument(
-        "--compare", choices=tuple(PEERS), action="append", default=[], help="a gateway to stand beside"
+        "--compare", choices=tuple(PEERS), action="append", default=[], help="another gateway to measure"
     )
-    parser.add_argument("--clients", type=int, default=64, help="of small chats")
+    parser.add_argument("--clients", type=int, default=64, help="concurrent clients of small chats")
     parser.add_argument("--peers", type=Path, default=Path("build/peers"), help="folder of the peers' environments")
     parser.add_argument("--cancels", type=int, default=100_000)
     parser.add_argument("--prompt-tokens", type=int, default=100_000)

@@ -1,4 +1,4 @@
-"""What a token costs in the gateway's generation side: frame decode, dispatch, text, stop strings. Prints one table.
+"""Measures the gateway's CPU per token for frame decoding, dispatch, text and stop strings. Prints one table.
 
 baton bench gateway_tokens [--slots 256] [--steps 200] [--rounds 5] [--json FILE]
 """
@@ -30,7 +30,7 @@ WORDS = "Once upon a time there was a little girl who liked stars, tea and naïv
 
 
 class NullReceiver:
-    """Takes tokens and forgets them."""
+    """Drops tokens."""
 
     def on_tokens(self, token_ids: object, logprobs: object) -> None:
         pass
@@ -61,7 +61,7 @@ class CountingSink:
 
 
 class TextReceiver(NullReceiver):
-    """The product's way from tokens to deltas."""
+    """Turns tokens into deltas as the gateway does."""
 
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
         detokenizer = tokenizer.detokenizer([1], skip_special_tokens=True)
@@ -76,7 +76,7 @@ class TextReceiver(NullReceiver):
 
 
 def make_frames(tokenizer: Tokenizer, num_slots: int, num_steps: int) -> list[bytes]:
-    """Frames of random positions in a real text, so that characters are cut as models cut them."""
+    """Returns frames of tokens from random positions of a real text, which cut characters as models do."""
     text = tokenizer.encode(WORDS * 50, add_special_tokens=False)
     begins = [random.randrange(len(text)) for _ in range(num_slots)]
     return [
@@ -90,7 +90,7 @@ def make_frames(tokenizer: Tokenizer, num_slots: int, num_steps: int) -> list[by
 
 
 async def measure(frames: list[bytes], num_slots: int, make: Callable[[], NullReceiver]) -> float:
-    """Microseconds of CPU a token."""
+    """Returns the microseconds of CPU per token."""
     stream = WorkerStream("w", "127.0.0.1:1", lambda stream: None, GenerationCounters())
     for _ in range(num_slots):
         stream.submit(worker_pb2.SubmitRequest(stop=types_pb2.StopConditions(max_tokens=1)), make())
@@ -103,7 +103,7 @@ async def measure(frames: list[bytes], num_slots: int, make: Callable[[], NullRe
 
 
 async def run(num_slots: int, num_steps: int, num_rounds: int) -> dict[str, list[float]]:
-    """Microseconds a token of every case, the cases interleaved."""
+    """Returns the microseconds per token of every case. The cases take turns."""
     tokenizer = Tokenizer(SAMPLE / "tokenizer.json")
     frames = make_frames(tokenizer, num_slots, num_steps)
     cases: dict[str, Callable[[], NullReceiver]] = {
@@ -121,7 +121,6 @@ async def run(num_slots: int, num_steps: int, num_rounds: int) -> dict[str, list
 
 
 def main() -> None:
-    """Prints the table, and writes JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)

@@ -1,4 +1,4 @@
-"""What hostile bodies cost a gateway: processor time, the longest stall of its event loop, memory that stays.
+"""Measures what hostile bodies cost a gateway: CPU time, the longest stall of its event loop, and retained memory.
 
 baton bench hostile_bodies
 """
@@ -39,7 +39,7 @@ def chat(text, **fields):
 
 
 def bodies():
-    """Names, paths and bodies."""
+    """Yields names, paths and bodies."""
     for name, piece in FILLINGS.items():
         text = piece * (BYTES // len(json.dumps(piece).encode()))
         yield f"chat: {name}", CHATS, chat(text)
@@ -87,7 +87,7 @@ async def watch(stalls):
 
 
 async def main():
-    """Prints one line for each body; the client's own work is done before the clock starts."""
+    """Prints one line for each body. The client's own work is excluded from the time."""
     process = psutil.Process()
     async with rest_side(say("Hi")) as rest:
         for name, path, body in bodies():

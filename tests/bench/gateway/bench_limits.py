@@ -1,9 +1,9 @@
-"""How exactly gateways hold a tenant to its tokens a minute: processes of their own, one real Redis, real minutes.
+"""Measures how exactly several gateway processes with a real Redis enforce a tenant's tokens per minute.
 
 baton bench limits [--replicas 3] [--limit 120000] [--seconds 150] [--seed 1] [--json PATH]
 
-Every replica wants all that it can have: requests of 50 to 400 output tokens that reserve twice what they use. What was
-admitted is added up over every minute that begins with a request, and over the first two minutes of all.
+Every replica saturates the limit with requests of 50 to 400 output tokens that reserve twice what they use. Admitted
+tokens are summed over every minute that begins with a request, and over the first two minutes of the run.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ _EDGE_SECONDS = 0.02  # a request is timed before it is admitted, by another clo
 
 
 def main() -> None:
-    """Measures and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--limit", type=int, default=120_000, help="output tokens a minute")
+    parser.add_argument("--limit", type=int, default=120_000, help="output tokens per minute")
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -73,7 +72,7 @@ def main() -> None:
 
 
 def _measured(options: argparse.Namespace) -> list[tuple[float, int, int]]:
-    """When, how many tokens, and at which replica."""
+    """Returns the time, tokens and replica of each admitted request."""
     with tempfile.TemporaryDirectory() as folder, running_redis(Path(folder)) as url:
         words = [sys.executable, __file__, *sys.argv[1:], "--url", url, "--own"]
         processes = [
@@ -86,7 +85,7 @@ def _measured(options: argparse.Namespace) -> list[tuple[float, int, int]]:
 async def _greedy(
     url: str, replicas: int, limit: int, seconds: float, seed: int, number: int
 ) -> list[tuple[float, int, int]]:
-    """What one replica admitted."""
+    """Sends requests to one replica as fast as it admits them. Returns those admitted."""
     rng = random.Random(f"{seed}/{number}")
     who = tenant(output_tokens_per_minute=limit)
     admitted: list[tuple[float, int, int]] = []
@@ -108,13 +107,13 @@ async def _greedy(
 
 
 def _within(rows: Sequence[tuple[float, int, int]], number: int) -> int:
-    """Tokens of one minute after another."""
+    """Returns the tokens of minute `number` of the run."""
     start = rows[0][0] + 60 * number
     return sum(tokens for at, tokens, _ in rows if start <= at < start + 60)
 
 
 def _minutes(rows: Sequence[tuple[float, int, int]], limit: int) -> list[int]:
-    """Tokens of every minute that begins with a request and ends before the last."""
+    """Returns the tokens of every minute that begins with a request and ends before the last one."""
     sums, last, within = [], 0, 0
     end = rows[-1][0]
     for start, tokens, _ in rows:

@@ -1,6 +1,6 @@
-"""The time to first token of a new client: alone, with clients that read nothing or send long prompts, and under load.
+"""Measures a new client's TTFT: alone, with clients that read nothing or send long prompts, and under load.
 
-The others are clients of a process of their own: what they are slow at is not a newcomer's delay.
+The other clients run in a separate process, so that they do not delay the new client themselves.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NUM_OTHERS = 64
 _OTHERS_BEGIN_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0
-_LONG_WORDS = 10_000  # encoded and then refused: the model takes 2,048 tokens, so no worker gets them
-_MIDDLE = "Once upon a time there was a dog. " * 60  # too long to be encoded without a thread
-# Steps of 2 ms; and steps that take no time at all.
+_LONG_WORDS = 10_000  # encoded and then rejected, before any worker: the model's limit is 2,048 tokens
+_MIDDLE = "Once upon a time there was a dog. " * 60  # long enough to be encoded on another thread
+# Steps of 2 ms, and steps that take no time.
 _WORKERS = {
     "paced": ("--sim-step-seconds", "0.002", "--sim-prefill-token-seconds", "0", "--sim-decode-request-seconds", "0"),
     "flood": ("--sim-slowness", "0"),
@@ -40,7 +40,7 @@ _WORKERS = {
 
 
 async def measure_first_tokens(seconds: float, markdown: bool) -> str:
-    """The table."""
+    """Measures, and returns the table."""
     lines: list[list[str]] = []
     for name, flags in _WORKERS.items():
         with tempfile.TemporaryDirectory() as folder, ExitStack() as cleanup:
@@ -101,7 +101,7 @@ async def _stream_for_ever(port: int, reads: bool) -> None:
 async def _ask_for_ever(port: int, numbers: Iterator[int]) -> None:
     pool = HttpPool(f"http://127.0.0.1:{port}", {})
     while True:
-        # No two begin alike: each is encoded as a whole.
+        # All begin differently, so that each is encoded as a whole.
         text = f"{next(numbers)} " + "dog tree ball " * (_LONG_WORDS // 3)
         body = chat(max_tokens=1, messages=[{"role": "user", "content": text}])
         status, answer = await pool.fetch("POST", PATH, body, _ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""Loads on a gateway: single streams, chats one after the other, and streams that are given up. Knows no gateway."""
+"""Loads on any gateway: single streams, consecutive chats, and streams that clients cancel."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from bench.serve.http_stream import HttpPool
 
 PATH = "/v1/chat/completions"
 _CHAT = {"model": "storyteller-7m", "messages": [{"role": "user", "content": "Tell me a story about a dog."}]}
-_FIRST_SECONDS = 60.0  # for every stream to have begun
+_FIRST_SECONDS = 60.0  # until every stream has begun
 _ANSWER_SECONDS = 120.0
 _SETTLE_SECONDS = 0.5
 
 
 class StreamReader(asyncio.Protocol):
-    """Sends a request, and notes when its answer's first event came, and when its end."""
+    """Sends a request. Records the times of the first event and of the end."""
 
     def __init__(self, request: bytes, reads: bool = True) -> None:
         self._request = request
         self._reads = reads
-        self._first = asyncio.Event()  # an event came, or none will
+        self._first = asyncio.Event()  # the first event or the end was received
         self._sent_at = 0.0
         self._first_at = 0.0  # 0: not yet
-        self.ended = asyncio.Event()  # the whole answer is there, or the connection is not
+        self.ended = asyncio.Event()  # the whole answer was received, or the connection was lost
 
     async def first(self) -> float:
-        """Seconds from the request to the answer's first event. Raises BenchFailed."""
+        """Returns the seconds from the request to the first event. Raises BenchFailed."""
         try:
             async with asyncio.timeout(_FIRST_SECONDS):
                 await self._first.wait()
@@ -41,7 +41,7 @@ class StreamReader(asyncio.Protocol):
         return self._first_at - self._sent_at
 
     def close(self) -> None:
-        """Gives the stream up."""
+        """Cancels the stream."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,24 +64,24 @@ class StreamReader(asyncio.Protocol):
 
 
 def chat(**fields: Any) -> bytes:
-    """The body of a small chat."""
+    """Returns the body of a small chat."""
     return json.dumps(_CHAT | fields).encode()
 
 
 def http_request(body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """The body as a POST."""
+    """Returns a POST of the body."""
     return HttpPool("http://127.0.0.1:1", dict(headers or {})).request("POST", PATH, body)
 
 
 async def open_stream(port: int, body: bytes, reads: bool = True) -> StreamReader:
-    """A stream of its own connection."""
+    """Opens a stream on a new connection."""
     loop = asyncio.get_running_loop()
     _, reader = await loop.create_connection(lambda: StreamReader(http_request(body), reads), "127.0.0.1", port)
     return reader
 
 
 async def run_chats(port: int, body: bytes, num_clients: int, seconds: float) -> tuple[int, float]:
-    """Chats answered, and the seconds it took: each client sends its next one when the last is answered."""
+    """Runs chats in a closed loop. Returns the number of answers, and the seconds."""
     begin = time.perf_counter()
     pools = [HttpPool(f"http://127.0.0.1:{port}", {}) for _ in range(num_clients)]
 
@@ -103,7 +103,7 @@ async def run_chats(port: int, body: bytes, num_clients: int, seconds: float) ->
 
 
 async def cancel_streams(port: int, body: bytes, count: int, in_flight: int) -> None:
-    """Opens streams and gives each up at its first event."""
+    """Opens streams and cancels each at its first event."""
     left = iter(range(count))
 
     async def one_after_the_other() -> None:

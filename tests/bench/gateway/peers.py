@@ -22,7 +22,7 @@ from baton.services.ports import free_ports
 
 _INSTALL_SECONDS = 1200.0
 _LEAVE_SECONDS = 120.0
-# LiteLLM ends a stream of chunks that are all alike.
+# LiteLLM ends a stream whose chunks are all equal.
 _WORDS = [f" word{number}" for number in range(97)]
 _DATA = (
     'data: {"id":"chatcmpl-8f3c0d9e5b7a4c21a6e4f0b1d2c3a4b5","object":"chat.completion.chunk","created":1763700000,'
@@ -38,7 +38,7 @@ _MODELS = {"object": "list", "data": [{"id": "storyteller-7m", "object": "model"
 
 
 class FixedServer:
-    """An OpenAI server whose chats are all alike: one document, or an event for each stream at every step."""
+    """An OpenAI server with fixed answers: one document, or an event for each stream at every step."""
 
     def __init__(self, step_seconds: float) -> None:
         self._step_seconds = step_seconds
@@ -59,12 +59,12 @@ class FixedServer:
         self._server.close()
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Gives this client an event at every step."""
+        """Adds a client that receives an event at every step."""
         self.streams.add(transport)
         self._none_left.clear()
 
     def discard(self, transport: asyncio.Transport) -> None:
-        """Drops the connection of a client that has gone."""
+        """Removes a client that has disconnected."""
         self.streams.discard(transport)
         if not self.streams:
             self._none_left.set()
@@ -133,16 +133,16 @@ class Peer:
 
     requirement: str
     probe: str
-    num_streams: int  # that it bears, a token each 20 ms
+    num_streams: int  # load that it can handle, with a token per stream every 20 ms
     num_clients: int
-    command: Callable[[Path, int, int], list[str]]  # of its environment, its port and the backend's port
+    command: Callable[[Path, int, int], list[str]]  # arguments: its environment, its port, the backend's port
 
 
 def _litellm(environment: Path, port: int, backend: int) -> list[str]:
     config = environment / "config.json"  # JSON is YAML
     to_backend = {"model": "openai/storyteller-7m", "api_base": f"http://127.0.0.1:{backend}/v1", "api_key": "none"}
     models = [{"model_name": "storyteller-7m", "litellm_params": to_backend}]
-    open_to_all = {"dangerously_permit_weak_or_unset_master_key": True}  # as the others are here
+    open_to_all = {"dangerously_permit_weak_or_unset_master_key": True}  # like the other gateways
     document = {"model_list": models, "general_settings": open_to_all}
     config.write_text(json.dumps(document), encoding="utf-8")
     listen = ["--host", "127.0.0.1", "--port", str(port)]
@@ -163,7 +163,7 @@ PEERS = {
 
 
 def install(name: str, environment: Path) -> None:
-    """Makes the peer's environment, if there is none. Raises BenchFailed."""
+    """Creates the peer's environment if it does not exist. Raises BenchFailed."""
     done = environment / "installed"
     requirement = PEERS[name].requirement
     if done.exists() and done.read_text(encoding="utf-8") == requirement:
@@ -179,7 +179,7 @@ def install(name: str, environment: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def peer(name: str, environment: Path, backend: FixedServer) -> AsyncIterator[Server]:
-    """An installed peer's process over the backend."""
+    """Runs an installed peer in front of the backend."""
     (port,) = free_ports(1)
     environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
     command = PEERS[name].command(environment, port, backend.port)

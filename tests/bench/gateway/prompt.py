@@ -1,4 +1,4 @@
-"""What a long prompt costs the control plane: gateway, router and kvstore together, of a running tandem."""
+"""Measures what a long prompt costs the control plane of a tandem: gateway, router and kvstore."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tokenizers import Tokenizer
 
 SERVICES = ("gateway", "router", "kvstore")
 SHARED = 0.95
-_PAUSE_SECONDS = 0.3  # for what comes after an answer: its blocks' events, reports
+_PAUSE_SECONDS = 0.3  # for work after an answer, such as events of blocks and reports
 _REQUEST_SECONDS = 120.0
 
 
 def measure_prompts(num_tokens: int, count: int, markdown: bool) -> str:
-    """The table: CPU of each service for one chat whose prompt's first 95 % were seen before."""
+    """Returns the table: CPU of each service per chat, for new prompts, and for prompts of which 95 % are cached."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as cleanup:
         length = str(2 * num_tokens)
-        # Blocks of 16 tokens; the pool holds the prompts of the whole measurement.
+        # The pool has enough blocks of 16 tokens for all prompts.
         blocks = str((count + 2) * num_tokens // 16)
         extra = {"worker": ("--max-model-len", length, "--num-blocks", blocks, "--sim-slowness", "0")}
         stack = start_stack(Path(folder), cleanup, executor="sim", prefill_workers=0, extra=extra)
@@ -45,7 +45,7 @@ def measure_prompts(num_tokens: int, count: int, markdown: bool) -> str:
 
 
 class _Words:
-    """Chats of one long text and an end of their own."""
+    """Chats with a shared long text and different ends."""
 
     def __init__(self, num_tokens: int) -> None:
         self._tokenizer = Tokenizer.from_file(str(SAMPLE / "tokenizer.json"))
@@ -56,7 +56,7 @@ class _Words:
         self.num_prompt_tokens = 0
 
     def chat(self, number: int, shares: bool = True) -> bytes:
-        """The body of one chat."""
+        """Returns the body of one chat."""
         generator = random.Random(number + 1)
         num_shared = int(SHARED * self._num_tokens)
         begin = self._shared if shares else self._text(generator, num_shared)
@@ -71,13 +71,13 @@ class _Words:
             sentence = " ".join(generator.choice(self._vocabulary) for _ in range(12))
             pieces.append(sentence + ".\n")
         text = "".join(pieces)
-        # Sentences differ in tokens: cut or repeat to the length asked for.
+        # Sentences have different numbers of tokens: cut or repeat to the requested length.
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return (text * (1 + num_tokens // len(ids)))[: len(text) * num_tokens // len(ids)]
 
 
 def _costs(stack: Stack, bodies: list[bytes]) -> dict[str, float]:
-    """Returns the CPU milliseconds of each service for one chat, less its idle time."""
+    """Returns the CPU milliseconds of each service for one chat, minus its idle CPU."""
     idle = _idle_shares(stack)
     begin, before = time.perf_counter(), _cpu(stack)
     for body in bodies:

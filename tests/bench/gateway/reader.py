@@ -1,8 +1,8 @@
-"""Many streams read by a process of its own. When an event came is the kernel's word, not that of when it was read.
+"""Reads many streams in a separate process. The kernel's timestamps are the arrival times of events.
 
-So the reader takes what is there every few milliseconds, and neither its own slowness nor its waking is measured: with
-two cores, a reader that woke for each event would take the gateway's. Where several events of a stream are there at
-once, all of them count as come with the last.
+Therefore the reader polls every few milliseconds, and its own delay is not measured. On two cores, a reader that woke
+for each event would compete with the gateway. If several events of a stream are read at once, all have the
+last one's time.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from bench.gateway.rig import Server
 from bench.serve.client import BenchFailed
 from support.processes.child import Child, ChildFailed
 
-_FIRST_SECONDS = 120.0  # for every stream to have begun
-_LAST_SECONDS = 60.0  # for the reader to start and to answer
+_FIRST_SECONDS = 120.0  # until every stream has begun
+_LAST_SECONDS = 60.0  # until the reader has started and responded
 _SETTLE_SECONDS = 0.5
-_OPENED_TOGETHER = 32  # more at once would be refused by a router that answers too late
+_OPENED_TOGETHER = 32  # with more at once, slow responses of the router would lead to refusals
 _READ_BYTES = 64 << 10
 _READ_SECONDS = 0.01  # between two rounds over all streams
-_SO_TIMESTAMPNS = 35  # Linux; Python has no name for it
+_SO_TIMESTAMPNS = 35  # on Linux; not defined by Python
 _TIMESPEC = struct.Struct("qq")
 
 
 @dataclass
 class Arrivals:
-    """When events of one stream came, and how many there were by then."""
+    """The arrival times of one stream's events, and the number of events until then."""
 
     times: array[float] = field(default_factory=lambda: array("d"))
     totals: array[int] = field(default_factory=lambda: array("I"))
 
     def delays(self, begin: float, sent_at: Sequence[float], first_step: int) -> Iterable[float]:
-        """Seconds from each token's step to its arrival. The first event of a chat is its role, not a token."""
+        """Returns the seconds from each token's step to its arrival. A chat's first event is its role, not a token."""
         before = 1
         for arrival, total in zip(self.times, self.totals, strict=True):
             if arrival >= begin:
@@ -48,7 +48,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Watched:
-    """What came of all streams between two moments."""
+    """The measurements of all streams in one interval."""
 
     begin: float  # perf_counter
     seconds: float
@@ -58,7 +58,7 @@ class Watched:
 
 
 async def watch_streams(server: Server, requests: Sequence[bytes], seconds: float) -> Watched:
-    """Opens a stream for each request, lets all begin, and watches them for `seconds`. Raises BenchFailed."""
+    """Opens a stream for each request, waits until all have begun, and measures for `seconds`. Raises BenchFailed."""
     child = Child(_Reader)
     try:
         watched = await asyncio.to_thread(
@@ -81,7 +81,7 @@ async def watch_streams(server: Server, requests: Sequence[bytes], seconds: floa
 
 
 class _Reader:
-    """Runs in the process that reads."""
+    """The reader, in its own process."""
 
     def watch(self, name: str, port: int, pid: int, requests: Sequence[bytes], seconds: float) -> Watched:
         return _watch(Server(name, port, pid), requests, seconds)
@@ -108,7 +108,7 @@ def _watch(server: Server, requests: Sequence[bytes], seconds: float) -> Watched
 
 
 class _Stream:
-    """One client."""
+    """The stream of one client."""
 
     def __init__(self, port: int, request: bytes) -> None:
         self.connection = socket.create_connection(("127.0.0.1", port))
@@ -118,7 +118,7 @@ class _Stream:
         self.num_events = 0
 
     def read(self, clock_offset: float) -> None:
-        """Reads available data. `clock_offset` is the performance counter less the system's clock."""
+        """Reads available data. `clock_offset` is the performance counter minus the system's clock."""
         data, ancillary, _, _ = self.connection.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size))
         if not data or data.endswith(b"}}"):
             raise BenchFailed(f"a stream ended early: {data[-300:]!r}")
@@ -130,7 +130,7 @@ class _Stream:
 
 
 def _stamp(ancillary: Sequence[tuple[int, int, bytes]]) -> float:
-    """The system's clock at the arrival. The first packets after stamps were asked for may have none: now."""
+    """Returns the arrival by the system's clock; the current time for first packets, which may have no timestamp."""
     if not ancillary:
         return time.time()
     whole, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])

@@ -1,4 +1,4 @@
-"""What the gateway stands between when it is measured: a worker on an exact grid of time; processes, and their CPU."""
+"""Helpers of gateway benchmarks: a worker with steps at exact times, processes, and their CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READY_SECONDS = 120.0
 
 
 class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Gives every running request a token at each step. A request is known by its seed afterwards."""
+    """Sends every running request a token at each step. Results identify a request by its seed."""
 
     worker_id = "paced"
 
@@ -34,7 +34,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._running: dict[int, int] = {}  # slot: the step of its last token
         self._ending: dict[int, list[int]] = defaultdict(list)  # by step
         self._aborted: list[int] = []
-        self._ping = 0  # to be answered
+        self._ping = 0  # not answered yet; 0: none
         self._news = asyncio.Event()
         self._server = RpcServer("127.0.0.1:0", [], 0)
         self.first_steps: dict[int, int] = {}  # by seed
@@ -61,7 +61,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
                 if not self._running and not self._aborted and not self._ping:
                     self._news.clear()
                     await self._news.wait()
-                # One late step does not make the next ones follow at once.
+                # After a late step, the next ones are not rushed.
                 due = max(due + self._step_seconds, time.perf_counter())
                 await asyncio.sleep(due - time.perf_counter())
                 frame = self._step()
@@ -101,7 +101,7 @@ class PacedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class Server:
-    """A process, with all that it starts, that answers HTTP on `port`."""
+    """A process that serves HTTP on `port`, with its children."""
 
     def __init__(self, name: str, port: int, pid: int) -> None:
         self.name = name
@@ -110,24 +110,24 @@ class Server:
         self._process = psutil.Process(pid)
 
     def cpu_seconds(self) -> float:
-        """User and system time so far."""
+        """Returns the user and system time of all its processes so far."""
         return sum(cpu_seconds(one) for one in (self._process, *self._process.children(recursive=True)))
 
     def resident_bytes(self) -> int:
-        """Memory in use, of all its processes."""
+        """Returns the resident memory of all its processes."""
         processes = (self._process, *self._process.children(recursive=True))
         return int(sum(one.memory_info().rss for one in processes))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """User and system time of one process."""
+    """Returns the user and system time of one process."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 @contextlib.asynccontextmanager
 async def gateway(router: str, name: str = "baton") -> AsyncIterator[Server]:
-    """`baton gateway` over a router; its log goes nowhere, but is made."""
+    """Runs `baton gateway` with a router. Its log is written to /dev/null."""
     rest, grpc = free_ports(2)
     flags = {"rest-listen": f"127.0.0.1:{rest}", "grpc-listen": f"127.0.0.1:{grpc}", "router": router}
     words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
@@ -140,7 +140,7 @@ async def gateway(router: str, name: str = "baton") -> AsyncIterator[Server]:
 async def started(
     name: str, command: Sequence[str], port: int, probe: str, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[Server]:
-    """A process that is ready once GET `probe` is answered with 200. Raises BenchFailed."""
+    """Starts a process. Waits until GET `probe` responds with 200. Raises BenchFailed."""
     nowhere = asyncio.subprocess.DEVNULL
     child = await asyncio.create_subprocess_exec(*command, stdout=nowhere, stderr=nowhere, env=environ)
     try:

@@ -1,4 +1,4 @@
-"""Attention rows: the shapes that FlashAttention-3 was measured on, over a paged pool in random order."""
+"""Benchmark rows of attention: the shapes that FlashAttention-3 was measured on, with a pool in random order."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FA3_DECODE_US: Mapping[tuple[int, int], float] = {
     (256, 1024): 284.3,
     (256, 4096): 994.7,
 }
-# One long sequence beside many short ones, as where prompts of every length share a batch.
+# One long sequence among many short ones, as in a batch of prompts of all lengths.
 LONG, SHORT, NUM_SHORT = 32_768, 640, (15, 63, 255)
-NEW_TOKENS, CACHED_PREFIXES = 16, (4096, 32_768)  # a prompt that was asked before, but for its end
+NEW_TOKENS, CACHED_PREFIXES = 16, (4096, 32_768)  # a cached prompt with a new end
 FA3_PREFILL_TFLOP_S: Mapping[int, float] = {2048: 442, 8192: 558, 16384: 588}
 
 _TILE_ROWS = 128
@@ -36,7 +36,7 @@ _HOPPER = (9, 0)
 
 
 def attention_cases(shape: ModelShape, block_size: int) -> list[Case]:
-    """Decode, then prefill by each of its kernels."""
+    """Returns decode cases, then prefill cases for each kernel."""
     return [*_decode_cases(shape, block_size), *_prefill_cases(shape, block_size), *_hit_cases(shape, block_size)]
 
 
@@ -81,7 +81,7 @@ def _prepare_decode(shape: ModelShape, block_size: int, seq_lens: list[int], dev
     query = torch.randn(num_seqs, shape.num_q_heads, shape.head_dim, device=device).bfloat16()
     scale = 1 / math.sqrt(shape.head_dim)
     workspace = DecodeWorkspace(num_seqs, shape.num_q_heads, shape.num_kv_heads, shape.head_dim, device)
-    cuts = cut_for_decode(lengths, caches[0], query.dtype)  # once a step, for all layers
+    cuts = cut_for_decode(lengths, caches[0], query.dtype)  # once per step, for all layers
 
     def launch(cache: Tensor) -> Tensor:
         return decode_attention(query, cache, table, rows, cuts, scale, workspace)
@@ -107,7 +107,7 @@ def _prefill_cases(shape: ModelShape, block_size: int) -> list[Case]:
 
 
 def _hit_cases(shape: ModelShape, block_size: int) -> list[Case]:
-    """Returns cases of a few new tokens after a cached prefix, with the tile cut into parts and whole."""
+    """Returns cases of a few new tokens after a cached prefix, with the tile whole and cut into parts."""
     if "hopper" not in _prefill_kernels(shape):
         return []
     return [
@@ -187,7 +187,7 @@ def _prefill_error(
 
 
 def _prefill_kernels(shape: ModelShape) -> dict[str, Callable[..., Tensor]]:
-    """Those that run on this card."""
+    """Returns the kernels that run on this GPU."""
     kernels: dict[str, Callable[..., Tensor]] = {}
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == _HOPPER and shape.head_dim in (64, 128):
         from baton.kernels.attention.prefill_hopper import prefill_attention_hopper
@@ -203,6 +203,6 @@ def _random_cache(shape: ModelShape, num_blocks: int, block_size: int, device: t
 
 
 def _own_blocks(cache: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """The blocks of some sequences in fp32, and a table into them."""
+    """Returns the blocks of some sequences in fp32, and a table into them."""
     own = cache[table.flatten().long()].float()
     return own, torch.arange(table.numel(), dtype=torch.int32, device=table.device).view(table.shape)

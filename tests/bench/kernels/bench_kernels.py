@@ -1,4 +1,4 @@
-"""How fast each kernel is on this GPU, beside what the card does at best; checked against its oracle first.
+"""Measures each kernel on this GPU relative to the GPU's peak, after checking it against its oracle.
 
 baton bench kernels [--only decode --only prefill ...] [--model llama-3.1-8b] [--json PATH]
 """
@@ -29,10 +29,10 @@ _GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
-    timing: Timing | None  # None: `problem` says why
+    timing: Timing | None  # None: `problem` has the reason
     error: float | None
     peer_us: float | None
     problem: str = ""
@@ -43,13 +43,13 @@ class Result:
         return self.case.work / self.timing.us / 1e6 if self.timing else 0.0
 
     def share(self, ceilings: Ceilings) -> float:
-        """Of the card's own best."""
+        """Returns the share of the GPU's measured peak."""
         best = ceilings.matmul_tflop_s if self.case.unit == FLOPS else ceilings.copy_tb_s
         return self.rate / best
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints one table, and writes JSON. 1: no GPU, or a kernel that is wrong or failed."""
+    """Measures, prints one table, and writes JSON. Returns 1 without a GPU, or if a kernel is wrong or failed."""
     options = _parser().parse_args(argv)
     if not torch.cuda.is_available():
         print(f"baton bench kernels: needs an NVIDIA GPU, and torch {torch.__version__} sees none", file=sys.stderr)
@@ -67,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton bench kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=_GROUPS, help="some groups of kernels; all without it")
-    parser.add_argument("--model", choices=tuple(PRESETS), default="llama-3.1-8b", help="whose shapes")
-    parser.add_argument("--block-size", type=int, choices=(16, 32, 64), default=16, help="tokens a KV block")
+    parser.add_argument("--only", action="append", choices=_GROUPS, help="groups of kernels to measure (default: all)")
+    parser.add_argument("--model", choices=tuple(PRESETS), default="llama-3.1-8b", help="model whose shapes are used")
+    parser.add_argument("--block-size", type=int, choices=(16, 32, 64), default=16, help="tokens per KV block")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", type=Path)

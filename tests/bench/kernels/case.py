@@ -1,4 +1,4 @@
-"""One row of the kernel benchmark: an op, a shape, its inputs, its oracle, and what others need for it."""
+"""One row of the kernel benchmark: an op, a shape, its inputs, its oracle, and the times of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOPS = "TFLOP/s"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that decide a kernel's shapes."""
+    """The sizes of a model that determine the shapes of kernels."""
 
     hidden: int
     num_q_heads: int
@@ -27,7 +27,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
-        """From a Hugging Face config."""
+        """Returns the sizes in a Hugging Face config."""
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         return cls(
             hidden=hidden,
@@ -41,11 +41,11 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Inputs on the device."""
+    """A case's launches on inputs on the device."""
 
-    launches: Sequence[Launch]  # one for each set of inputs
-    error: Callable[[], float]  # of the first set, against the oracle
-    peer: Sequence[Launch] = ()  # the peer on the same inputs, where it can run here
+    launches: Sequence[Launch]  # one per set of inputs
+    error: Callable[[], float]  # error of the first set, compared with the oracle
+    peer: Sequence[Launch] = ()  # the peer on the same inputs, if it can run here
     tolerance: float = 1e-2
 
 
@@ -56,7 +56,7 @@ class Case:
     op: str
     shape: str
     unit: str  # BYTES or FLOPS
-    work: float  # bytes or operations of one launch, the least that the op needs
+    work: float  # bytes or operations that one launch needs at least
     prepare: Callable[[torch.device], Prepared]
     peer: str = ""
     peer_us: float | None = None  # as published

@@ -1,4 +1,4 @@
-"""Rows of fused experts: all launches of a layer's routed MLP, for few and many tokens."""
+"""Benchmark rows of fused experts: all launches of a layer's routed MLP, for few and many tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHAPES = (
 
 
 def experts_cases() -> list[Case]:
-    """Returns each shape at each number of tokens."""
+    """Returns a case for each shape and number of tokens."""
     return [_case(shape, num_tokens) for shape in SHAPES for num_tokens in (*_MEMORY_BOUND, *_COMPUTE_BOUND)]
 
 
@@ -94,6 +94,6 @@ def _random(device: torch.device, *size: int) -> Tensor:
 
 
 def _expected(x: Tensor, weights: Tensor, ids: Tensor, up: Tensor, down: Tensor, gate: Gate) -> Tensor:
-    """The reference over the experts that are used, in fp64."""
+    """Returns the reference of the used experts, in fp64."""
     used, numbers = ids.unique(return_inverse=True)
     return reference.run_experts(x, weights, numbers, up[used].double(), down[used].double(), gate)

@@ -1,4 +1,4 @@
-"""Small linear rows: the projections of a decode step, each with what is fused into it, beside cuBLAS without it."""
+"""Benchmark rows of small linears: a decode step's projections with fused ops, and cuBLAS without those."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Projection:
 
     @property
     def num_rows(self) -> int:
-        """Of the weight."""
+        """Rows of the weight."""
         return self.num_out * (2 if self.gated else 1)
 
 
 def linear_cases(shape: ModelShape) -> list[Case]:
-    """Every projection, at every number of tokens."""
+    """Returns a case for each projection and number of tokens."""
     return [
         Case(
             "small linear",
@@ -90,7 +90,7 @@ def _prepare(projection: Projection, num_tokens: int, device: torch.device) -> P
 def _expected(
     projection: Projection, x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None, checked: int
 ) -> Tensor:
-    """The first output features, in fp64."""
+    """Returns the first output features, in fp64."""
     wide = x.double()
     if norm is not None:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS) * norm.double()

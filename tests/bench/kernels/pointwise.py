@@ -1,4 +1,4 @@
-"""Rows of the ops between the matrix products: norms, rotary embedding with the cache write, the gate."""
+"""Benchmark rows of the ops between matrix products: norms, rotary embedding with the cache write, the gate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ELEMENT = 2  # bytes
 
 
 def pointwise_cases(shape: ModelShape, block_size: int) -> list[Case]:
-    """Each op at each number of tokens."""
+    """Returns a case for each op and number of tokens."""
     qkv = (shape.num_q_heads + 2 * shape.num_kv_heads) * shape.head_dim
     cases = []
     for count in _TOKENS:
@@ -37,7 +37,7 @@ def pointwise_cases(shape: ModelShape, block_size: int) -> list[Case]:
         )
     for normed in (False, True):
         for count in _TOKENS:
-            # Q, K and V are read and written once; a position's cosines and sines are fp32.
+            # Q, K and V are read and written once. The cosines and sines of a position are fp32.
             rope_bytes = 2.0 * count * qkv * _ELEMENT + 4.0 * count * shape.head_dim
             name = "rope_cache + q/k norm" if normed else "rope_cache"
             prepare = functools.partial(_prepare_rope, shape, block_size, count, normed)

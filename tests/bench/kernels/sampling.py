@@ -1,4 +1,4 @@
-"""Sampling rows: greedy, free and filtered draws; the floor is one read of the logits."""
+"""Benchmark rows of sampling: greedy, free and filtered draws. The floor is one read of the logits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from baton.kernels.sampling import columns as words
 
 _ROWS = (1, 256)
 _MAX_MODEL_LEN = 1024
-_MOST_WRONG = 0.02  # of the rows: where two tokens' scores are closer than fp32 tells
-_SCALE = 4.0  # of the logits, so that a nucleus is small beside the vocabulary
+_MOST_WRONG = 0.02  # share of rows whose two best scores are closer than the precision of fp32
+_SCALE = 4.0  # of the logits, so that a nucleus is small relative to the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How every row is drawn."""
+    """The sampling parameters of every row."""
 
     name: str
     temperature: float
@@ -30,7 +30,7 @@ class Draw:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition: float = 1.0
-    presence: float = 0.0  # and frequency
+    presence: float = 0.0  # frequency penalty too
 
     @property
     def flags(self) -> int:
@@ -53,7 +53,7 @@ _DRAWS = (
 
 
 def sampling_cases(shape: ModelShape) -> list[Case]:
-    """Each way to draw at each number of rows."""
+    """Returns a case for each way to draw and number of rows."""
     return [
         Case(
             f"sampling, {draw.name}",
@@ -126,7 +126,7 @@ def _penalized(logits: Tensor, counts: Tensor, draw: Draw, prompt_flag: int) -> 
 
 
 def _share_wrong(logits: Tensor, drawn: Tensor, expected: Tensor, draw: Draw) -> float:
-    """Of the rows; greedy rows may take any of the tokens that share the highest logit."""
+    """Returns the share of wrong rows. Greedy rows may draw any token with the highest logit."""
     wrong = drawn != expected
     if draw.temperature == 0:
         chosen, highest = (logits.gather(1, ids.unsqueeze(1)).squeeze(1) for ids in (drawn, expected))

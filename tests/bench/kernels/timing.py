@@ -1,4 +1,4 @@
-"""What a kernel is timed with: CUDA graph replay over inputs that do not fit into L2, and the card's own ceilings."""
+"""Times kernels by replaying CUDA graphs over inputs larger than L2, and measures the GPU's ceilings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 Launch = Callable[[], object]
 
-_LEAST_LAUNCHES = 20  # of one graph, so that its own start is spread
+_LEAST_LAUNCHES = 20  # per graph, so that its start costs little
 _REPLAYS = 9
-_LEAST_BYTES = 300 << 20  # of the inputs that a graph goes through
+_LEAST_BYTES = 300 << 20  # of the inputs of a graph
 _L2_FACTOR = 4
 _COPY_BYTES = 1 << 31
 _MATMUL_SIZE = 8192
@@ -20,15 +20,15 @@ _MATMUL_SIZE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the card does at best, measured in this run."""
+    """The GPU's peak rates, measured in this run."""
 
-    copy_tb_s: float  # read and write together
+    copy_tb_s: float  # reads plus writes
     matmul_tflop_s: float  # bf16
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one launch."""
+    """Microseconds per launch."""
 
     us: float
     min_us: float
@@ -36,19 +36,19 @@ class Timing:
 
 
 def num_copies(bytes_touched: int) -> int:
-    """How many sets of inputs a graph must go through, so that none is found in L2 again."""
+    """Returns how many sets of inputs a graph must use, so that none is in L2 when it is used again."""
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     return max(1, min(512, -(-max(_LEAST_BYTES, _L2_FACTOR * l2) // bytes_touched)))
 
 
 def time_launches(launches: Sequence[Launch]) -> Timing:
-    """The median over replays of one graph of all launches, as often as needed."""
+    """Returns the times over replays of one graph, which repeats all launches as often as needed."""
     for launch in launches[:2]:
         launch()
     torch.cuda.synchronize()
     rounds = -(-_LEAST_LAUNCHES // len(launches))
     graph = torch.cuda.CUDAGraph()
-    kept = []  # what is dropped within a capture is given to the next launch, and found in L2
+    kept = []  # memory freed during capture would be reused by the next launch, and be in L2
     with torch.cuda.graph(graph):
         for _ in range(rounds):
             kept = [launch() for launch in launches]
@@ -62,7 +62,7 @@ def time_launches(launches: Sequence[Launch]) -> Timing:
 
 
 def _replay(graph: torch.cuda.CUDAGraph) -> float:
-    """Milliseconds."""
+    """Returns the milliseconds of one replay."""
     started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     started.record()
     graph.replay()
@@ -72,14 +72,14 @@ def _replay(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
-    """Device copy, and a bf16 matrix product of 8192."""
+    """Measures a device copy, and a bf16 matrix product of size 8192."""
     return Ceilings(_copy_rate(device), _matmul_rate(device))
 
 
 def _copy_rate(device: torch.device) -> float:
     source = torch.randn(_COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    # By a kernel: copy_ is a copy engine's, which reaches two thirds of what the memory does.
+    # Copies with a kernel, because copy_ uses a copy engine, which reaches two thirds of the memory's bandwidth.
     timing = time_launches([lambda: torch.mul(source, 2.0, out=target)])
     return 2 * _COPY_BYTES / timing.us / 1e6
 

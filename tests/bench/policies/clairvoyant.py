@@ -1,9 +1,9 @@
-"""A bound that no placement beats by much: the whole fleet as one worker, which refuses what would cost others most.
+"""An approximate upper bound of all placements: the whole fleet as one worker that rejects the largest requests.
 
-One device as fast as all together, with all their memory, can do whatever they can: it runs their steps one after the
-other in the time that they take side by side, and no block is computed twice. It knows every request's length before,
-and the whole trace: it leaves out the share of the largest requests that leaves most others within their limits. It is
-offline, and it is generous: one large step reads the weights once where many workers read them each.
+One device with the speed and memory of all can do whatever they can: it runs their steps one after the other in the
+time that they take in parallel, and computes no block twice. The bound is offline: it knows the whole trace and the
+length of every request, and rejects the share of the largest requests that keeps most others within their limits. It
+is generous: one large step reads the weights once, but each worker would read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GOOD_ENOUGH = 0.01
 
 
 def pooled(cluster: ClusterSettings) -> ClusterSettings:
-    """All workers as one."""
+    """Returns a cluster of one worker with the resources of all."""
     count, device, engine = len(cluster.roles), cluster.device, cluster.engine
     return replace(
         cluster,
@@ -50,7 +50,7 @@ def pooled(cluster: ClusterSettings) -> ClusterSettings:
 
 
 def run_bound(cell: Cell) -> Summary:
-    """The best of some runs, each without another share of the largest requests."""
+    """Returns the best of several runs, each without a different share of the largest requests."""
     texts = Texts(cell.cluster.block_size)
     arrivals = arrivals_of(cell, texts)
     best: Summary | None = None
@@ -59,7 +59,7 @@ def run_bound(cell: Cell) -> Summary:
         if best is None or summary.goodput_per_second > best.goodput_per_second:
             best = summary
         if summary.good_share > 1 - share - _GOOD_ENOUGH:
-            break  # all that were let in are good: to leave out more gains nothing
+            break  # all admitted requests are good, so rejecting more gains nothing
     assert best is not None, "there is at least one run"
     return best
 

@@ -1,6 +1,6 @@
-"""Consistent hashing of the prompt's beginning, with bounded loads: no worker takes over 1.25 times the mean.
+"""Consistent hashing of the prompt's beginning, with bounded loads: no worker has over 1.25 times the mean.
 
-After KubeAI's PrefixHash (100 replicas on the ring, mean load percentage 125); the key is the prompt's first blocks.
+Follows KubeAI's PrefixHash (100 replicas on the ring, mean load percentage 125); the key is the prompt's first blocks.
 """
 
 from __future__ import annotations

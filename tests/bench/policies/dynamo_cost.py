@@ -1,7 +1,7 @@
-"""Dynamo's KV router: cost = overlap weight x prefill blocks + decode blocks, the least wins (temperature 0).
+"""Dynamo's KV router: cost = overlap weight x prefill blocks + decode blocks. The lowest cost wins (temperature 0).
 
-Prefill blocks are the worker's prompt tokens under way plus the request's uncached ones, in blocks; decode blocks are
-those of the requests active there, the new one included. The router tracks both itself; overlaps come from KV events.
+Prefill blocks are the worker's waiting prompt tokens plus the request's uncached ones, in blocks. Decode blocks are
+those of its active requests, including the new one. The router tracks both itself. Overlaps come from KV events.
 """
 
 from __future__ import annotations

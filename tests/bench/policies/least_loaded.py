@@ -1,4 +1,4 @@
-"""Least loaded: the fewest requests that have not ended, as a load balancer counts connections."""
+"""Least loaded: the worker with the fewest active requests, as a load balancer counts connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.policies.peer import Peer
 
 
 class LeastLoaded(Peer):
-    """Ties go round."""
+    """Breaks ties by round robin."""
 
     uses_index = False
 

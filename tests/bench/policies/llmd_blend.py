@@ -1,7 +1,7 @@
-"""llm-d's weighted blend: prefix match 3, queue depth 2, KV memory 2; the highest sum wins, ties are drawn.
+"""llm-d's weighted blend: prefix match 3, queue depth 2, KV memory 2; the highest sum wins, and ties are random.
 
-Each score is in [0, 1]: the matched share of the prompt; the queue against the longest and shortest; free memory.
-Queue and memory are the workers' own last reports.
+Each score is in [0, 1]: the matched share of the prompt; the queue relative to the longest and shortest; free memory.
+Queue and memory come from the workers' latest reports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _PREFIX, _QUEUE, _MEMORY = 3.0, 2.0, 2.0
 
 
 class WeightedBlend(Peer):
-    """The default profile of its endpoint picker, with prefixes from KV events."""
+    """The default profile of llm-d's endpoint picker, with prefixes from KV events."""
 
     def choose(self, request, workers):
         cached = self.cached_tokens(request)

@@ -1,7 +1,7 @@
-"""llm-d, sticky until saturated: the worker with the longest cached prefix, until it has as much to prefill as tau.
+"""llm-d, sticky until saturated: the worker with the longest cached prefix, until its waiting prompt tokens reach tau.
 
-tau is what a worker prefills in one second at its peak, as it was seen to. A prefix counts from 0.8 of the prompt's
-best match on. Saturated, or without a match: the worker with the fewest prompt tokens under way.
+tau is the number of tokens that a worker prefills in one second at its observed peak. A prefix counts if it has at
+least 0.8 of the best match. If saturated, or without a match: the worker with the fewest waiting prompt tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bench.policies.peer import Peer
 
 _AFFINITY = 0.8
 _TAU_SECONDS = 1.0
-_DEFAULT_PEAK = 10_000.0  # tokens a second, until one was seen
+_DEFAULT_PEAK = 10_000.0  # tokens per second, until a rate was observed
 
 
 class StickyUntilSaturated(Peer):

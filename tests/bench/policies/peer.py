@@ -20,7 +20,7 @@ class Placed:
     worker_id: str
     num_prompt_tokens: int
     num_uncached_tokens: int
-    waits: bool = True  # for its first token
+    waits: bool = True  # until its first token
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Load:
 
 
 class Peer(ABC):
-    """A policy over live workers. Refuses nothing: the peers leave that to the engines' queues."""
+    """A policy over live workers. Refuses nothing, because these systems leave that to the engines' queues."""
 
     uses_index = True
 
@@ -48,7 +48,7 @@ class Peer(ABC):
 
     @abstractmethod
     def choose(self, request: router_pb2.PlaceRequest, workers: Sequence[WorkerView]) -> WorkerView:
-        """The worker that runs the request."""
+        """Returns the worker that runs the request."""
 
     def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
         excluded = set(request.excluded_worker_ids)
@@ -73,17 +73,17 @@ class Peer(ABC):
     def choose_prefill(
         self, request: router_pb2.PlaceRequest, decode: WorkerView, views: Sequence[WorkerView], cached: int
     ) -> tuple[WorkerView, int] | None:
-        """Who prefills, and the tokens cached there. None: the worker that decodes."""
+        """Returns the prefill worker, and the tokens cached there. None: the decode worker prefills."""
         return None
 
     def cached_tokens(self, request: router_pb2.PlaceRequest) -> dict[str, int]:
-        """Prompt tokens that each worker holds."""
+        """Returns the prompt tokens that each worker has cached."""
         held = self._index.lookup(request.block_hashes)
         sizes = {view.worker_id: view.block_size for view in self._fleet.alive()}
         return {name: blocks * sizes[name] for name, blocks in held.items() if name in sizes}
 
     def load(self, worker_id: str) -> Load:
-        """What was placed there and has not ended."""
+        """Returns the load of the worker's unfinished placements."""
         return self._loads.setdefault(worker_id, Load())
 
     def first_token(self, placement_id: int) -> None:
@@ -110,7 +110,7 @@ class Peer(ABC):
     ) -> None:
         uncached = request.num_prompt_tokens - cached
         if computes is not decode:
-            # The prompt counts where it is computed; one placement ends both.
+            # The prefill worker's load has the prompt. One placement ends both.
             uncached = 0
         self._placed[placement_id] = Placed(decode.worker_id, request.num_prompt_tokens, uncached)
         load = self.load(decode.worker_id)
@@ -120,5 +120,5 @@ class Peer(ABC):
 
 
 def endpoint(view: WorkerView) -> types_pb2.Endpoint:
-    """A worker as an answer names it."""
+    """Returns the worker's endpoint for a response."""
     return types_pb2.Endpoint(worker_id=view.worker_id, epoch=view.epoch, address=view.address)

@@ -6,7 +6,7 @@ from bench.policies.peer import Peer
 
 
 class PowerOfTwo(Peer):
-    """Load is the number of requests that have not ended."""
+    """Load is the number of active requests."""
 
     uses_index = False
 

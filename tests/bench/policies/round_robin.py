@@ -1,4 +1,4 @@
-"""Round robin: each worker in its turn."""
+"""Round robin over the workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.policies.peer import Peer
 
 
 class RoundRobin(Peer):
-    """What a plain load balancer does."""
+    """Places like a plain load balancer."""
 
     uses_index = False
 

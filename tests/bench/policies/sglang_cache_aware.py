@@ -1,8 +1,8 @@
-"""SGLang's router, cache_aware: a tree of what was sent where, and the shortest queue when loads drift apart.
+"""SGLang's router, cache_aware: a tree of routed prompts, and the shortest queue if loads are out of balance.
 
-Defaults of its documentation: cache threshold 0.3, balance thresholds 64 requests and 1.5 times. Out of balance: the
+Defaults from its documentation: cache threshold 0.3, balance thresholds 64 requests and 1.5 times. Out of balance: the
 worker with the fewest requests. Else, if the tree's longest match covers more than the threshold, its worker; else the
-worker with the smallest tree. The tree knows what was routed, not what a worker evicted.
+worker with the smallest tree. The tree has routed prompts, and ignores evictions by workers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _HASH_BYTES = 16
 
 
 class CacheAware(Peer):
-    """Blocks stand for the tree's nodes."""
+    """Uses blocks as the tree's nodes."""
 
     def __init__(self, parts):
         super().__init__(parts)
-        self._owners: dict[bytes, list[str]] = {}  # block -> workers it was sent to
+        self._owners: dict[bytes, list[str]] = {}  # workers to which a block was routed
         self._sizes: dict[str, int] = {}
 
     def choose(self, request, workers):

@@ -1,4 +1,4 @@
-"""Fixed rules for disaggregation over Dynamo's cost: remote where enough of the prompt is uncached on the decoder."""
+"""Fixed rules for disaggregation with Dynamo's cost: a remote prefill if the decode worker lacks enough tokens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from bench.policies.dynamo_cost import LinearCost
 
 
 class Threshold(LinearCost):
-    """Remote from so many uncached tokens on, if they are at least such a share of the prompt."""
+    """Prefills remotely from `min_uncached` tokens on, if they are at least `min_share` of the prompt."""
 
     min_uncached = 0
     min_share = 0.0
 
     def __init__(self, parts):
         super().__init__(parts)
-        self._waiting: dict[str, int] = {}  # prompt tokens under way, by prefill worker
+        self._waiting: dict[str, int] = {}  # waiting prompt tokens, by prefill worker
         self._remote: dict[int, tuple[str, int]] = {}
 
     def choose_prefill(self, request, decode, views, cached):
@@ -42,11 +42,11 @@ class Threshold(LinearCost):
 
 
 class Always(Threshold):
-    """Every prompt, whatever is cached."""
+    """Prefills every prompt remotely."""
 
 
 class Never(Threshold):
-    """No prompt."""
+    """Prefills no prompt remotely."""
 
     min_uncached = 1 << 62
 
@@ -58,7 +58,7 @@ class Uncached256(Threshold):
 
 
 class Uncached2048AndShare(Threshold):
-    """Dynamo's default: 2,048 uncached tokens that are 0.7 of the prompt."""
+    """Dynamo's default: 2,048 uncached tokens that are at least 0.7 of the prompt."""
 
     min_uncached = 2048
     min_share = 0.7

@@ -2,8 +2,8 @@
 
 baton bench index [--workers 64] [--blocks 10000000] [--idle-workers 100] [--json PATH] [--markdown]
 
-The kvstore, its Redis and the router's reader are processes of their own; CPU is that of the whole process, and events
-count as applied when the reader has them. Lookups and memory are measured in this process, on the router's class.
+The kvstore, its Redis and the router's reader are separate processes. CPU is that of the whole process. Events count
+when the reader has applied them. Lookups and memory are measured in this process, on the router's class.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from baton.v1 import index_pb2, kv_pb2
 
 PROMPT_BLOCKS = 1563  # 100 k tokens in blocks of 64
 PROMPTS = 200
-TURN_BATCHES, BATCH_BLOCKS = 8, 32  # what the router applies at once
+TURN_BATCHES, BATCH_BLOCKS = 8, 32  # as the router applies them at once
 PUBLISH = "/baton.v1.IndexService/Publish"
 
 
 def main() -> None:
-    """Measures everything and prints one table."""
+    """Measures, and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=10_000_000, help="entries in the index, over all workers")
-    parser.add_argument("--events", type=int, default=1_000_000, help="block events through the wire")
+    parser.add_argument("--events", type=int, default=1_000_000, help="block events to send")
     parser.add_argument("--lookups", type=int, default=5000)
     parser.add_argument("--idle-workers", type=int, default=100)
     parser.add_argument("--idle-seconds", type=float, default=20.0)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure_memory_and_lookups(options: argparse.Namespace) -> list[Row]:
-    """An index of the given size, and prompts that each worker holds to some depth."""
+    """Measures an index of the given size. Each worker has cached some prompts to some depth."""
     draw = random.Random(1)
     prompts = [draw.randbytes(16 * PROMPT_BLOCKS) for _ in range(PROMPTS)]
     before = psutil.Process().memory_info().rss
@@ -99,7 +99,7 @@ def measure_memory_and_lookups(options: argparse.Namespace) -> list[Row]:
 
 
 def store_scattered(index: PrefixIndex, draw: random.Random) -> list[bytes]:
-    """Prompts of which no two blocks came together, at a worker of their own."""
+    """Stores prompts at a new worker, with no two blocks of a prompt in one batch. Returns the prompts."""
     while index.clean(1_000_000):
         pass
     fill(index, "w0", b"")
@@ -114,7 +114,7 @@ def store_scattered(index: PrefixIndex, draw: random.Random) -> list[bytes]:
 
 
 def fill(index: PrefixIndex, worker_id: str, *pieces: bytes) -> None:
-    """A worker's snapshot in parts, as the kvstore sends it."""
+    """Applies a worker's snapshot in parts, as the kvstore sends it."""
     stride = 16 * 8192
     parts = [piece[at : at + stride] for piece in pieces for at in range(0, len(piece), stride)] or [b""]
     for number, part in enumerate(parts):
@@ -129,7 +129,7 @@ def fill(index: PrefixIndex, worker_id: str, *pieces: bytes) -> None:
 def lookups_under_updates(
     index: PrefixIndex, prompts: list[bytes], options: argparse.Namespace
 ) -> tuple[list[Took], list[Took], float]:
-    """Lookups at 1,000 a second while workers evict and store 300,000 blocks a second."""
+    """Looks up 1,000 prompts a second while workers evict and store 300,000 blocks a second."""
     draw = random.Random(2)
     sequences = dict.fromkeys(index.worker_ids, 0)
     stored: list[tuple[str, bytes]] = []
@@ -149,7 +149,7 @@ def lookups_under_updates(
 
 
 def next_batch(draw: random.Random, sequences: dict[str, int], stored: list[tuple[str, bytes]]) -> kv_pb2.KvEventBatch:
-    """A worker stores 16 blocks and evicts 16, where it stored enough before."""
+    """Returns a batch in which a worker stores 16 blocks and, if enough are stored, evicts 16."""
     worker_id = draw.choice(list(sequences))
     hashes = draw.randbytes(16 * BATCH_BLOCKS // 2)
     tier = kv_pb2.KV_TIER_DEVICE
@@ -163,7 +163,7 @@ def next_batch(draw: random.Random, sequences: dict[str, int], stored: list[tupl
 
 
 def measure_apply() -> list[Row]:
-    """Encoded messages parsed and applied by the router's class, stored and then removed, drained."""
+    """Measures parsing and applying of encoded messages by the router's class: stored, then removed events."""
     rows = []
     for num_workers, what in ((8, "8 batches of 32 blocks at once"), (1, "one batch of 32 blocks at once")):
         draw, index = random.Random(3), PrefixIndex()
@@ -184,7 +184,7 @@ def measure_apply() -> list[Row]:
 
 
 def message(hashes: list[bytes], start_at: int, num_workers: int, stores: bool, sequence: int) -> bytes:
-    """One batch of each worker."""
+    """Returns a message with one batch of each worker."""
     batches = []
     for number in range(num_workers):
         change = (kv_pb2.BlocksStored if stores else kv_pb2.BlocksRemoved)(
@@ -197,14 +197,14 @@ def message(hashes: list[bytes], start_at: int, num_workers: int, stores: bool, 
 
 @dataclass(frozen=True)
 class Took:
-    """Microseconds: on the clock, and of this thread's processor time."""
+    """Microseconds of wall time, and of this thread's CPU time."""
 
     wall: float
     cpu: float
 
 
 def timed(act: Callable[[], object]) -> Took:
-    """How long something takes."""
+    """Returns the duration of a call."""
     began, cpu = time.perf_counter_ns(), time.thread_time_ns()
     act()
     cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - began
@@ -212,7 +212,7 @@ def timed(act: Callable[[], object]) -> Took:
 
 
 def latencies(what: str, values: list[Took]) -> list[Row]:
-    """Median and 99th percentile. Where other processes share the cores, the clock includes waiting for them."""
+    """Returns the median and the 99th percentile. Wall time includes waiting for processes that share the cores."""
     walls, cpus = [one.wall for one in values], [one.cpu for one in values]
     return [
         Row(f"{what}: p50", statistics.median(walls), "us"),
@@ -222,7 +222,7 @@ def latencies(what: str, values: list[Took]) -> list[Row]:
 
 
 class Publisher:
-    """A worker's stream with prepared messages."""
+    """A worker's publishing stream with prepared messages."""
 
     def __init__(self, worker_id: str, num_blocks: int, draw: np.random.Generator) -> None:
         self.worker_id = worker_id
@@ -231,7 +231,7 @@ class Publisher:
         self.sequence = 0
 
     async def join(self, address: str) -> None:
-        """Hello and snapshot."""
+        """Sends the hello, and a snapshot if it is requested."""
         self._channel = open_channel(address)
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = self._channel.stream_stream(PUBLISH)()
         hello = index_pb2.PublishHello(worker_id=self.worker_id, epoch=1, sequence=self.sequence, term=time.time_ns())
@@ -248,7 +248,7 @@ class Publisher:
             await self._hear()
 
     def batches(self, count: int) -> list[bytes]:
-        """Batches that store fresh blocks, encoded."""
+        """Returns encoded batches that store new blocks."""
         encoded = []
         for _ in range(count):
             self.sequence += 1
@@ -268,7 +268,7 @@ class Publisher:
         assert response.acknowledged_sequence == self.sequence
 
     async def beat(self) -> None:
-        """What an idle worker sends."""
+        """Sends heartbeats like an idle worker."""
         for number in itertools.count():
             heartbeat = index_pb2.PublishHeartbeat(wants_answer=number % 3 == 0)
             await self._call.write(index_pb2.PublishRequest(heartbeat=heartbeat).SerializeToString())
@@ -297,7 +297,7 @@ class Reader:
         )
 
     async def until(self, condition: Callable[[dict[str, float]], bool], seconds: float) -> dict[str, float]:
-        """The first status that meets the condition."""
+        """Returns the first status that meets the condition."""
         async with asyncio.timeout(seconds):
             while True:
                 line = await asyncio.to_thread(self.process.stdout.readline)
@@ -313,7 +313,7 @@ class Reader:
 
 @contextmanager
 def redis_server() -> Iterator[tuple[redis.Redis, str]]:
-    """A Redis of its own."""
+    """Runs a Redis server. Yields a client and the URL."""
     (port,) = ports.free_ports(1)
     with tempfile.TemporaryDirectory() as folder:
         words = [redis_program(), "--port", str(port), "--save", "", "--dir", folder]
@@ -335,7 +335,7 @@ def redis_server() -> Iterator[tuple[redis.Redis, str]]:
 
 @asynccontextmanager
 async def joined(address: str, publishers: list[Publisher]) -> AsyncIterator[None]:
-    """The publishers on a kvstore, and their heartbeats inside the `with`."""
+    """Connects publishers to a kvstore, and sends their heartbeats within the block."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -358,7 +358,7 @@ async def joined(address: str, publishers: list[Publisher]) -> AsyncIterator[Non
 
 
 async def measure_services(options: argparse.Namespace) -> list[Row]:
-    """What passes between processes."""
+    """Measures kvstore, Redis and reader as processes."""
     rows: list[Row] = []
     with ExitStack() as cleanup:
         log = cleanup.enter_context(tempfile.TemporaryFile())
@@ -376,7 +376,7 @@ async def measure_services(options: argparse.Namespace) -> list[Row]:
 
 
 async def measure_stream(options: argparse.Namespace, log: object, client: redis.Redis, url: str) -> list[Row]:
-    """Warm starts with the whole index, then events through kvstore and reader."""
+    """Measures warm starts with the whole index, then events through kvstore and reader."""
     (port,) = ports.free_ports(1)
     address = f"127.0.0.1:{port}"
     draw = np.random.default_rng(1)
@@ -413,7 +413,7 @@ async def measure_stream(options: argparse.Namespace, log: object, client: redis
 
 
 async def measure_usual_start(log: object, url: str) -> list[Row]:
-    """A router that comes back to 16 workers with a million blocks."""
+    """Measures the restart of a router with 16 workers and a million blocks."""
     (port,) = ports.free_ports(1)
     address, total = f"127.0.0.1:{port}", 16 * 62_500
     draw = np.random.default_rng(1)
@@ -435,7 +435,7 @@ async def measure_usual_start(log: object, url: str) -> list[Row]:
 
 
 async def until_written(client: redis.Redis, num_workers: int) -> None:
-    """Redis has a snapshot of every worker."""
+    """Waits until Redis has a snapshot of every worker."""
     async with asyncio.timeout(60):
         while client.scard("baton:{baton}:workers") < num_workers:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
@@ -445,7 +445,7 @@ async def until_written(client: redis.Redis, num_workers: int) -> None:
 async def measure_events(
     options: argparse.Namespace, address: str, publishers: list[Publisher], kvstore: psutil.Popen, reader: Reader
 ) -> list[Row]:
-    """Batches of all workers as fast as they are acknowledged; ends when the reader has applied the last one."""
+    """Measures batches of all workers, sent as fast as they are acknowledged, until the reader has applied the last."""
     per_worker = options.events // BATCH_BLOCKS // len(publishers)
     for publisher in publishers:
         await publisher.join(address)
@@ -501,7 +501,7 @@ async def measure_idle(options: argparse.Namespace, log: object, url: str) -> li
 
 
 def cpu_of(process: psutil.Process) -> float:
-    """Seconds of all threads so far."""
+    """Returns the CPU seconds of a process so far."""
     return sum(process.cpu_times()[:2])
 
 

@@ -35,7 +35,7 @@ _GRID = {
     "hit": (0.0, 0.5, 0.9),
     "load": (0.3, 0.45, 0.6, 0.75, 0.9),
 }
-_MOST_RATIO = 10.0  # where peers serve next to nothing
+_MOST_RATIO = 10.0  # cap, because a peer's goodput may be almost 0
 _HEADER = (
     "workload",
     "workers",
@@ -66,32 +66,30 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton bench policies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--disaggregation", action="store_true", help="the grid of fixed thresholds instead")
+    parser.add_argument("--disaggregation", action="store_true", help="compare a grid of fixed thresholds instead")
     parser.add_argument("--workloads", type=_words, default=["chat", "agents", "rag", "poisson"])
     parser.add_argument("--workers", type=_numbers, default=[4, 16, 64])
     parser.add_argument("--loads", type=_numbers, default=list(_LOADS))
-    parser.add_argument("--peers", type=_words, default=list(PEERS), help=f"of {', '.join(PEERS)}")
-    parser.add_argument(
-        "--role", choices=("decode", "both"), default="decode", help="decode: nobody hands prompts over"
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="simulated arrivals of a run of 4 workers")
-    parser.add_argument("--min-seconds", type=float, default=20.0, help="the least, with more workers")
+    parser.add_argument("--peers", type=_words, default=list(PEERS), help=f"some of {', '.join(PEERS)}")
+    parser.add_argument("--role", choices=("decode", "both"), default="decode", help="decode: without disaggregation")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals for 4 workers; less for more")
+    parser.add_argument("--min-seconds", type=float, default=20.0, help="the minimum of --seconds for more workers")
     parser.add_argument("--rules", type=_words, default=["always", "never"], help=f"of {', '.join(DISAGGREGATION)}")
-    parser.add_argument("--requests", type=int, default=0, help="of a cell of the grid at most; 0: all")
+    parser.add_argument("--requests", type=int, default=0, help="maximum per cell of the grid; 0: all")
     parser.add_argument(
-        "--min-requests", type=int, default=150, help="of a cell of the grid: its seconds last until so many come"
+        "--min-requests", type=int, default=150, help="minimum per cell of the grid, which extends its seconds"
     )
-    parser.add_argument("--cells", type=int, default=0, help="of the grid at most; 0: all")
+    parser.add_argument("--cells", type=int, default=0, help="maximum number of cells; 0: all")
     parser.add_argument(
-        "--ttft", type=float, default=LatencyLimits().ttft, help="seconds to the first token of a good request"
+        "--ttft", type=float, default=LatencyLimits().ttft, help="maximum seconds to the first token of a good request"
     )
-    parser.add_argument("--itl", type=float, default=LatencyLimits().itl, help="its mean seconds between tokens")
+    parser.add_argument("--itl", type=float, default=LatencyLimits().itl, help="maximum mean seconds between tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--bounds", type=_numbers, default=[], help="loads of which a clairvoyant bound is run, too")
+    parser.add_argument("--bounds", type=_numbers, default=[], help="loads at which the clairvoyant bound is run too")
     parser.add_argument("--details", action="store_true", help="print every run")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plots", type=Path, help="a folder for one picture of each workload and size")
+    parser.add_argument("--plots", type=Path, help="folder for a plot of each workload and size")
     return parser
 
 
@@ -158,7 +156,7 @@ def _compare(
     names: dict[str, str],
     bound: Summary | None,
 ) -> dict[str, float]:
-    """Appends a row. Returns the ratios of Baton's two ways to the best peer."""
+    """Appends a row. Returns the ratios of Baton's two policies to the best peer."""
     ours = {one.policy: one for one in row if one.policy in (BATON, SHEDDING)}
     peers = sorted((one for one in row if one.policy not in ours), key=lambda one: -one.goodput_per_second)
     best, plain, shedding = peers[0], ours[BATON], ours[SHEDDING]
@@ -255,7 +253,7 @@ def _ratio(ours: float, theirs: float) -> float:
 
 
 def _cost(one: Summary) -> float:
-    """Mean seconds of a request, from its arrival to its last token."""
+    """Returns the mean seconds of a request, from its arrival to its last token."""
     return one.latency_mean
 
 

@@ -1,10 +1,10 @@
-"""What the prefix index and placement cost: events applied, lookups, Place over gRPC, memory, idle CPU.
+"""Measures the prefix index and placement: applied events, lookups, Place over gRPC, memory, idle CPU.
 
 baton bench router [--workers 64] [--blocks 1000000] [--requests 5000] [--rate 1000] [--json PATH]
 
-The router of the Place and idle rows is a process of its own; its workers and the client share another one, so the
-latencies include a client in Python. CPU is that of the router's whole process. Placements go call by call (Place) and
-then on the gateway's stream (PlaceStream).
+The router of the Place and idle rows is a separate process. Its workers and the client share this one, so latencies
+include a client in Python. CPU is that of the router's whole process. Placements are single calls (Place), and then
+messages on the gateway's stream (PlaceStream).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Row:
 
 
 def main() -> None:
-    """Measures everything and prints one table."""
+    """Measures, and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=1_000_000, help="entries in the index, over all workers")
@@ -77,12 +77,12 @@ def main() -> None:
 
 
 def random_blocks(draw: random.Random, count: int) -> bytes:
-    """Packed hashes that no other call gives."""
+    """Returns random packed hashes."""
     return draw.randbytes(16 * count)
 
 
 def measure_events() -> list[Row]:
-    """Stored events, then removed ones, as encoded batches: parsed and applied, 32 blocks a batch."""
+    """Measures parsing and applying of encoded batches of 32 blocks: stored events, then removed ones."""
     draw = random.Random(1)
     encoded: list[bytes] = []
     hashes = [random_blocks(draw, BATCH_BLOCKS) for _ in range(5000)]
@@ -105,7 +105,7 @@ def measure_events() -> list[Row]:
 
 
 def measure_lookups(num_workers: int, num_entries: int) -> list[Row]:
-    """Prompts of 1,563 blocks that every worker holds to a different depth, in an index of the given size."""
+    """Measures lookups of prompts that workers have cached to different depths, in an index of the given size."""
     draw = random.Random(1)
     before = psutil.Process().memory_info().rss
     index = PrefixIndex()
@@ -134,26 +134,25 @@ def measure_lookups(num_workers: int, num_entries: int) -> list[Row]:
 
 
 def timed(index: PrefixIndex, prompt: bytes) -> float:
-    """Microseconds of one lookup."""
+    """Returns the microseconds of one lookup."""
     began = time.perf_counter()
     index.lookup(prompt)
     return (time.perf_counter() - began) * 1e6
 
 
 def drop_time(index: PrefixIndex) -> float:
-    """Microseconds until a worker's entries count no more."""
+    """Returns the microseconds until a worker's entries no longer count."""
     began = time.perf_counter()
     index.drop("w0")
     return (time.perf_counter() - began) * 1e6
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Of all values."""
     return statistics.quantiles(values, n=100)[percent - 1]
 
 
 async def measure_services(options: argparse.Namespace) -> list[Row]:
-    """Place over gRPC at a fixed rate, and both services at rest."""
+    """Measures Place over gRPC at a fixed rate, and both services when idle."""
     draw = random.Random(1)
     num_workers = options.place_workers
     workers = [await ScriptedWorker(state(f"w{number}", num_running=4)).start() for number in range(num_workers)]
@@ -196,7 +195,7 @@ async def measure_services(options: argparse.Namespace) -> list[Row]:
 
 
 def start(log: object, *words: str) -> psutil.Popen:
-    """A service as a process."""
+    """Starts a service as a process."""
     return psutil.Popen([sys.executable, "-m", "baton.services.cli", *words], stdout=log, stderr=subprocess.STDOUT)
 
 
@@ -228,7 +227,7 @@ async def publish(
 
 
 async def heartbeats(publisher: FakeWorker) -> None:
-    """What an idle worker sends."""
+    """Sends heartbeats like an idle worker."""
     while True:
         await publisher.heartbeat()
         await asyncio.sleep(0.5)
@@ -248,7 +247,7 @@ async def until_ready(stub: router_pb2_grpc.RouterServiceStub, num_workers: int)
 
 
 def call_by_call(stub: router_pb2_grpc.RouterServiceStub) -> Place:
-    """A call of its own for each."""
+    """Returns a function that places with single calls."""
 
     async def place(request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
         return await stub.Place(request, timeout=10)
@@ -257,7 +256,7 @@ def call_by_call(stub: router_pb2_grpc.RouterServiceStub) -> Place:
 
 
 def on_stream(link: RouterLink) -> Place:
-    """All on one stream, as a gateway does."""
+    """Returns a function that places on one stream, as a gateway does."""
 
     async def place(request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
         return await link.place(request, timeout=10)
@@ -273,7 +272,7 @@ async def measure_place(
     options: argparse.Namespace,
     router: psutil.Popen,
 ) -> list[Row]:
-    """Requests of 256 blocks, independent of each other, each reported on when it was placed."""
+    """Measures placements of independent requests of 256 blocks, each with a report after its placement."""
     draw = random.Random(2)
     times: list[float] = []
 
@@ -294,7 +293,7 @@ async def measure_place(
     reports: list[router_pb2.PlacementOutcome] = []
     cpu = sum(router.cpu_times()[:2])
     gc.collect()
-    gc.disable()  # a collection holds up the client for as long as ten placements take
+    gc.disable()  # a collection would delay the client by ten placements
     began = time.perf_counter()
     tasks = []
     due = began

@@ -1,8 +1,8 @@
-"""What salts cost a tenant's own cache hits: the simulated fleet with and without them, on the same requests.
+"""Measures how cache salts reduce a tenant's own hits: a simulated fleet with and without them, on the same requests.
 
 baton bench salts [--seeds 1 2 3 4 5]
 
-Three tenants' chats, each with texts of its own, on three workers; a hit is a prompt token that a worker had cached.
+Three tenants send chats with different texts to three workers. A hit is a prompt token that a worker has cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from test_tenant_blocks import hit_rate
 
 
 def main() -> None:
-    """Simulates and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     rows, changes = [], []

@@ -1,7 +1,7 @@
-"""How fast the simulator is: simulated seconds over processor seconds, by how many requests come.
+"""Measures the simulator's speed: simulated seconds per CPU second, by request rate.
 
 baton bench simulator [--rates 2,4,8,16] [--workers 8] [--jobs 2]
-One process a core, each with a seed of its own; the speed is that of all of them together.
+Each core runs one process with a different seed. The speed is that of all processes together.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ _HEADER = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs, prints a table. Returns an exit code."""
     parser = argparse.ArgumentParser(
         prog="baton bench simulator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", default="2,4,8,16", help="requests a second of each process")
+    parser.add_argument("--rates", default="2,4,8,16", help="requests per second, per process")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--workload", default="chat")
-    parser.add_argument("--seconds", type=float, default=300.0, help="simulated arrivals of each process")
+    parser.add_argument("--seconds", type=float, default=300.0, help="simulated arrivals per process")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, rate: float) -> tuple[list[Summary], float]:
-    """One process a seed. Also the seconds in which the slowest of them ran."""
+    """Runs one process per seed. Returns the summaries, and the seconds of the slowest process."""
     cluster = ClusterSettings(roles=("decode",) * options.workers)
     cells = [
         Cell(cluster, options.workload, 1.0, options.seconds, options.seed + number, BATON, rate=rate)

@@ -2,8 +2,8 @@
 
 python tests/bench/router/index_reader.py HOST:PORT
 
-Prints a line of JSON ten times a second: seconds since the start, whether everything was told, entries that count, and
-the sum of the workers' sequences.
+Prints a line of JSON ten times a second: seconds since the start, whether the index is complete, the number of entries
+that count, and the sum of the workers' sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.router.index.prefix_index import PrefixIndex
 
 
 async def main(address: str) -> None:
-    """Follows until it is ended."""
+    """Follows the kvstore until the process is killed."""
     index = PrefixIndex()
     client = IndexClient(index, address)
     began = time.perf_counter()

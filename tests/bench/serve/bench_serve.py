@@ -1,4 +1,4 @@
-"""How a running stack serves under load: TTFT, ITL, TPOT, throughput, goodput; over HTTP or gRPC.
+"""Measures a running stack under load over HTTP or gRPC: TTFT, ITL, TPOT, throughput, goodput.
 
 baton bench serve --url http://127.0.0.1:8000 --rate 8 --num-requests 500
 baton bench serve --grpc 127.0.0.1:8001 --concurrency 64 --duration 30 --input-len 128:1024
@@ -33,7 +33,7 @@ _BUSY_SHARE = 0.9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Drives the load, prints a table, writes JSON and PNG. 1: no request came out whole; 2: the flags are wrong."""
+    """Runs the load, prints a table, writes JSON and PNG. Returns 1 if no request was complete, 2 for invalid flags."""
     options = _parser().parse_args(argv)
     try:
         loads = _loads(options)
@@ -56,38 +56,40 @@ def _parser() -> argparse.ArgumentParser:
         prog="baton bench serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     server = parser.add_argument_group("server").add_mutually_exclusive_group()
-    server.add_argument("--url", default="http://127.0.0.1:8000", help="an OpenAI server (%(default)s)")
-    server.add_argument("--grpc", metavar="HOST:PORT", help="Baton's public gRPC API instead")
-    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="text of a chat, or ids")
-    parser.add_argument("--model", default="", help="its name; the first that is served")
+    server.add_argument("--url", default="http://127.0.0.1:8000", help="address of an OpenAI server (%(default)s)")
+    server.add_argument("--grpc", metavar="HOST:PORT", help="address of Baton's public gRPC API, instead of --url")
+    parser.add_argument(
+        "--endpoint", choices=("chat", "completions"), default="chat", help="chats of text, or token ids"
+    )
+    parser.add_argument("--model", default="", help="name of a model (default: the first served one)")
     parser.add_argument("--api-key", default="", help="sent as a bearer token")
     parser.add_argument("--vocab-size", type=int, default=0, help="for completions of a server without /tokenize")
     load = parser.add_argument_group("load")
     load.add_argument("--rate", type=float, default=math.inf, help="requests a second, Poisson; inf: all at once")
     load.add_argument("--concurrency", type=int, help="the most requests in flight")
-    load.add_argument("--num-requests", type=int, help="100, where no --duration is given")
-    load.add_argument("--duration", type=float, help="seconds in which requests are sent")
-    load.add_argument("--sweep", help="levels of load like 1,2,4,8: each runs as if it were --rate")
-    load.add_argument("--sweep-by", choices=("rate", "concurrency"), default="rate", help="what --sweep sets")
-    load.add_argument("--warm-up", type=int, default=4, help="requests before, that do not count")
-    load.add_argument("--timeout", type=float, default=300.0, help="seconds until an answer counts as failed")
+    load.add_argument("--num-requests", type=int, help="100 without --duration")
+    load.add_argument("--duration", type=float, help="seconds during which requests are sent")
+    load.add_argument("--sweep", help="levels of load like 1,2,4,8, each run as --rate")
+    load.add_argument("--sweep-by", choices=("rate", "concurrency"), default="rate", help="what --sweep changes")
+    load.add_argument("--warm-up", type=int, default=4, help="requests before the measurement")
+    load.add_argument("--timeout", type=float, default=300.0, help="seconds until a request fails")
     load.add_argument("--seed", type=int, default=0)
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--input-len", default="512", help="tokens: N, or LEAST:MOST")
     prompts.add_argument("--output-len", default="128", help="tokens: N, or LEAST:MOST")
-    prompts.add_argument("--shared-prefix", type=float, default=0.0, help="share of each prompt that others have too")
-    prompts.add_argument("--prefix-groups", type=int, default=1, help="different shared prefixes")
+    prompts.add_argument("--shared-prefix", type=float, default=0.0, help="share of each prompt that its group shares")
+    prompts.add_argument("--prefix-groups", type=int, default=1, help="number of different shared prefixes")
     results = parser.add_argument_group("results")
-    results.add_argument("--ttft-slo-ms", type=float, default=math.inf, help="a good request's first token")
-    results.add_argument("--itl-slo-ms", type=float, default=math.inf, help="99 in 100 of a good request's gaps")
+    results.add_argument("--ttft-slo-ms", type=float, default=math.inf, help="maximum TTFT of a good request")
+    results.add_argument("--itl-slo-ms", type=float, default=math.inf, help="maximum of 99 %% of a good request's ITLs")
     results.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     results.add_argument("--json", type=Path)
-    results.add_argument("--png", type=Path, help="the load curve of a --sweep")
+    results.add_argument("--png", type=Path, help="file for the load curve of a --sweep")
     return parser
 
 
 def _loads(options: argparse.Namespace) -> list[Load]:
-    """One, or those of a sweep. Raises ValueError."""
+    """Returns one load, or those of a sweep. Raises ValueError."""
     num_requests, duration = options.num_requests, options.duration
     if num_requests is None and duration is None:
         num_requests = 100

@@ -1,4 +1,4 @@
-"""What a load needs of a server, whatever the protocol. Knows no load and no statistics."""
+"""The interface of a server under load, for any protocol. Knows no load and no statistics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bench.serve.stats import Record
 
 
 class BenchFailed(Exception):
-    """The benchmark cannot go on. The message is for the user."""
+    """The benchmark cannot continue. The message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, or the text of a chat's one message."""
+    """Token ids, or the text of a chat's only message."""
 
     num_tokens: int
     num_output: int
@@ -24,22 +24,22 @@ class Prompt:
 
 
 class Client(Protocol):
-    """One server. Raises BenchFailed where it cannot be used at all."""
+    """A client of one server. Raises BenchFailed if the server cannot be used."""
 
     async def describe(self) -> str:
-        """Asks for the server's model; returns its name."""
+        """Reads the server's model. Returns its name."""
 
     async def token_pool(self) -> list[int]:
-        """Token ids that prompts may be made of."""
+        """Returns the token ids for prompts."""
 
     async def count_tokens(self, text: str) -> int:
-        """Of a chat's prompt with this one message."""
+        """Returns the number of prompt tokens of a chat with this one message."""
 
     def encode(self, prompt: Prompt) -> Any:
-        """The request as it goes out, made before the clock starts."""
+        """Returns the encoded request, before its time is measured."""
 
     async def send(self, request: Any, record: Record) -> None:
-        """Sends a request and takes its answer. Whatever goes wrong is the record's error."""
+        """Sends a request and reads its answer. Stores any failure as the record's error."""
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Closes all connections."""

@@ -1,4 +1,4 @@
-"""Baton's public gRPC API as a client for load."""
+"""A load client of Baton's public gRPC API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT_CALL_SECONDS = 30.0
 
 
 class GrpcClient:
-    """Implements Client: token ids in, token ids out. One connection carries every stream."""
+    """Implements Client with token ids in and out. All streams share one connection."""
 
     def __init__(self, address: str, chat: bool, model: str, timeout: float) -> None:
         self._channel = open_channel(address)
@@ -27,7 +27,7 @@ class GrpcClient:
         self._vocab_size = 0
 
     async def describe(self) -> str:
-        """The named model, or the only one."""
+        """Returns the requested model, or the only one."""
         try:
             request = inference_pb2.ListModelsRequest()
             listed = await self._stub.ListModels(request, timeout=_SHORT_CALL_SECONDS, wait_for_ready=True)
@@ -42,11 +42,11 @@ class GrpcClient:
         return name
 
     async def token_pool(self) -> list[int]:
-        """The whole vocabulary."""
+        """Returns the whole vocabulary."""
         return list(range(_FIRST_TOKEN_ID, self._vocab_size))
 
     async def count_tokens(self, text: str) -> int:
-        """By the server's Tokenize."""
+        """Counts with the server's Tokenize."""
         request = inference_pb2.TokenizeRequest(model=self._model, chat=_chat(text))
         try:
             return len((await self._stub.Tokenize(request, timeout=_SHORT_CALL_SECONDS)).token_ids)
@@ -54,7 +54,6 @@ class GrpcClient:
             raise BenchFailed(f"Tokenize: {error.code().name}: {error.details()}") from error
 
     def encode(self, prompt: Prompt) -> inference_pb2.GenerateRequest:
-        """The request's message."""
         request = inference_pb2.GenerateRequest(
             model=self._model,
             sampling=types_pb2.SamplingParams(seed=prompt.seed),
@@ -68,7 +67,7 @@ class GrpcClient:
         return request
 
     async def send(self, request: inference_pb2.GenerateRequest, record: Record) -> None:
-        """Streams one answer."""
+        """Sends the request and reads its stream."""
         record.sent = time.perf_counter()
         try:
             async for response in self._stub.Generate(request, timeout=self._timeout):
@@ -83,7 +82,6 @@ class GrpcClient:
         record.close(time.perf_counter())
 
     async def close(self) -> None:
-        """Closes the connection."""
         await self._channel.close()
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for load: connections that are kept, and event streams cut into events. Knows no OpenAI."""
+"""HTTP/1.1 for load: persistent connections, and event streams split into events. Knows no OpenAI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-OnBody = Callable[[bytes, float], None]  # a piece of the body, and when it arrived
+OnBody = Callable[[bytes, float], None]  # a piece of the body, and its arrival
 OnEvent = Callable[[bytes, float], None]
 
 
@@ -23,7 +23,7 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes whatever came, wherever it was cut."""
+        """Adds data, which may end anywhere in an event."""
         if self._rest:
             data = self._rest + data
         if b"\r\n" in data:
@@ -35,7 +35,7 @@ class EventSplitter:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -46,7 +46,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_open = False
 
     async def ask(self, request: bytes, on_body: OnBody) -> int:
-        """Sends a request; returns the answer's status once all of it has come. Raises OSError."""
+        """Sends a request. Returns the status after the whole answer was received. Raises OSError."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self._on_body = on_body
@@ -61,7 +61,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -99,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class HttpPool:
-    """Connections to one server, opened as needed and kept."""
+    """Connections to one server, opened on demand and reused."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         parts = urlsplit(url)
@@ -114,12 +114,12 @@ class HttpPool:
         self._idle: list[HttpConnection] = []
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of a request."""
+        """Returns the bytes of a request."""
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._fields}content-length: {len(body)}\r\n\r\n"
         return head.encode("latin-1") + body
 
     async def ask(self, request: bytes, on_body: OnBody, timeout: float) -> int:
-        """Sends a request; returns its status. Raises OSError or TimeoutError."""
+        """Sends a request. Returns its status. Raises OSError or TimeoutError."""
         connection = await self._take(timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -132,7 +132,7 @@ class HttpPool:
         return status
 
     async def fetch(self, method: str, path: str, body: bytes = b"", timeout: float = 30.0) -> tuple[int, bytes]:
-        """Status and whole body."""
+        """Returns the status and the whole body."""
         pieces: list[bytes] = []
         status = await self.ask(self.request(method, path, body), lambda piece, now: pieces.append(piece), timeout)
         return status, b"".join(pieces)

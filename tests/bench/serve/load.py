@@ -1,4 +1,4 @@
-"""When requests are sent: Poisson arrivals, a limit in flight, or both. Knows no protocol."""
+"""Sends requests with Poisson arrivals, a limit of concurrent ones, or both. Knows no protocol."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _PROGRESS_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One level."""
+    """One level of load."""
 
-    rate: float  # requests a second; inf: as soon as they may
-    concurrency: int | None  # the most in flight
+    rate: float  # requests per second; inf: as soon as possible
+    concurrency: int | None  # maximum in flight
     num_requests: int | None
-    duration: float | None  # seconds in which requests are sent
+    duration: float | None  # seconds during which requests are sent
 
 
 @dataclass(slots=True)
 class _Level:
-    """A level under way."""
+    """A running level."""
 
     load: Load
     began: float = 0.0
@@ -45,7 +45,7 @@ class _Level:
 
 
 async def run_level(client: Client, maker: PromptMaker, load: Load, limits: Limits, seed: int) -> Summary:
-    """Sends the load and waits for every answer."""
+    """Sends the load and waits for all answers."""
     level = _Level(load)
     prompts = await _prepared(client, maker, load)
     gc.collect()
@@ -65,7 +65,7 @@ async def run_level(client: Client, maker: PromptMaker, load: Load, limits: Limi
 
 
 async def warm_up(client: Client, maker: PromptMaker, count: int) -> str:
-    """Some requests at once that do not count. Returns the first error."""
+    """Sends some requests at once, which are not measured. Returns the first error."""
     records = [Record(time.perf_counter()) for _ in range(count)]
     requests = [client.encode(await maker.make()) for _ in records]
     await asyncio.gather(*(client.send(*pair) for pair in zip(requests, records, strict=True)))
@@ -73,13 +73,13 @@ async def warm_up(client: Client, maker: PromptMaker, count: int) -> str:
 
 
 async def _prepared(client: Client, maker: PromptMaker, load: Load) -> AsyncIterator[tuple[Prompt, Any]]:
-    """Prompts and their requests: all made before the first is sent, where their number is known."""
+    """Returns prompts and their requests. A known number of them is made before the first is sent."""
     if load.num_requests is None:
         return _endless(client, maker)
     made = []
     for _ in range(load.num_requests):
         prompt = await maker.make()
-        # The request holds what is sent; of the prompt only its sizes are needed from here.
+        # Keeps only the prompt's sizes, because the encoded request has its content.
         made.append((Prompt(prompt.num_tokens, prompt.num_output, prompt.seed), client.encode(prompt)))
     return _given(made)
 
@@ -139,7 +139,7 @@ async def _show_progress(level: _Level, out: TextIO) -> None:
 
 
 def progress_line(level: _Level, now: float) -> str:
-    """A bar over requests or time, and how it goes."""
+    """Returns a progress bar over requests or time, and the state."""
     load, seconds = level.load, max(now - level.began, 1e-9)
     if load.num_requests is not None:
         share, of = level.num_done / load.num_requests, f"{level.num_done}/{load.num_requests}"

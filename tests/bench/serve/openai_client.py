@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's REST API, as a client for load."""
+"""A load client of OpenAI's REST API."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.serve.stats import Record
 from bench.serve.words import WORDS
 
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
-_MOST_OF_REFUSAL = 4096  # bytes that are kept
-_SHOWN_OF_REFUSAL = 200  # bytes, where it is none of OpenAI's
+_MOST_OF_REFUSAL = 4096  # bytes of an error's body that are kept
+_SHOWN_OF_REFUSAL = 200  # bytes of an error that is not in OpenAI's form
 
 
 class OpenAiClient:
@@ -27,26 +27,26 @@ class OpenAiClient:
         self._vocab_size = vocab_size
 
     async def describe(self) -> str:
-        """The first model that the server lists, where none was named."""
+        """Returns the requested model, or the first one that the server lists."""
         if not self._model:
             listed = await self._json("GET", "/v1/models")
             self._model = str(listed["data"][0]["id"])
         return self._model
 
     async def token_pool(self) -> list[int]:
-        """The tokens of common words, or of the whole vocabulary where its size is given."""
+        """Returns the tokens of common words, or the whole vocabulary if its size is given."""
         if self._vocab_size:
             return list(range(_FIRST_TOKEN_ID, self._vocab_size))
         answer = await self._json("POST", "/tokenize", {"model": self._model, "prompt": " ".join(WORDS)})
         return sorted({token_id for token_id in answer["tokens"] if token_id >= _FIRST_TOKEN_ID})
 
     async def count_tokens(self, text: str) -> int:
-        """By the server's /tokenize."""
+        """Counts with the server's /tokenize."""
         answer = await self._json("POST", "/tokenize", {"model": self._model, "messages": _messages(text)})
         return int(answer["count"])
 
     def encode(self, prompt: Prompt) -> bytes:
-        """The whole HTTP request."""
+        """Returns the whole HTTP request."""
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": prompt.num_output,
@@ -62,7 +62,7 @@ class OpenAiClient:
         return self._pool.request("POST", "/v1/completions", orjson.dumps(body))
 
     async def send(self, request: bytes, record: Record) -> None:
-        """Streams one answer."""
+        """Sends the request and reads its stream."""
         answer = _Answer(record)
         record.sent = time.perf_counter()
         try:
@@ -77,7 +77,6 @@ class OpenAiClient:
         record.close(time.perf_counter())
 
     async def close(self) -> None:
-        """Closes idle connections."""
         self._pool.close()
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -92,7 +91,7 @@ class OpenAiClient:
 
 
 class _Answer:
-    """One answer's events, into its record."""
+    """Reads one answer's events into its record."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -100,13 +99,13 @@ class _Answer:
         self._start = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """A piece of the body."""
+        """Adds a piece of the body."""
         if len(self._start) < _MOST_OF_REFUSAL:
             self._start += data
         self._events.feed(data, now)
 
     def refusal(self) -> str:
-        """The message of an answer that is no stream."""
+        """Returns the error message of an answer that is not a stream."""
         try:
             return str(orjson.loads(self._start)["error"]["message"])
         except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The load curve as a PNG. Needs matplotlib, which nothing else here does."""
+"""Draws the load curve as a PNG. Only this module needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.serve.stats import Spread, Summary
 
 
 def is_missing() -> bool:
-    """Whether matplotlib is not installed."""
+    """Returns whether matplotlib is not installed."""
     return importlib.util.find_spec("matplotlib") is None
 
 
 def plot_load_curve(path: Path, summaries: Sequence[Summary], title: str) -> None:
-    """Latency and throughput over the load."""
+    """Draws latency and throughput over the load."""
     from matplotlib.figure import Figure
 
     by_rate = not math.isinf(summaries[0].rate)

@@ -1,4 +1,4 @@
-"""Prompts of exact lengths: random token ids, or words that were found to be one token each."""
+"""Makes prompts of exact lengths: random token ids, or words of one token each, as counted by the server."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from bench.serve.client import BenchFailed, Client, Prompt
 from bench.serve.words import WORDS
 
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
-_REPEATS = 8  # of a word, to see whether each is one token
+_REPEATS = 8  # of a word, to check that each is one token
 _LEAST_WORDS = 8
-_PROBES = 5  # prompts that are counted before the rest is trusted
+_PROBES = 5  # prompts that the server counts to check the method
 _FIT_ROUNDS = 8
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A fixed number of tokens, or an even spread."""
+    """A fixed or uniformly distributed number of tokens."""
 
     least: int
     most: int
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """512, or 128:1024. Raises ValueError."""
+        """Parses 512, or 128:1024. Raises ValueError."""
         match = _RANGE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is no length: write TOKENS or LEAST:MOST")
@@ -38,23 +38,23 @@ class Lengths:
         return cls(least, most)
 
     def draw(self, source: random.Random) -> int:
-        """One length."""
+        """Draws a length."""
         return source.randint(self.least, self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What prompts are like."""
+    """The distribution of prompts."""
 
     input: Lengths
     output: Lengths
-    shared: float  # of each prompt, from its start, that its group has in common
+    shared: float  # share of each prompt, from its start, that its group has in common
     num_groups: int
-    chat: bool  # text of a chat's message; else token ids
+    chat: bool  # text of a chat's message instead of token ids
 
 
 class PromptMaker:
-    """Makes prompts from a seed. Knows from the server which tokens or words it may use."""
+    """Makes prompts from a seed, of tokens or words that the server reports."""
 
     def __init__(self, client: Client, shape: PromptShape, seed: int) -> None:
         self._client = client
@@ -68,7 +68,7 @@ class PromptMaker:
         self._word_prefixes: list[list[str]] = []
 
     async def prepare(self) -> None:
-        """Learns the vocabulary. Raises BenchFailed where no exact prompt can be made."""
+        """Reads the vocabulary. Raises BenchFailed if exact prompts are impossible."""
         shape = self._shape
         groups = range(shape.num_groups)
         if not shape.chat:
@@ -87,7 +87,7 @@ class PromptMaker:
                 self._is_additive = False
 
     async def make(self) -> Prompt:
-        """The next prompt."""
+        """Returns the next prompt."""
         shape = self._shape
         length, output = shape.input.draw(self._random), shape.output.draw(self._random)
         seed = self._random.getrandbits(31)
@@ -110,12 +110,12 @@ class PromptMaker:
         return " ".join(self._message(length))
 
     def _message(self, length: int) -> list[str]:
-        """Words that make a prompt of this length, if each is one token; without a space before it, few are."""
+        """Returns words for a prompt of this length, if each is one token. The first has no space before it."""
         first = self._words[0]
         return [first, *self._joined(self._word_prefixes, self._words, length - self._overhead - 1)]
 
     async def _fitted(self, length: int) -> str:
-        """By counting and correcting, for tokenizers in which words depend on their neighbours."""
+        """Returns a text for a tokenizer in which words depend on their neighbours, by counting and correcting."""
         words = self._message(length)
         for _ in range(_FIT_ROUNDS):
             missing = length - await self._client.count_tokens(" ".join(words))

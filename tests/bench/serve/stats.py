@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_GAP_SHARE = 0.99  # of a request's gaps must be within the limit
+_GAP_SHARE = 0.99  # share of a request's gaps that must be within the limit
 
 
 @dataclass(slots=True)
 class Record:
-    """One request as its client saw it. Times in seconds of one clock."""
+    """One request as seen by its client. Times are in seconds of one clock."""
 
-    due: float  # when the load said that it should be sent
+    due: float  # scheduled time
     sent: float = 0.0
     first: float | None = None  # token
     last: float = 0.0  # token
@@ -23,13 +23,13 @@ class Record:
     gaps: array[float] = field(default_factory=lambda: array("d"))  # between arrivals of tokens
     wanted_prompt: int = 0
     wanted_output: int = 0
-    num_prompt: int = 0  # as the server counted
+    num_prompt: int = 0  # counted by the server
     num_cached: int = 0
     num_output: int = 0
-    error: str = ""  # empty: it came out whole
+    error: str = ""  # empty: the answer is complete
 
     def token(self, now: float) -> None:
-        """Tokens arrived."""
+        """Records the arrival of tokens."""
         if self.first is None:
             self.first = now
         else:
@@ -37,14 +37,14 @@ class Record:
         self.last = now
 
     def close(self, now: float) -> None:
-        """The answer has ended."""
+        """Records the end of the answer."""
         self.ended = now
         if not self.error and self.num_output < self.wanted_output:
             self.error = "ended early"
 
     @property
     def ttft(self) -> float:
-        """Time to first token; to the end where no token had text."""
+        """Time to first token; to the end if no token had text."""
         return (self.ended if self.first is None else self.first) - self.sent
 
     @property
@@ -53,7 +53,7 @@ class Record:
         return (self.last - self.first) / (self.num_output - 1) if self.first and self.num_output > 1 else 0.0
 
     def is_good(self, limits: Limits) -> bool:
-        """Whether it came out whole and within the limits."""
+        """Returns whether the request is complete and within the limits."""
         if self.error:
             return False
         if self.ttft > limits.ttft:
@@ -63,7 +63,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. A request is good within both: `itl` for 99 in 100 of its gaps."""
+    """Limits of a good request in seconds. `itl` holds for 99 % of its gaps."""
 
     ttft: float = math.inf
     itl: float = math.inf
@@ -71,7 +71,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds, of one figure over all requests or gaps."""
+    """The distribution of one figure over all requests or gaps, in seconds."""
 
     mean: float
     p50: float
@@ -81,7 +81,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None for no values."""
+        """Returns the distribution of values; None without values."""
         if not values:
             return None
         ordered = sorted(values)
@@ -91,15 +91,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One level of load."""
+    """The results of one level of load."""
 
-    rate: float  # requests a second that were to be sent; inf: all at once
-    concurrency: int | None  # the most in flight
+    rate: float  # scheduled requests per second; inf: all at once
+    concurrency: int | None  # maximum in flight
     seconds: float  # from the first request sent to the last end
     num_requests: int
     num_good: int
     errors: dict[str, int]
-    num_inexact_prompts: int  # whose length the server counted differently
+    num_inexact_prompts: int  # prompts whose length the server counted differently
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -117,22 +117,22 @@ class Summary:
 
     @property
     def requests_per_second(self) -> float:
-        """Of those that came out whole."""
+        """Complete requests per second."""
         return self.num_whole / self.seconds
 
     @property
     def goodput(self) -> float:
-        """Good requests a second."""
+        """Good requests per second."""
         return self.num_good / self.seconds
 
     @property
     def output_tokens_per_second(self) -> float:
-        """All requests together."""
+        """Output tokens per second of all requests."""
         return self.num_output_tokens / self.seconds
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest values of a sorted sequence."""
+    """Interpolates between the two nearest values of a sorted sequence."""
     position = share * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)

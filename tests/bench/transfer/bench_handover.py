@@ -1,9 +1,9 @@
-"""What a hand-over costs the two engines' threads: CPU time of their calls, by the prompt's length.
+"""Measures what a hand-over costs both engine threads: CPU time of their calls, by the prompt's length.
 
 baton bench handover [--tokens 2048 8192 32768] [--rounds 6]
 
-Two workers without processes hand prompts over on the simulated device, whose own time is left out. Their pools are
-full of older prompts, so that every block is evicted for another. No sockets but the transport's.
+Two workers without processes hand prompts over on the simulated device, whose own time is excluded. Their pools are
+full of older prompts, so that every allocation evicts a block. Only the transport uses sockets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from baton.worker.process.sessions import Sessions
 
 BLOCK_SIZE = 16
 NUM_WARM = 3  # rounds that fill the pools
-STEPS_BEFORE = 16  # of the decode worker, until the prefill worker begins
+STEPS_BEFORE = 16  # of the decode worker, before the prefill worker begins
 VOCAB_SIZE = 128_000
 SAMPLING = types_pb2.SamplingParams(
     temperature=0.7,
@@ -53,7 +53,7 @@ Costs = dict[str, list[float]]  # seconds of CPU, by call
 
 
 class Stopwatch:
-    """CPU time of the calling thread, less the time in the device."""
+    """Measures CPU time of the calling thread, minus the time in the device."""
 
     def __init__(self) -> None:
         self.costs: Costs = defaultdict(list)
@@ -66,7 +66,7 @@ class Stopwatch:
         self.costs[name].append(time.thread_time() - before - (self._left_out - left_out))
 
     def leave_out(self, call: Callable[..., object]) -> Callable[..., object]:
-        """The call, unmeasured."""
+        """Returns the call, excluded from measured times."""
 
         def measured(*arguments: object) -> object:
             before = time.thread_time()
@@ -79,7 +79,7 @@ class Stopwatch:
 
 
 class Turner:
-    """One worker's engine loop, every call of it timed."""
+    """One worker's engine loop, with the time of every call."""
 
     def __init__(self, node: Node, watch: Stopwatch, label: str, reader: PromptReader) -> None:
         self._node = node
@@ -93,13 +93,13 @@ class Turner:
         self.events.open(1)
         executor = node.executor
         self._launch, self._finish_transfer = watch.leave_out(executor.launch), node.engine.finish_transfer
-        self._arrived: float | None = None  # when the engine was told that a prompt's last block is there
+        self._arrived: float | None = None  # when the last block of a prompt was reported to the engine
         executor.launch = self._launched  # type: ignore[method-assign]
         node.engine.finish_transfer = self._transferred  # type: ignore[method-assign]
         executor.collect = watch.leave_out(executor.collect)  # type: ignore[method-assign]
 
     def run_once(self) -> None:
-        """What EngineLoop does once."""
+        """Runs one iteration of EngineLoop."""
         node, of = self._node, self._watch.of
         for _ in range(len(node.inbox)):
             kind, channel, payload = node.inbox.popleft()
@@ -124,7 +124,7 @@ class Turner:
             self.events.collect()
 
     def submit(self, token_ids: list[int], prefill: Node, max_tokens: int) -> None:
-        """A gateway's request, as it comes from the front."""
+        """Submits a gateway's request, as the front does."""
         submit = worker_pb2.SubmitRequest(
             request_id="r",
             prompt_token_ids=token_ids,
@@ -157,7 +157,7 @@ class Turner:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Hands prompts of each length over, and prints the table."""
+    """Hands over prompts of each length, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--rounds", type=int, default=10)
@@ -202,7 +202,7 @@ def measure(num_tokens: int, rounds: int) -> dict[str, list[float]]:
 
 
 def admit(watch: Stopwatch, num_tokens: int) -> None:
-    """What an executor does with a row that enters its batch."""
+    """Measures an executor's work for a row that enters its batch."""
     rows = Rows(4, 2 * num_tokens, BLOCK_SIZE, 0)
     init = RowInit(0, np.arange(num_tokens, dtype=np.int32), num_tokens, SamplingParams())  # type: ignore[arg-type]
     block_ids = list(range(num_tokens // BLOCK_SIZE))

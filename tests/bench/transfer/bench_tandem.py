@@ -1,14 +1,14 @@
-"""One prefill and one decode worker against one worker that does both: TTFT, exposed transfer time, hand-over, ITL.
+"""Compares a prefill and a decode worker with one worker for both: TTFT, exposed transfer time, hand-over, ITL.
 
 baton bench tandem [--executor sim|cpu|cuda] [--model PRESET_OR_FOLDER] [--lengths 2048,8192,32768]
     [--devices 0,1] [--num-blocks N] [--transports auto] [--json PATH]
 
-exposed     the last block has arrived, after the first token was there to be sent
-landed      the last block has arrived, after the prefill worker had the first token
-launched    the decode worker launches the step that computes the second token, after the same moment
-1st token   the client has the first token, after the same moment; the 2nd token likewise
-ITL         of requests that decode beside: alone; with prompts coming in at the concurrency given; and "along" as many
-            requests of such prompts, whose blocks have come and which only decode: a step reads them too
+exposed     from the first token at the decode worker to the arrival of the last block
+landed      from the first token at the prefill worker to the arrival of the last block
+launched    from the same moment to the launch of the decode worker's step that computes the second token
+1st token   from the same moment to the first token at the client; the 2nd token likewise
+ITL         of neighbours, which only decode: alone; with prompts arriving at the given concurrency; and "along" as many
+            requests of such prompts that have been transferred and only decode, whose KV a step reads too
 
 Both workers and the client must share a host: their clocks are compared.
 """
@@ -37,7 +37,7 @@ _MODELS = {"sim": "none", "cpu": "models/storyteller-7m", "cuda": "llama-3.1-8b"
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one deployment and prompt length. Seconds; None: there is no such thing in it."""
+    """Figures of one deployment and prompt length, in seconds. None: not in this deployment."""
 
     deployment: str
     num_prompt_tokens: int
@@ -49,20 +49,20 @@ class Figures:
     first_token: float | None = None
     second_token: float | None = None
     num_bytes: float | None = None
-    num_local: int = 0  # prompts that the decode worker computed after all
+    num_local: int = 0  # prompts that the decode worker computed itself
     itl_p50_alone: float = 0.0
     itl_p99_alone: float = 0.0
     itl_p50_beside: float = 0.0
     itl_p99_beside: float = 0.0
     itl_p50_along: float = 0.0
     itl_p99_along: float = 0.0
-    loaded_ttft: float = 0.0  # median, at the concurrency
+    loaded_ttft: float = 0.0  # median, at the given concurrency
     prompt_tokens_per_second: float = 0.0
     output_tokens_per_second: float = 0.0
 
 
 async def measure(served: Deployment, name: str, num_tokens: int, options: argparse.Namespace) -> Figures:
-    """All figures of one prompt length."""
+    """Returns all figures of one prompt length."""
     async with served.stream() as stream:
         await served.window(stream, num_tokens, 2, 1, 4)  # warms up: connections, kernels
         single = await served.window(stream, num_tokens, options.prompts, 1, _OUTPUT_TOKENS)
@@ -121,13 +121,13 @@ def _handover(served: Deployment, answers: Sequence[Answer]) -> dict[str, float 
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Of the values, by the nearest rank; 0 of none."""
+    """Returns a percentile by the nearest rank; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0
 
 
 def table(rows: Sequence[Figures]) -> str:
-    """What a person reads, in milliseconds."""
+    """Returns the printed table, in milliseconds."""
     header = (
         "workers", "prompt", "TTFT", "exposed", "of TTFT", "landed", "launched", "1st token", "2nd token", "MiB",
         "local", "ITL p50", "p99", "p50 beside", "p99 beside", "p50 along", "p99 along", "loaded TTFT", "prompt tok/s",
@@ -155,7 +155,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def worker_flags(options: argparse.Namespace, longest: int) -> dict[str, object]:
-    """What every worker is started with."""
+    """Returns the flags of every worker."""
     executor = options.executor
     flags: dict[str, object] = {
         "executor": executor,
@@ -177,30 +177,29 @@ def worker_flags(options: argparse.Namespace, longest: int) -> dict[str, object]
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executor", choices=("sim", "cpu", "cuda"), default="sim")
     parser.add_argument("--model", default="", help="a preset (cuda) or a folder")
-    parser.add_argument("--load-format", default="dummy", help="of executor=cuda")
+    parser.add_argument("--load-format", default="dummy", help="load format with executor=cuda")
     parser.add_argument("--lengths", default="", help="prompt tokens, separated by commas")
-    parser.add_argument("--prompts", type=int, default=10, help="one at a time; twice as many under load")
-    parser.add_argument("--concurrency", type=int, default=2, help="of prompts under load")
-    parser.add_argument("--neighbours", type=int, default=8, help="requests that decode beside")
-    parser.add_argument("--seconds", type=float, default=3.0, help="that they decode alone")
-    parser.add_argument("--devices", default="", help="CUDA_VISIBLE_DEVICES of each worker: 0,1 under executor=cuda")
-    parser.add_argument("--num-blocks", type=int, default=0, help="of each worker's KV, as where two share a GPU")
+    parser.add_argument("--prompts", type=int, default=10, help="prompts sent one at a time; twice as many under load")
+    parser.add_argument("--concurrency", type=int, default=2, help="concurrent prompts under load")
+    parser.add_argument("--neighbours", type=int, default=8, help="requests that decode during the measurements")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement of their decoding")
+    parser.add_argument("--devices", default="", help="CUDA_VISIBLE_DEVICES of each worker (cuda: 0,1)")
+    parser.add_argument("--num-blocks", type=int, default=0, help="KV blocks per worker, if two share a GPU")
     parser.add_argument("--transports", default="auto")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--verify", action="store_true", help="checksums")
-    parser.add_argument("--only", choices=("1P1D", "both"), help="one of the two")
+    parser.add_argument("--verify", action="store_true", help="verify checksums")
+    parser.add_argument("--only", choices=("1P1D", "both"), help="run one deployment only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--logs", type=Path, help="folder that keeps the workers' logs")
+    parser.add_argument("--logs", type=Path, help="folder for the workers' logs")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs both deployments, one after the other."""
+    """Runs both deployments one after the other."""
     options = parse(argv)
     lengths = [int(one) for one in (options.lengths or _LENGTHS[options.executor]).split(",")]
     devices = tuple((options.devices or ("0,1" if options.executor == "cuda" else "")).split(","))

@@ -1,13 +1,13 @@
-"""KV between two workers over each kind of transport, against the raw copy of the same bytes in the same run.
+"""Compares KV transfers over each kind of transport with a raw copy of the same bytes in the same run.
 
 baton bench transfer [--kinds tcp,ipc] [--mib 1,16,64,256] [--at-once 1,8] [--repeats 5] [--json PATH]
 
-Of GPUs: --kinds cuda-ipc,nccl on a host with two; each end sees one of them, those of BATON_BENCH_DEVICES (0,1).
+For GPUs: --kinds cuda-ipc,nccl on a host with two. Each end sees one GPU of BATON_BENCH_DEVICES (0,1).
 
-`of raw` is the transport's rate over the raw copy's; `checked` is with a checksum on every piece. A transfer begins
-with the first push, in the sender's process, and ends when the receiver's transport reports the last block in its
-place; the raw copy begins with the call in the sender's process and ends when the receiver's knows that all is there.
-With several at once (--at-once 1,8) all are pushed together, and the raw copy is one of all their bytes.
+`of raw` is the transport's rate divided by the raw copy's. `checked` has a checksum on every piece. A transfer lasts
+from the first push in the sender's process until the receiver's transport reports the last block. The raw copy lasts
+from the call in the sender's process until the receiver's process has been notified of all bytes. With several at once
+(--at-once 1,8) all are pushed together, and the raw copy moves the bytes of all.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _BLOCK_BYTES = NUM_LAYERS * BYTES_PER_BLOCK_LAYER
 
 
 def block_ids_of(number: int, first: int, num_blocks: int) -> list[BlockId]:
-    """Any order: a pool that was used for a while has no neighbours."""
+    """Returns block ids in random order, as in a pool that has been used for a while."""
     return [BlockId(first + i) for i in np.random.default_rng(number).permutation(num_blocks).tolist()]
 
 
 def make_transports(kind: Kind, num_blocks: int, wake: Callable[[], None]) -> Transports:
-    """One end."""
+    """Returns the transports of one end."""
     executor = kind.make_executor(num_blocks)
     return Transports(executor, "127.0.0.1", 0, "127.0.0.1", wake, kind.make_paths(executor))
 
 
 class Sender:
-    """The sending worker; its process serves calls from the receiver's until it is closed."""
+    """The sending worker. Its process serves calls from the receiver's process until it is closed."""
 
     def __init__(self, kind: Kind, num_blocks: int, told: Any) -> None:
         self._kind = kind
@@ -60,7 +60,7 @@ class Sender:
         self._raw = kind.raw_sender(told, num_blocks * _BLOCK_BYTES)
 
     def connect(self, number: int, addresses: list[bytes], checksum: bool, first_block: int, num_blocks: int) -> None:
-        """As when a prefill starts: long before the first piece."""
+        """Connects before the first piece, as at the start of a prefill."""
         self._pieces[number] = self._make_pieces(number, first_block, num_blocks)
         from baton.v1 import kv_pb2
 
@@ -76,7 +76,7 @@ class Sender:
             self._transport.finish(number)
 
     def _make_pieces(self, number: int, first_block: int, num_blocks: int) -> list[Piece]:
-        """All blocks, layer by layer; of a short prompt several layers at once, as far as a piece goes."""
+        """Returns pieces of all blocks, layer by layer. For a short prompt, a piece has several layers."""
         per_piece = self._kind.piece_bytes // BYTES_PER_BLOCK_LAYER
         num_layers = min(NUM_LAYERS, max(1, per_piece // num_blocks))
         block_ids = block_ids_of(number + 1, first_block, num_blocks)
@@ -96,16 +96,15 @@ class Sender:
             raise RuntimeError(failed[0].reason)
 
     def send_raw(self, num_bytes: int) -> None:
-        """The raw copy."""
+        """Sends the raw copy."""
         self._began = time.monotonic()
         self._raw.send(num_bytes)
 
     def began(self) -> float:
-        """When the last push or raw copy did, by the host's clock."""
+        """Returns the start of the last push or raw copy, by the host's clock."""
         return self._began
 
     def close(self) -> None:
-        """Everything."""
         self._transport.close()
         self._raw.close()
 
@@ -125,7 +124,7 @@ def serve(name: str, num_blocks: int, told: Any, pipe: Connection) -> None:
 
 
 class Pair:
-    """The receiving worker here, the sending one in another process."""
+    """The receiving worker in this process, and the sending one in another."""
 
     def __init__(self, kind: Kind, num_blocks: int) -> None:
         kind.prepare("receiver")
@@ -142,14 +141,14 @@ class Pair:
         self._number = 0
 
     def raw(self, num_blocks: int) -> float:
-        """Seconds of the raw copy."""
+        """Returns the seconds of the raw copy."""
         self._pipe.send(("send_raw", num_blocks * _BLOCK_BYTES))
         self._raw.receive(num_blocks * _BLOCK_BYTES)
         ended = time.monotonic()
         return ended - self._call("began")
 
     def transfer(self, num_blocks: int, count: int, checksum: bool) -> float:
-        """Seconds from the first push to the last byte in its block, of so many transfers at once."""
+        """Returns the seconds from the first push to the last byte in its block, of this many transfers at once."""
         numbers = range(self._number + 1, self._number + count + 1)
         self._number += count
         addresses = [address.SerializeToString() for address in self._transport.addresses]
@@ -171,7 +170,7 @@ class Pair:
         return seconds
 
     def close(self) -> None:
-        """Both processes' ends."""
+        """Closes the ends in both processes."""
         self._call("close")
         self._process.join(_ANSWER_SECONDS)
         self._transport.close()
@@ -193,7 +192,7 @@ class Pair:
 
 
 def measure(kind: Kind, sizes: list[int], counts: list[int], repeats: int, checks: bool) -> list[dict[str, Any]]:
-    """A record for each size in MiB and number at once."""
+    """Returns a record for each size in MiB and number at once."""
     pair = Pair(kind, max(counts) * max(1, (max(sizes) << 20) // _BLOCK_BYTES))
     try:
         return [
@@ -206,7 +205,7 @@ def measure(kind: Kind, sizes: list[int], counts: list[int], repeats: int, check
 
 
 def rates_of(pair: Pair, num_blocks: int, count: int, repeats: int, checks: bool) -> dict[str, Any]:
-    """Raw, plain and, where asked, checked take turns. Rates are medians, in GB/s."""
+    """Returns median rates in GB/s. Raw, plain and, if requested, checked transfers take turns."""
     runs: dict[str, Callable[[], float]] = {
         "raw": lambda: pair.raw(count * num_blocks),
         "plain": lambda: pair.transfer(num_blocks, count, False),
@@ -225,7 +224,7 @@ def rates_of(pair: Pair, num_blocks: int, count: int, repeats: int, checks: bool
 
 
 def row_of(record: dict[str, Any]) -> list[str]:
-    """A line of the table."""
+    """Returns a line of the table."""
     rates = record["gb_per_second"]
     shown = [f"{rates['raw']:.2f}"]
     for name in ("plain", "checked"):
@@ -234,10 +233,9 @@ def row_of(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default="tcp,ipc", help=f"some of {','.join(KINDS)}")
-    parser.add_argument("--mib", default="2,16,64,128,256", help="sizes of transfers")
+    parser.add_argument("--mib", default="2,16,64,128,256", help="sizes of transfers in MiB")
     parser.add_argument("--at-once", default="1", help="numbers of transfers at once")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--checks", action=argparse.BooleanOptionalAction, default=True, help="with checksums too")

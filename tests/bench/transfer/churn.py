@@ -1,4 +1,4 @@
-"""Cancels requests and kills workers at random phases of the KV hand-over. Measures leaked resources, and for how long.
+"""Cancels requests and kills workers at random phases of the KV hand-over. Measures leaks and their duration.
 
 python tests/bench/transfer/churn.py --requests 10000 --seed 1
 python tests/bench/transfer/churn.py --requests 16000 --batch 100    # ten thousand aborts
@@ -31,19 +31,19 @@ from baton.v1 import types_pb2, worker_pb2
 
 BATCH = 50
 _WAIT_SECONDS = 60.0
-_GIVE_UP_SECONDS = 10.0  # for blocks that do not come back: a leak
-_SPREAD_SECONDS = 0.6  # over which a batch's requests arrive
+_GIVE_UP_SECONDS = 10.0  # after which blocks that are not free count as leaked
+_SPREAD_SECONDS = 0.6  # in which a batch's requests arrive
 
 
 @dataclass
 class Churn:
-    """What happened so far."""
+    """The results so far."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)
-    num_wrong: int = 0  # answers with another token than the undisturbed run
-    num_leaked: int = 0  # blocks that did not come back
-    longest_seconds: float = 0.0  # until all blocks of the live workers were back
+    num_wrong: int = 0  # answers that differ from the undisturbed run
+    num_leaked: int = 0  # blocks that were not freed
+    longest_seconds: float = 0.0  # until all blocks of the live workers were free
     most_stranded: int = 0
     transfers: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -54,7 +54,7 @@ class Churn:
 
 
 class Churner:
-    """Batches of requests on one rig."""
+    """Runs batches of requests on one rig."""
 
     def __init__(self, rig: TransferRig, seed: int, report: Churn, kill_every: int, batch: int) -> None:
         self._rig = rig
@@ -65,7 +65,7 @@ class Churner:
         self._counted: dict[str, Mapping[str, int]] = {}
 
     async def run(self, num_requests: int) -> None:
-        """Fails only where a worker does not come up; everything else is in the report."""
+        """Runs all batches. Fails only if a worker does not start. Everything else is in the report."""
         began = time.monotonic()
         sampling = asyncio.create_task(self._sample())
         number = 0
@@ -116,7 +116,7 @@ class Churner:
                 await stream.send(aborts=(one.slot,))
 
     async def _read(self, stream: Stream, count: int) -> None:
-        """Until every request ended, or the stream did."""
+        """Reads until every request or the stream has ended."""
         with contextlib.suppress(grpc.aio.AioRpcError, AssertionError, asyncio.CancelledError):
             async with asyncio.timeout(_WAIT_SECONDS):
                 while not all(stream.slots[slot].ended for slot in range(count)):
@@ -178,7 +178,7 @@ class Churner:
 
 
 def churn(num_requests: int, seed: int, transports: str = "tcp", kill_every: int = 8, batch: int = BATCH) -> Churn:
-    """Runs it on workers of its own."""
+    """Runs the churn on new workers. Returns the report."""
     report = Churn()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -189,7 +189,7 @@ def churn(num_requests: int, seed: int, transports: str = "tcp", kill_every: int
 
 
 def table(report: Churn) -> str:
-    """What a person reads."""
+    """Returns the printed table."""
     rows = [("requests", report.num_requests)]
     rows += [(f"  {name}", count) for name, count in sorted(report.outcomes.items())]
     rows += [(f"kill -9 of worker {name}, and restart", count) for name, count in sorted(report.kills.items())]
@@ -203,12 +203,12 @@ def table(report: Churn) -> str:
 
 
 def main() -> int:
-    """0 where nothing leaked, nothing was wrong and nothing took longer than 2 s."""
+    """Returns 0 if nothing leaked, all answers were right, and all blocks were free within 2 s."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--transports", default="tcp")
-    parser.add_argument("--batch", type=int, default=BATCH, help="requests at once")
+    parser.add_argument("--batch", type=int, default=BATCH, help="concurrent requests")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     report = churn(options.requests, options.seed, options.transports, batch=options.batch)

@@ -1,4 +1,4 @@
-"""The kinds of transports between two GPUs of one host, each worker seeing one of them, and their raw copies."""
+"""Kinds of transports between two GPUs of one host, of which each worker sees one, and their raw copies."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _WAIT_SECONDS = 30.0
 
 
 class CudaIpcKind:
-    """CUDA IPC, against one copy to memory of the peer."""
+    """CUDA IPC, compared with one copy to memory of the peer."""
 
     name = "cuda-ipc"
     transport = "ipc"
     piece_bytes = DEVICE_PIECE_BYTES
 
     def prepare(self, role: str) -> None:
-        """Shows the receiver's process the first GPU, and the sender's the second where there is one."""
+        """Makes the first GPU visible to the receiver's process, and the second, if there is one, to the sender's."""
         devices = os.environ.get("BATON_BENCH_DEVICES", "0,1").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0 if role == "receiver" else -1]
 
     def make_executor(self, num_blocks: int) -> Executor:
-        """Random blocks of an 8B model."""
+        """Returns random blocks of an 8B model."""
         import torch
 
         from baton.worker.executors.cuda.kv.copies import KvCopies
@@ -53,7 +53,7 @@ class CudaIpcKind:
         return SimpleNamespace(kv_spec=spec, kv=kv, kv_bytes=None, read_blocks=read_blocks)  # type: ignore[return-value]
 
     def make_paths(self, executor: Executor) -> Mapping[str, BulkPath | None]:
-        """This kind alone."""
+        """Returns the path of this kind only."""
         return make_paths(self.transport, executor, self.piece_bytes, executor.kv)  # type: ignore[attr-defined]
 
     def raw_receiver(self, num_bytes: int) -> RawReceiver:
@@ -64,7 +64,7 @@ class CudaIpcKind:
 
 
 class NcclKind(CudaIpcKind):
-    """NCCL, against one send and receive."""
+    """NCCL, compared with one send and receive."""
 
     name = "nccl"
     transport = "nccl"

@@ -1,7 +1,7 @@
-"""One class for each kind of transport that is measured: its workers' blocks, and the raw copy it is compared with.
+"""Kinds of transports to measure: their workers' blocks, and the raw copies with which they are compared.
 
-Both ends run in processes of their own. The raw copy moves the same bytes in pieces of the same size with nothing of
-ours in it: what is told to the sender must be picklable.
+Both ends run in separate processes. The raw copy moves the same bytes in pieces of the same size, without Baton's code.
+The receiver's `told` must be picklable.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ PIECE_BYTES = 4 << 20
 class RawReceiver(Protocol):
     """The receiving end of the raw copy."""
 
-    told: Any  # what the sender needs to know
+    told: Any  # the address for the sender
 
     def receive(self, num_bytes: int) -> None:
-        """Returns when so many bytes are there."""
+        """Waits until this many bytes were received."""
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Frees all resources."""
 
 
 class RawSender(Protocol):
     """The sending end of the raw copy."""
 
     def send(self, num_bytes: int) -> None:
-        """Moves so many bytes."""
+        """Sends this many bytes."""
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Frees all resources."""
 
 
 class Kind(Protocol):
-    """What is measured."""
+    """A kind of transport to measure."""
 
     name: str
     piece_bytes: int
 
     def prepare(self, role: str) -> None:
-        """First of all in the process of the `receiver` or the `sender`."""
+        """Prepares the process of the `receiver` or the `sender`, before everything else."""
 
     def make_executor(self, num_blocks: int) -> Executor:
-        """Of either end: blocks, filled with noise, as [num_layers, num_blocks, bytes]."""
+        """Returns blocks of either end, filled with noise, as [num_layers, num_blocks, bytes]."""
 
     def make_paths(self, executor: Executor) -> Mapping[str, BulkPath | None]:
-        """What its Transports have: this kind alone, so that none takes another's place."""
+        """Returns the paths of Transports: only this kind, so that no other one is used."""
 
     def raw_receiver(self, num_bytes: int) -> RawReceiver:
-        """For up to so many bytes."""
+        """Returns the receiving end for up to this many bytes."""
 
     def raw_sender(self, told: Any, num_bytes: int) -> RawSender:
         """Returns the sending end."""
 
 
 class HostKv:
-    """What a transport asks of an executor whose blocks are in host memory."""
+    """The part of an executor with blocks in host memory that a transport uses."""
 
     def __init__(self, num_blocks: int) -> None:
         self.kv_spec = full_spec(bytes(16), "bfloat16", NUM_LAYERS, 8, 128, 16)
@@ -89,13 +89,13 @@ class HostKv:
 
 
 class TcpKind:
-    """Plain sockets on loopback, against one socket between two stretches of memory."""
+    """Plain sockets on loopback, compared with one socket between two ranges of memory."""
 
     name = "tcp"
     piece_bytes = PIECE_BYTES
 
     def prepare(self, role: str) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def make_executor(self, num_blocks: int) -> Executor:
         return HostKv(num_blocks)  # type: ignore[return-value]
@@ -111,13 +111,13 @@ class TcpKind:
 
 
 class RdmaKind(TcpKind):
-    """NIXL over whatever network UCX finds, from host memory to host memory, against one socket."""
+    """NIXL over the network that UCX finds, between host memories, compared with one socket."""
 
     name = "rdma"
 
 
 class HostIpcKind(TcpKind):
-    """Shared memory of a host, against one copy into shared memory."""
+    """Shared memory of a host, compared with one copy into shared memory."""
 
     name = "ipc"
 
@@ -162,7 +162,7 @@ class _SocketSender:
 
 
 class _MemoryReceiver:
-    """A receiver whose sender writes its memory, and sends a byte on a socket when done."""
+    """A receiver whose sender writes its memory, and then sends a byte on a socket."""
 
     def __init__(self, num_bytes: int) -> None:
         self._words = Words()
@@ -184,7 +184,7 @@ class _MemorySender:
         self._words = WordsSender(address)
         with Path(f"/proc/{process}/fd/{descriptor}").open("r+b") as shared:
             self._memory = np.frombuffer(mmap.mmap(shared.fileno(), num_bytes), np.uint8)
-        self._memory[:] = 1  # no page is new when it is measured
+        self._memory[:] = 1  # touches all pages before the measurement
         self._source = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
 
     def send(self, num_bytes: int) -> None:

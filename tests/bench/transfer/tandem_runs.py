@@ -29,7 +29,7 @@ _FOREVER = 1 << 20  # output tokens
 
 
 class TimedStream(Stream):
-    """A stream that notes when each token arrived. Slots are never used again."""
+    """A stream that records the arrival of each token. Slots are not reused."""
 
     reading: asyncio.Task[None]  # to the stream's end
 
@@ -48,7 +48,7 @@ class TimedStream(Stream):
 
 @dataclass(frozen=True)
 class Answer:
-    """One request. Monotonic seconds."""
+    """The times of one request, in seconds of the monotonic clock."""
 
     request_id: str
     sent_at: float
@@ -61,11 +61,11 @@ class Answer:
 
 @dataclass
 class Load:
-    """What a window of load saw."""
+    """The measurements of a window of load."""
 
     seconds: float
     answers: list[Answer]
-    neighbour_gaps: list[float] = field(default_factory=list)  # between tokens of requests that ran beside
+    neighbour_gaps: list[float] = field(default_factory=list)  # between tokens of concurrent requests that only decode
     num_neighbour_tokens: int = 0
 
 
@@ -85,7 +85,7 @@ class Deployment:
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[TimedStream]:
-        """A gateway's stream."""
+        """Opens a gateway's stream."""
         async with open_channel(self.entry.listen) as channel:
             stream = TimedStream(channel)
             stream.reading = asyncio.create_task(_read_on(stream))
@@ -98,7 +98,7 @@ class Deployment:
     async def window(
         self, stream: TimedStream, num_tokens: int, count: int, concurrency: int, max_tokens: int, neighbours: int = 0
     ) -> Load:
-        """Sends `count` prompts, `concurrency` at a time, beside `neighbours` requests that only decode."""
+        """Sends `count` prompts, `concurrency` at a time, while `neighbours` other requests decode."""
         limit = asyncio.Semaphore(concurrency)
 
         async def ask() -> Answer:
@@ -115,7 +115,7 @@ class Deployment:
         return Load(ended - began, answers, gaps, num_beside)
 
     async def rest(self, stream: TimedStream, seconds: float, neighbours: int, prompts: Sequence[int] = ()) -> Load:
-        """The neighbours, and requests with prompts of these lengths, whose KV is there and which only decode too."""
+        """Measures neighbours while requests with prompts of these lengths, whose KV is computed, decode too."""
         beside = [self._neighbour() for _ in range(neighbours)]
         along = [await self._submit(num_tokens, _FOREVER) for num_tokens in prompts]
         await self._start(stream, [*along, *beside])
@@ -127,7 +127,7 @@ class Deployment:
         return Load(seconds, [], gaps, num_beside)
 
     def records(self) -> dict[str, dict[str, float]]:
-        """What both workers logged of each request's hand-over, merged, by request id."""
+        """Returns both workers' log entries of each hand-over, merged, by request id."""
         merged: dict[str, dict[str, float]] = defaultdict(dict)
         for worker in self.workers:
             for line in worker.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -147,7 +147,7 @@ class Deployment:
         return Answer(one.request_id, sent_at, stream.arrivals[one.slot])
 
     async def _submit(self, num_tokens: int, max_tokens: int) -> worker_pb2.SubmitRequest:
-        """A prompt for the prefill worker, where there is one."""
+        """Returns a request, for the prefill worker if there is one."""
         one = submit(next(self._slots), self._prompt(num_tokens), max_tokens)
         if self.prefill is not None:
             one.prefill.CopyFrom(await self.prefill.endpoint())
@@ -174,7 +174,7 @@ class Deployment:
 def deployment(
     folder: Path, disaggregated: bool, flags: Mapping[str, object], devices: tuple[str, ...], vocab_size: int, seed: int
 ) -> Iterator[Deployment]:
-    """Starts it. `devices` go to CUDA_VISIBLE_DEVICES, the prefill worker's first; empty: left as it is."""
+    """Starts a deployment. `devices` are for CUDA_VISIBLE_DEVICES, the prefill worker's first; empty: unchanged."""
     roles = ("prefill", "decode") if disaggregated else ("both",)
     with ExitStack() as cleanup:
         workers = []

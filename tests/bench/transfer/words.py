@@ -21,7 +21,7 @@ class Words:
         self._sock.recv(1)
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the socket."""
         self._listener.close()
         if self._sock is not None:
             self._sock.close()
@@ -35,9 +35,9 @@ class WordsSender:
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self) -> None:
-        """The byte."""
+        """Sends the byte."""
         self._sock.sendall(b"\1")
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the socket."""
         self._sock.close()
