@@ -202,7 +202,7 @@ def measure(num_tokens: int, rounds: int) -> dict[str, list[float]]:
 
 
 def admit(watch: Stopwatch, num_tokens: int) -> None:
-    """Measures an executor's work for a row that enters its batch."""
+    """Measures the executor's bookkeeping for a row that enters its batch."""
     rows = Rows(4, 2 * num_tokens, BLOCK_SIZE, 0)
     init = RowInit(0, np.arange(num_tokens, dtype=np.int32), num_tokens, SamplingParams())  # type: ignore[arg-type]
     block_ids = list(range(num_tokens // BLOCK_SIZE))

@@ -1,4 +1,4 @@
-"""The same model on a CPU, and on a GPU in Triton's interpreter, step by step."""
+"""Runs the same model on a CPU, and on a GPU in Triton's interpreter, step by step."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAX_LEN = BLOCK_SIZE * BLOCKS_A_ROW
 
 
 class Chunk(NamedTuple):
-    """Tokens of one row that a step computes."""
+    """The tokens of one row that a step computes."""
 
     row: int
     first: int
     last: int
 
 
-# Two prompts; then one decodes beside the other's next chunk; then it decodes alone.
+# Two prompts, then a decode with the other prompt's next chunk, then the decode alone.
 STEPS: list[tuple[int, list[Chunk]]] = [
     (0, [Chunk(0, 0, 9), Chunk(1, 0, 3)]),
     (1, [Chunk(0, 9, 10), Chunk(1, 3, 7)]),

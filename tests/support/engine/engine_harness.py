@@ -27,7 +27,7 @@ _NUMBERS = itertools.count()
 
 
 class Clock:
-    """Virtual time, which only sleeping advances."""
+    """Virtual time that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -201,7 +201,7 @@ def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> P
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("bias"):
-                # With large ones, an expert that rounding chooses instead of another would change the token.
+                # With large biases, a different expert due to rounding would change the token.
                 parameter.normal_(0.0, 0.02 if ".experts." in key else 0.5)
             if key.endswith("sinks"):
                 parameter.normal_(0.0, 1.0)
@@ -210,7 +210,7 @@ def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> P
 
 
 def _corrected(model: PreTrainedModel) -> PreTrainedModel:
-    """Fills the biases of choices, which are zeros in a new model."""
+    """Fills the routers' correction biases, which are zeros in a new model."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             tensor.data.normal_(0.0, 0.2)

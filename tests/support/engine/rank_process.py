@@ -26,7 +26,7 @@ class RankProcess:
     """Implements Follower."""
 
     def __init__(self, rank: int, config: WorkerConfig) -> None:
-        self.digests: list[bytes] = []  # of the steps that `check` found done
+        self.digests: list[bytes] = []  # of the steps that `check` found complete
         self._rank = rank
         self._connection, other = Pipe()
         self.process = get_context("spawn").Process(target=_compute, args=(other, config), daemon=True)

@@ -18,7 +18,7 @@ from baton.worker.sampling.penalties import is_penalized
 from baton.worker.sampling.sampler import Sampler
 
 TINY = Sizes(part=1024, capacity=512, few=128, sample=1024, scan=2048)
-CLOSE = 1e-3  # of two tokens' noisy scores: what other roundings of exp and log can turn
+CLOSE = 1e-3  # distance of two tokens' noisy scores whose order depends on the rounding of exp and log
 _MAX_MODEL_LEN = 600
 
 

@@ -107,7 +107,7 @@ def _granite4(**more: Any) -> PreTrainedModel:
 
 
 def _phi3_longrope(original_length: int) -> PreTrainedModel:
-    """A model whose sequences of 3 tokens and more are all short, or all long."""
+    """Returns a model for which all sequences of at least 3 tokens are short, or all are long."""
     factors = {
         "short_factor": [1.0 + 0.2 * pair for pair in range(8)],
         "long_factor": [9.0 - pair for pair in range(8)],

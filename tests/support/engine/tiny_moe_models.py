@@ -1,4 +1,4 @@
-"""Small random models with experts in Hugging Face form: rows of tiny_models."""
+"""Small random models with experts in Hugging Face form, for the table of tiny_models."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
 
 
 def _corrected(model: PreTrainedModel) -> PreTrainedModel:
-    """Fills the biases of choices, which are zeros in a new model."""
+    """Fills the routers' correction biases, which are zeros in a new model."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             tensor.data.normal_(0.0, 0.2)
@@ -109,7 +109,7 @@ def _corrected(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _biased(model: PreTrainedModel) -> PreTrainedModel:
-    """Fills the biases of experts, which are zeros in a new model."""
+    """Fills the experts' biases, which are zeros in a new model."""
     for name, tensor in model.named_parameters():
         if name.endswith("proj_bias"):
             tensor.data.normal_(0.0, 0.2)

@@ -1,4 +1,4 @@
-"""Small random models of architectures that have no family, as Transformers' configs by their model_type."""
+"""Small random models of architectures without a family, as Transformers' configs by model_type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROUPED = {**_EXPERTS, "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "f
 _SCALES = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 
-# What differs from _PADDED, which each config gets as far as it has such fields.
+# Differences from _PADDED, of which each config gets the fields that it has.
 TRANSFORMERS_MODELS: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {**_EXPERTS, **_WINDOWS, "head_dim": 24, "num_dense_layers": 1, "num_shared_experts": 1},
     "apertus": {"attention_bias": True},

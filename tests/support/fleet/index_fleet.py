@@ -58,7 +58,7 @@ class Roamer:
     def __init__(self, worker_id, addresses):
         self.worker_id = worker_id
         self.blocks = set()
-        self.gone = {}  # block number -> when it was evicted
+        self.gone = {}  # block number -> time of its eviction
         self._addresses = list(addresses)
         self._epoch = time.time_ns()
         self._sequence = 0

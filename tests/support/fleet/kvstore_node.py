@@ -119,7 +119,7 @@ class FakeWorker:
             beat = asyncio.ensure_future(self.heartbeat())
             try:
                 await asyncio.shield(beat)
-            except asyncio.CancelledError:  # within a read it would end the stream
+            except asyncio.CancelledError:  # a cancelled read would end the stream
                 await beat
                 raise
             await asyncio.sleep(0.05)
@@ -127,7 +127,7 @@ class FakeWorker:
     async def ask(self, **message):
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.send(**message)
-        return await self.hear()  # an ended stream says why
+        return await self.hear()  # raises the error of an ended stream
 
     async def send(self, **message):
         await self._call.write(index_pb2.PublishRequest(**message))

@@ -61,7 +61,7 @@ async def replica(
     lease_ms: int = 15_000,
 ) -> AsyncIterator[Replica]:
     counters = AccessCounters()
-    # A shorter minute is as much shorter for the gateway.
+    # The gateway's clock runs faster by the same factor.
     own = ledger or Ledger(lambda: time.monotonic() * CELL_MS / cell_ms)
     async with RedisNodes(url, timeout, greetings(cell_ms)) as link:
         limiter = RedisLimiter(link, own, counters, replicas, cell_ms, lease_ms)

@@ -19,7 +19,7 @@ from support.processes import node
 FOLDER = Path(__file__).parents[2] / "gateway" / "browser"
 NAMES = ("chromium", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
 LOAD_TIMEOUT_MS = 60_000
-EXPECT_TIMEOUT_MS = 30_000  # a busy machine takes its time
+EXPECT_TIMEOUT_MS = 30_000  # long enough for a busy machine
 FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
@@ -32,7 +32,7 @@ FLAGS = (
 DESKTOP = {"viewport": {"width": 1280, "height": 800}}
 PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True}
 
-# The least contrast of a text with what is behind it, and the text; disabled controls are free of this.
+# The lowest contrast of a text with its background, and the text. Disabled controls are exempt.
 LEAST_CONTRAST = """() => {
   const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const light = (colour) => {
@@ -141,7 +141,7 @@ def find() -> Chromium:
 def _packaged() -> Chromium:
     folder = FOLDER / "node_modules" / ".chromium"
     with (FOLDER / "package-lock.json").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # test files run beside each other
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test files run concurrently
         node.install(FOLDER)
         if not folder.exists():
             _unpack(folder)
@@ -157,7 +157,7 @@ def _unpack(folder: Path) -> None:
     node.run("unpack.mjs", str(half), folder=FOLDER, timeout=300)
     for archive in half.glob("*.tar"):
         with tarfile.open(archive) as tar:
-            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # which Python 3.11.2 has not
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # missing in Python 3.11.2
             tar.extractall(half)
         archive.unlink()
     (half / "fonts.conf").write_text(FONTS.format(folder=folder))

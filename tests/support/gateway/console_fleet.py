@@ -23,7 +23,7 @@ from baton.services.up import tandem
 from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2
 
 MODEL = "storyteller-7m"
-_NUM_SENDERS = 8  # that each decode worker has KV from
+_NUM_SENDERS = 8  # prefill workers that have sent KV to each decode worker
 _READY_SECONDS = 60.0
 
 

@@ -40,7 +40,7 @@ class Parsed:
     reasoning: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)  # name, arguments
     ids: list[str] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)  # kinds of what came, without repetitions
+    order: list[str] = field(default_factory=list)  # kinds of events, without repetitions
     num_ended: int = 0
 
 

@@ -41,7 +41,7 @@ def item(**fields: Any) -> response_pb2.ResponseItem:
     return response_pb2.ResponseItem(**fields)
 
 
-# A response that is complete holds its whole text, as much as a slow client's buffers took.
+# A complete response has its whole text, which may have filled a slow client's buffers.
 _ANY_SIZE = (("grpc.max_receive_message_length", -1),)
 
 

@@ -157,7 +157,7 @@ async def rest_side(
     generator = generator or FakeGenerator(script)
     catalog = ModelCatalog([sample_model()])
     info = types_pb2.ModelInfo()
-    info.CopyFrom(INFO)  # a test may change its own
+    info.CopyFrom(INFO)  # each test may change its copy
     catalog.update([info])
     config = GatewayConfig(model=str(SAMPLE), **settings)
     admission = ConcurrencyLimiter(config.max_streams)

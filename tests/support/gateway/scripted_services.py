@@ -43,12 +43,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.submits: list[worker_pb2.SubmitRequest] = []
         self.aborts: list[int] = []
         self.dropped: list[int] = []  # slots that ran when their stream ended
-        self.refusal: ServiceError | None = None  # what every submit fails with
-        self.break_after_tokens: int | None = None  # the stream breaks once a request has this many
-        self.dies_in_queue: int | None = None  # reports so many requests as waiting, then the stream breaks
+        self.refusal: ServiceError | None = None  # the error of every submit
+        self.break_after_tokens: int | None = None  # breaks the stream when a request has this many tokens
+        self.dies_in_queue: int | None = None  # reports this many waiting requests, then breaks the stream
         self.cached_tokens = 0
-        self.silent = False  # reads, says nothing
-        self.steps_last = False  # pings are answered, no step ends
+        self.silent = False  # reads, but sends nothing
+        self.steps_last = False  # answers pings, but no step ends
         self.computes_prompts = False  # steps end without tokens
         self.num_streams = 0
         self._server = RpcServer("127.0.0.1:0", [], 0)

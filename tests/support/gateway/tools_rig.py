@@ -89,7 +89,7 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         **settings,
     ) as gateway:
         url = f"http://127.0.0.1:{gateway.port}/v1"
-        plain = openai.DefaultAsyncHttpxClient(verify=False)  # http alone: reading the authorities takes 30 ms
+        plain = openai.DefaultAsyncHttpxClient(verify=False)  # reading the CA certificates would take 30 ms
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=plain) as client:
             holder.append(Rig(gateway, client, tokenizer))
             yield holder[0]

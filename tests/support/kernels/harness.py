@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-WILD = 1e4  # what the pool holds where no token of a sequence lies
+WILD = 1e4  # value of the pool's elements outside of sequences
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = 448.0
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -22,14 +22,14 @@ class Shape(NamedTuple):
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    group: int  # query heads a KV head
+    group: int  # query heads per KV head
     num_kv_heads: int = 2
 
     def __str__(self) -> str:
         return f"d{self.head_dim}-b{self.block_size}-{NAMES[self.dtype]}-g{self.group}"
 
 
-# Every pair of head_dim, block_size and dtype is there once at least: each shape is a compilation.
+# Covers all pairs of head_dim, block_size and dtype with few shapes, because each one is compiled.
 GRID = [
     Shape(128, 16, torch.bfloat16, 4),
     Shape(64, 16, torch.bfloat16, 1),
@@ -45,7 +45,7 @@ GRID = [
     Shape(256, 32, torch.float16, 1),
     Shape(256, 64, torch.float32, 4),
 ]
-# The interpreter multiplies bf16 matrices wrongly, so that its shapes have none.
+# The interpreter multiplies bf16 matrices wrongly, so its shapes have other dtypes.
 SMALL = [
     Shape(64, 16, torch.float32, 4),
     Shape(96, 32, torch.float16, 3),

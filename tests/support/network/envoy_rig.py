@@ -21,7 +21,7 @@ from support.processes.stack import MODEL, MODEL_NAME, Service, Stack, planned_s
 from baton.services.up import tandem
 from baton.services.up.config import UpConfig
 
-# By the names that tests use; the tenants below.
+# By the names that tests use, with the tenants below.
 KEYS: dict[str, dict[str, Any]] = {
     "good": {"tenant": "acme"},
     "other": {"tenant": "other"},
@@ -38,7 +38,7 @@ TENANTS: dict[str, dict[str, Any]] = {
     "limited": {"requests_per_minute": 2},
     "limited_grpc": {"requests_per_minute": 2},
 }
-# The name that the shipped configuration expects in gateways' certificates; the tandem's probe goes by the address.
+# The shipped configuration expects the name in gateways' certificates. The tandem's probe uses the address.
 HOSTS = ("localhost", "127.0.0.1", "gateway.dev.baton.internal")
 
 

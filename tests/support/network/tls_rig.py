@@ -15,7 +15,7 @@ from baton.rpc.tls.files import TlsFiles
 from baton.services.certs import command as certs
 
 EXPIRED = {"days": 0.0}
-NOT_YET = {"backdate_minutes": -10.0}  # as a clock that is ten minutes behind sees a certificate of now
+NOT_YET = {"backdate_minutes": -10.0}  # not yet valid, like a new certificate for a clock that is ten minutes behind
 
 
 def make_certs(folder: Path, ca: Path | None = None, **values) -> Path:

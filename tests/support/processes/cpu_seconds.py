@@ -1,4 +1,4 @@
-"""CPU seconds of work in this process. Programs beside it make all work dearer, so that the cheapest run counts."""
+"""Measures CPU seconds of work in this process. The cheapest run counts, because other programs add to the time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cheapest(work: Callable[[], object], enough: float) -> float:
 
 
 async def cheapest_of(work: Callable[[], Awaitable[object]], enough: float) -> float:
-    """As `cheapest`, of work on the event loop."""
+    """Like `cheapest`, for work on the event loop."""
     least = float("inf")
     for _ in range(_RUNS):
         began = time.process_time()

@@ -26,7 +26,7 @@ class LoopStalls:
 async def loop_stalls() -> AsyncIterator[LoopStalls]:
     """Measures the running loop within the block."""
     stalls = LoopStalls()
-    # The garbage of the tests before is not the gateway's, which freezes what it starts with too.
+    # Excludes garbage of earlier tests, as the gateway freezes the objects that exist at its start.
     gc.freeze()
     task = asyncio.create_task(stalls._watch())
     await asyncio.sleep(0.01)

@@ -7,10 +7,10 @@ import socket
 from contextlib import closing
 from itertools import count, cycle
 
-# Above what baton.services.ports chooses from, and so far below the kernel's range for outgoing connections that a
-# Redis Cluster's second ports, 10,000 above the first, have room.
+# Above the range of baton.services.ports, and below the kernel's range for outgoing connections by more than 10,000,
+# which is the distance of a Redis Cluster's second ports.
 _LOWEST, _HIGHEST = 20_000, 30_000
-_SLOTS = 8  # test processes beside each other, as pytest-xdist numbers them
+_SLOTS = 8  # concurrent test processes, as numbered by pytest-xdist
 
 
 def _own() -> range:
@@ -20,8 +20,8 @@ def _own() -> range:
     return range(_LOWEST + slot * size, _LOWEST + (slot + 1) * size)
 
 
-# One after the other, so that what was chosen a while ago and is not listened on yet is not chosen again. Two runs on
-# one machine begin at different ones.
+# A cycle does not soon return a port again that nothing listens on yet. Two runs on one machine start at different
+# ports.
 _next = cycle(_own())
 for _ in range(os.getpid() * 37 % len(_own())):
     next(_next)

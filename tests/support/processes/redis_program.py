@@ -23,7 +23,7 @@ def tls_redis_program() -> str | None:
         program = shutil.which("redis-server", path=folder)
         if program is None:
             continue
-        # One that knows the directive finds fault with its value.
+        # A server with TLS rejects the directive's value, others the directive.
         command = [program, "--tls-port", "none"]
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
         if "Bad directive" not in told.stdout + told.stderr:

@@ -1,4 +1,4 @@
-"""`baton up` and `baton serve` as a user meets them: a program with an output and an exit code."""
+"""`baton up` and `baton serve` as a user runs them: a program with an output and an exit code."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class TandemProgram:
         return re.search(r"http://(\S+) \(REST\)", self.output)[1]
 
     def family(self) -> list[psutil.Process]:
-        """Every process that it started, directly or not."""
+        """Returns all of its descendants."""
         return psutil.Process(self.process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""Commands on a pseudo-terminal: what they draw, and keys that are pressed."""
+"""Runs commands on a pseudo-terminal, reads their output, and presses keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
 
 
 class Terminal:
-    """A command of `baton`, or another program, on a terminal of its own."""
+    """A command of `baton`, or another program, on a new terminal."""
 
     def __init__(self, *words: str, environ: Mapping[str, str], program: Sequence[str] = BATON) -> None:
         own, theirs = pty.openpty()
@@ -35,14 +35,14 @@ class Terminal:
         self.seen = b""
 
     def until(self, text: str, seconds: float = 30.0) -> None:
-        """Waits until a text was drawn."""
+        """Waits until a text is in the output."""
         deadline = time.monotonic() + seconds
         while text.encode() not in ESCAPES.sub(b"", self.seen):
             assert time.monotonic() < deadline, (text, self.seen[-3000:])
             assert self._read(deadline - time.monotonic()), (text, self.seen[-3000:])
 
     def until_longer(self, size: int, seconds: float = 30.0) -> None:
-        """Waits until more than `size` bytes were drawn."""
+        """Waits until the output has more than `size` bytes."""
         deadline = time.monotonic() + seconds
         while len(self.seen) <= size:
             assert self._read(deadline - time.monotonic()), self.seen[-3000:]
@@ -52,7 +52,7 @@ class Terminal:
         os.write(self._own, key.encode())
 
     def end(self) -> int:
-        """The exit code, once it has ended."""
+        """Waits for the end. Returns the exit code."""
         deadline = time.monotonic() + 30
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read(0.2)

@@ -32,7 +32,7 @@ class WheelEnvironment:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(self._site)
         if extras:
-            # A path in a .pth file is not searched for .pth files of its own: no editable install comes along.
+            # Python ignores .pth files in a path that comes from a .pth file, so editable installs are not included.
             lines = {str(Path(str(metadata.distribution(name).locate_file("")))) for name in ("grpcio", "torch")}
             (self._site / "packages.pth").write_text("\n".join(lines))
         else:
@@ -48,7 +48,7 @@ class WheelEnvironment:
                     target.symlink_to(Path(str(distribution.locate_file(file))))
 
     def baton(self, *words: str) -> list[str]:
-        """The command of Baton's CLI."""
+        """Returns the command of Baton's CLI."""
         return [str(self.python), "-m", "baton.services.cli", *words]
 
 

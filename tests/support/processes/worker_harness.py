@@ -63,11 +63,11 @@ class Stream:
         self.call = worker_pb2_grpc.WorkerServiceStub(channel).GenerateStream()
         self.slots: dict[int, Slot] = defaultdict(Slot)
         self.num_frames = 0
-        self._writing = asyncio.Lock()  # a call takes one write at a time
+        self._writing = asyncio.Lock()  # a call allows one write at a time
 
     async def send(self, *submits: worker_pb2.SubmitRequest, aborts: tuple[int, ...] = ()) -> None:
         for one in submits:
-            self.slots.pop(one.slot, None)  # used again
+            self.slots.pop(one.slot, None)  # the slot is reused
         async with self._writing:
             await self.call.write(worker_pb2.GenerateStreamRequest(submits=submits, aborts=aborts))
 

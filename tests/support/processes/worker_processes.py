@@ -74,9 +74,9 @@ class WorkerProcess(ServiceProcess):
         return f"{'alive' if code is None else f'ended with {code}'}\n{self.log_tail(_AUTOPSY_LINES)}"
 
     def _ask_for_stacks(self, front: psutil.Process) -> None:
-        front.suspend()  # so that it does not follow the engine before it was asked itself
+        front.suspend()  # so that it does not end with the engine before its own stacks are written
         for one in (*front.children(), front):
-            one.send_signal(signal.SIGABRT)  # Python's fault handler writes them
+            one.send_signal(signal.SIGABRT)  # Python's fault handler writes the stacks
             one.resume()
             deadline = time.monotonic() + STOP_SECONDS
             while one.is_running() and one.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:

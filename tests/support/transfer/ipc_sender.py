@@ -33,7 +33,7 @@ class IpcSender:
         """Stops the process. When it is resumed, overwrites all of its slots."""
         os.kill(os.getpid(), signal.SIGSTOP)
         memory = self._connection._sender._memory
-        if memory is not None:  # None: closed meanwhile, so that nothing can be written
+        if memory is not None:  # None: closed in the meantime, so nothing can be written
             memory[:] = 0xEE
 
     def close_transport(self) -> None:

@@ -29,7 +29,7 @@ WAIT_SECONDS = 20.0
 SHAPE = (2, 128, 2, 8, 64, 128)  # layers, blocks, K and V, heads, tokens, head_dim
 SOURCE = [BlockId((5 + 7 * index) % SHAPE[1]) for index in range(64)]
 _BLOCK_BYTES = 2 * 8 * 64 * 128 * 2
-PIECE_BYTES = 2 * len(SOURCE) * _BLOCK_BYTES  # 32 MiB: no library puts so much aside for a receiver that is not there
+PIECE_BYTES = 2 * len(SOURCE) * _BLOCK_BYTES  # 32 MiB, more than any library buffers for an absent receiver
 
 
 def make_pool(seed: int) -> torch.Tensor:

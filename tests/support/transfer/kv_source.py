@@ -70,7 +70,7 @@ class KvSource:
         for event in self._transports.poll():
             assert isinstance(event, Pushed | PushFenced), event
             if (block_ids := self._open.pop(event.push_id, None)) is None:
-                continue  # it was all sent before it was fenced
+                continue  # everything was sent before the fence
             self._blocks.give_back(block_ids)
             self._transports.forget(event.push_id)
             self._events.append(event)

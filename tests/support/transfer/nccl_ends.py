@@ -13,7 +13,7 @@ from support.transfer.gpu_pairs import environ_of
 
 WAIT_SECONDS = 60.0
 _SPIN_SECONDS = 2.5
-_NUM_BYTES = 1 << 25  # more than NCCL takes before the other end does
+_NUM_BYTES = 1 << 25  # more than NCCL buffers before the other end receives
 
 
 def abort_while_a_launch_waits(folder: Path) -> list[int | None]:
@@ -41,7 +41,7 @@ def _aborting(folder: Path, ids: Queue[bytes], done: Queue[bool]) -> None:
     memory = torch.zeros(_NUM_BYTES, dtype=torch.uint8, device="cuda")
     moving, loading, spinning = (torch.cuda.Stream() for _ in range(3))
     kernel = never_loaded_kernel(folder)
-    kernel.warmup(memory, grid=(1,))  # compiles it, and no more
+    kernel.warmup(memory, grid=(1,))  # only compiles it
     ended = threading.Event()
 
     def meet() -> Pair:

@@ -21,16 +21,16 @@ from support.transfer.prefill_relay import PrefillRelay
 from baton.v1 import types_pb2, worker_pb2
 
 TRANSPORTS = ("tcp", "ipc")  # of workers without a GPU
-BACK_SECONDS = 2.0  # the bound of every fault: all blocks of the workers that live are free again
+BACK_SECONDS = 2.0  # after any fault, all blocks of live workers must be free within this time
 
-# One prompt token takes half a millisecond, so that a fault finds a prefill of 300 ms in any phase it likes.
+# One prompt token takes half a millisecond, so that a fault can hit any phase of a prefill of 300 ms.
 SIM: Mapping[str, object] = {
     "executor": "sim", "model": "none", "sim_step_seconds": 2e-3, "sim_prefill_token_seconds": 5e-4,
     "sim_decode_request_seconds": 1e-5,
 }  # fmt: skip
 CPU: Mapping[str, object] = {"executor": "cpu", "model": "models/storyteller-7m", "threads": 1, "num_blocks": 1500}
 
-_REFERENCE_BATCH = 24  # requests of the undisturbed run at once: each batch is done within seconds
+_REFERENCE_BATCH = 24  # concurrent requests of the undisturbed run, so that each batch takes seconds
 
 _salts = itertools.count(random.SystemRandom().randrange(1 << 30))
 
@@ -41,7 +41,7 @@ class TransferRig:
 
     prefill: WorkerProcess
     decode: WorkerProcess
-    proxy: ByteProxy  # before the decode worker's transfer listener
+    proxy: ByteProxy  # in front of the decode worker's transfer listener
     transports: str = "tcp"
     vocab_size: int = 4000
 
@@ -146,7 +146,7 @@ def transfer_rig(
     with ExitStack() as cleanup:
         first, second, transfer = ports.free_ports(3)
         common = {"verify_transfers": True, "transports": transports, "drain_timeout": 0.0, **flags}
-        # The proxy has the transfer listener's port on the loopback address that the decode worker advertises.
+        # The proxy uses the transfer listener's port, on the loopback address that the decode worker advertises.
         proxy = ByteProxy(("127.0.0.1", transfer), ("127.0.0.2", transfer))
         cleanup.callback(proxy.close)
         prefill = WorkerProcess(

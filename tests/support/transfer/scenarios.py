@@ -14,16 +14,16 @@ from support.transfer.rig import TransferRig
 
 from baton.v1 import types_pb2, worker_pb2
 
-# When the message of that name is about to pass: the lease's states as both ends see them.
+# States of a lease, each named after the message that is about to be forwarded.
 STATES = ("submit", "started", "accept", "moving", "first_token", "sent", "complete", "abort")
 VICTIMS = ("prefill", "decode")
 SUSPENDED_SECONDS = 5.0
 
 _PROMPT_TOKENS = 400
 _NUM_REQUESTS = 3
-_SLOW = 4_000.0  # bytes a second, where a transfer must be found under way
+_SLOW = 4_000.0  # bytes per second, so that a fault can hit a running transfer
 _WAIT_SECONDS = 60.0
-_STAYS = 10  # of so many clients, one
+_STAYS = 10  # one of this many clients does not disconnect
 
 
 class At:
@@ -181,7 +181,7 @@ async def cable_pulled(rig: TransferRig) -> None:
         await asyncio.sleep(0.2)
         await stream.send(aborts=(0,))
         slots = await _ended(stream, 1)
-        if rig.transports == "tcp":  # elsewhere the bytes may have been there
+        if rig.transports == "tcp":  # other transports may have moved the bytes already
             assert slots[0].finish.reason == types_pb2.FINISH_REASON_ABORT
         await rig.until_idle()
     rig.proxy.heal()
@@ -220,7 +220,7 @@ async def corrupted(rig: TransferRig, num_flips: int) -> None:
     async with rig.relay() as (_, endpoint), rig.decode.stream() as stream, rig.prefill.stream() as other:
         submits = rig.submits(_NUM_REQUESTS, _PROMPT_TOKENS, prefill=endpoint)
         flipped = rig.proxy.num_flipped
-        first, stride = (700, 1500) if rig.transports == "tcp" else (40, 90)  # only tcp has the KV on the connection
+        first, stride = (700, 1500) if rig.transports == "tcp" else (40, 90)  # only tcp sends KV on this connection
         rig.proxy.flips += [rig.proxy.num_bytes + first + stride * i for i in range(num_flips)]
         async with Bystanders(rig, rig.prefill, other):
             await stream.send(*submits)
