@@ -111,7 +111,7 @@ class ChatCompletions:
         return _Checked(request, use, requested, model, template_messages(request.messages))
 
 
-# By whether the output is parsed for reasoning or calls, and by (streamed, parsed).
+# Documents by whether reasoning or calls are parsed from the output, and forms by (streamed, parsed).
 _DOCUMENTS: Mapping[bool, type[ChatDocument]] = {False: ChatDocument, True: ParsedChatDocument}
 _FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
     **{(False, is_parsed): form for is_parsed, form in _DOCUMENTS.items()},

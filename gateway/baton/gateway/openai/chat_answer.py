@@ -25,7 +25,7 @@ class ChatShape:
     num_choices: int
     num_prompt_tokens: int
     logprobs: LogprobForm | None = None  # None: without log-probabilities
-    prompt_token_ids: list[int] | None = None  # choices then have token ids too
+    prompt_token_ids: list[int] | None = None  # if given, choices have token ids too
     prompt_text: str | None = None
     prompt_logprobs: bool = False  # documents only
     echo: str = ""  # text before every choice's output

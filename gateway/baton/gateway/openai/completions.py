@@ -94,7 +94,7 @@ class Completions:
         info = model.require_info()
         check_for_model(request, info)
         sources = prompts_of(request)
-        if len(sources) > 1:  # one prompt that is too long has an error of its own
+        if len(sources) > 1:  # a single prompt that is too long has its own error
             _check_sum(sum(_fewest_tokens(model, source) for source in sources), _most_tokens(info))
         return _Checked(request, requested, model, sources)
 

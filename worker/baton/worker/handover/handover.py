@@ -90,9 +90,9 @@ class Handover(EngineListener):
         self._ticked_at = self._checked_at = clock()
         self._bandwidth = Bandwidth()
         self._bandwidth_of: dict[str, Bandwidth] = {}  # by transport
-        sign = kv_pb2.LeaseRenewal(epoch=engine.epoch)
-        self._to_decode = worker_pb2.PrefillStreamResponse(renewal=sign).SerializeToString()
-        self._to_prefill = worker_pb2.PrefillStreamRequest(renewal=sign).SerializeToString()
+        heartbeat = kv_pb2.LeaseRenewal(epoch=engine.epoch)
+        self._to_decode = worker_pb2.PrefillStreamResponse(renewal=heartbeat).SerializeToString()
+        self._to_prefill = worker_pb2.PrefillStreamRequest(renewal=heartbeat).SerializeToString()
         self.prefill_side = PrefillSide(
             engine,
             executor,

@@ -1,4 +1,4 @@
-"""Renews leases on a thread of its own while the engine thread computes."""
+"""Renews leases on a separate thread while the engine thread computes."""
 
 from __future__ import annotations
 

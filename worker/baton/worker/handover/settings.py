@@ -28,7 +28,7 @@ class HandoverSettings:
 
     @property
     def silence_seconds(self) -> float:
-        """The longest silence of a peer that computes for this worker, where no lease says so."""
+        """The longest silence of a peer that computes for this worker, while no lease sets one."""
         return max(self.lease_seconds, 4 * MAX_BEAT_SECONDS)
 
     @property

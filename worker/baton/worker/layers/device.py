@@ -35,7 +35,7 @@ class Device(Protocol[S_contra]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the queries, keys and values that attention takes."""
+        """The dtype of queries, keys and values for attention."""
 
     def inputs(self, step: S_contra) -> tuple[Tensor, Tensor]:
         """Returns the step's token ids and positions, [num_tokens] int64."""

@@ -40,7 +40,7 @@ class ExpertsWeights:
 
     input_norm: Tensor | None  # [hidden_size]
     router: LinearWeights  # [num_experts, hidden_size]
-    correction: Tensor | None  # [num_experts] fp32, of the choice
+    correction: Tensor | None  # [num_experts] fp32, added to scores for the choice of experts
     experts: StackedWeights
     shared: SharedExpertWeights | None
     output_norm: Tensor | None  # [hidden_size]
@@ -98,6 +98,6 @@ class _SharedExpert:
         self._output_gate = None if weights.output_gate is None else Linear(weights.output_gate, device)
 
     def of(self, x: Tensor) -> Tensor:
-        """Returns [num_tokens, hidden_size]."""
+        """Returns the shared expert's output, [num_tokens, hidden_size]."""
         out = self._down.multiply(self._gate_up.gate(Stream(x), None))
         return out if self._output_gate is None else out.mul_(torch.sigmoid(self._output_gate.multiply(x)))

@@ -307,7 +307,10 @@ class DecodeSide:
             self._apply(prefill, prefill.lease.fenced())
 
     def tick(self, now: float, deaf_seconds: float) -> None:
-        """Ends what is overdue. Ignores peer silence during the last `deaf_seconds`, when nothing was read."""
+        """Reserves blocks. Ends overdue prefills and streams of silent peers.
+
+        Ignores peer silence during the last `deaf_seconds`, when nothing was read.
+        """
         self._reserve_all()
         for prefill in self._prefills:
             if prefill.lease is not None:
@@ -368,7 +371,7 @@ class DecodeSide:
     def _retry(self, prefill: RemotePrefill, reason: str) -> None:
         """Asks the same peer again, which has cached the prompt.
 
-        The blocks stay leased, and are not written meanwhile.
+        The blocks stay leased, and are not written in the meantime.
         """
         request = prefill.request
         _log.warning("retrying KV transfer: %s", reason, extra={"request_id": public_id(request)})

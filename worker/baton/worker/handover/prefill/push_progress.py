@@ -144,7 +144,7 @@ class _GroupProgress:
         return num_computed // target.block_size
 
     def _push_span(self, target: PushTarget, layers: range, start: int, stop: int) -> None:
-        """Pushes in pieces as large as allowed. Large blocks of the sender add little to what is read for a piece."""
+        """Pushes in pieces of the largest allowed size, which limits reads of the sender's larger blocks too."""
         most = self._to.max_block_layers
         num_blocks = min(stop - start, most)
         num_read = max(num_blocks, -(-self._block_size // target.block_size))

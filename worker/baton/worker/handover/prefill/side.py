@@ -122,7 +122,7 @@ class PrefillSide:
     def on_peer_message(self, channel: int, payload: bytes, known: Prompt | None = None) -> None:
         """Handles a PrefillStreamRequest. An invalid message ends its stream only.
 
-        `known`: what the front read of a submit's prompt.
+        `known`: the prompt of a submit, as read by the front.
         """
         peer = self._peers.get(channel)
         if peer is None:
@@ -305,7 +305,7 @@ class PrefillSide:
             self._apply(job, job.lease.fenced())
 
     def tick(self, now: float, deaf_seconds: float) -> None:
-        """Ends what is overdue. Ignores peer silence during the last `deaf_seconds`, when nothing was read."""
+        """Ends overdue prefills. Ignores peer silence during the last `deaf_seconds`, when nothing was read."""
         for peer in self._peers.values():
             peer.last_message_at = min(now, peer.last_message_at + deaf_seconds)
         for job in list(self._jobs.values()):
