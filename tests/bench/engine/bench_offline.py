@@ -1,9 +1,9 @@
-"""Tokens a second of `baton.llm`, against the engine alone and against services over gRPC, in turns.
+"""Compares tokens a second of `baton.llm`, of the engine alone, and of services over gRPC, in turns.
 
 baton bench offline [--model FOLDER] [--requests 64] [--output 64] [--threads 1] [--rounds 5] [--services]
 
-The engine alone is driven by a loop without tokenizer, text or results. With --services, one worker, a router and a
-gateway answer the same prompts as one request to /v1/completions.
+The engine alone runs in a loop without tokenizer, text or results. With --services, one worker, a router and a gateway
+answer the same prompts as one request to /v1/completions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ Way = Callable[[list[list[int]]], list[list[int]]]
 
 
 def main() -> None:
-    """Reads the command line, and measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=SAMPLE_MODEL)
     parser.add_argument("--requests", type=int, default=64)
@@ -80,7 +79,7 @@ def measure(options: argparse.Namespace, ways: dict[str, Way]) -> None:
 
 
 def engine_alone(options: argparse.Namespace) -> Way:
-    """Returns a loop over an engine of its own."""
+    """Returns a function that runs prompts on a new engine."""
     from baton.worker.config import WorkerConfig
     from baton.worker.core import Request, SamplingParams, StopConditions
     from baton.worker.engine.engine import Engine
@@ -108,13 +107,13 @@ def engine_alone(options: argparse.Namespace) -> Way:
 
 
 def offline(llm: LLM, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """Generates with texts and results."""
+    """Generates with `baton.llm`, including texts and results."""
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
 def services(options: argparse.Namespace, cleanup: ExitStack) -> Way:
-    """Starts one worker with its gateway and router."""
+    """Starts one worker with a router and a gateway. Returns a function that sends prompts."""
     sys.path.insert(0, str(TESTS))
     from support.processes.stack import start_stack
 

@@ -30,20 +30,20 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Types that the library cannot make: random blocks, with small scales at these bytes of each.
+# Types that the library cannot quantize to. Their blocks are random, with small scales at these bytes.
 _SCALES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 _FILE_TYPES = {Kind.F32: 0, Kind.F16: 1, Kind.BF16: 32}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer's metadata."""
+    """The metadata of a tokenizer."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_size(cls, size: int) -> Vocabulary:
-        """Returns one whose tokens mean nothing."""
+        """Returns a vocabulary of this size with arbitrary tokens."""
         tokens = ["a", "b", "ab", *(f"t{token_id}" for token_id in range(3, size))]
         return cls(
             {
@@ -118,7 +118,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _reordered(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """Llama's queries and keys, from halves to neighbours."""
+    """Reorders the rows of Llama's queries and keys: rotated pairs become neighbours instead of halves."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if config.model_type != "llama" or heads is None:
         return tensor
@@ -148,7 +148,7 @@ def _random_blocks(shape: tuple[int, ...], kind: Kind, seed: int) -> np.ndarray:
 
 
 def _llama3_divisors(model: PreTrainedModel) -> Tensor:
-    """The unscaled frequencies over the scaled ones."""
+    """Returns the unscaled frequencies divided by the scaled ones."""
     config = model.config
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     plain = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)

@@ -69,13 +69,13 @@ async def replica(
             yield Replica(link, limiter, counters, own)
 
 
-class _Speaker(asyncio.Protocol):
+class _FakeRedis(asyncio.Protocol):
     """Answers limits' scripts as given, and other commands like Redis."""
 
-    def __init__(self, answer: Callable[[], bytes], speakers: list[_Speaker]) -> None:
+    def __init__(self, answer: Callable[[], bytes], connections: list[_FakeRedis]) -> None:
         self._answer = answer
         self._reader = hiredis.Reader()
-        speakers.append(self)
+        connections.append(self)
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -90,14 +90,14 @@ class _Speaker(asyncio.Protocol):
 @contextlib.asynccontextmanager
 async def pretended_redis(answer: Callable[[], bytes]) -> AsyncIterator[str]:
     """Yields the URL of a fake Redis that responds to scripts with `answer`."""
-    speakers: list[_Speaker] = []
-    server = await asyncio.get_running_loop().create_server(lambda: _Speaker(answer, speakers), "127.0.0.1", 0)
+    connections: list[_FakeRedis] = []
+    server = await asyncio.get_running_loop().create_server(lambda: _FakeRedis(answer, connections), "127.0.0.1", 0)
     try:
         yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
     finally:
         server.close()
-        for speaker in speakers:
-            speaker.transport.abort()
+        for connection in connections:
+            connection.transport.abort()
         await asyncio.sleep(0)
 
 

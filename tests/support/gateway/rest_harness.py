@@ -141,7 +141,7 @@ def _loaded() -> ServedModel:
 
 
 def sample_model() -> ServedModel:
-    """The sample model with a tokenizer of its own, which has caches, and a template that is compiled once."""
+    """Returns the sample model with a new tokenizer, because tokenizers have caches. The template is compiled once."""
     one = _loaded()
     return ServedModel(one.name, Tokenizer(SAMPLE / "tokenizer.json"), one.template, one.defaults, one.output_format)
 

@@ -1,4 +1,4 @@
-"""Texts that tell tokenizers apart, and a small tokenizer that is trained on them."""
+"""Texts on which tokenizers differ, and a small tokenizer trained on them."""
 
 from __future__ import annotations
 
