@@ -194,6 +194,8 @@ def test_stages_fit_the_shared_memory() -> None:
             assert tiling.num_stages * rows * tiling.block_k * itemsize <= shared_bytes
 
 
-@pytest.mark.parametrize(("num_pairs", "num_experts", "tile"), [(8, 128, 16), (512, 8, 64), (65536, 128, 128)])
+@pytest.mark.parametrize(
+    ("num_pairs", "num_experts", "tile"), [(8, 128, 16), (256, 8, 64), (512, 8, 128), (65536, 128, 128)]
+)
 def test_tiles_hold_what_an_expert_has(num_pairs: int, num_experts: int, tile: int) -> None:
     assert choose_tile(num_pairs, num_experts) == tile

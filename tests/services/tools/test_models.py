@@ -147,14 +147,17 @@ def test_a_preset_has_no_weights_here(ask):
 def test_of_a_hub_id_only_the_json_files_are_read(ask, folder, monkeypatch):
     asked = []
     hub = types.ModuleType("huggingface_hub")
-    hub.errors = types.SimpleNamespace(RepositoryNotFoundError=KeyError, GatedRepoError=KeyError)
-    hub.snapshot_download = lambda hub_id, allow_patterns: asked.append((hub_id, allow_patterns)) or str(folder)
+    names = ("RevisionNotFoundError", "RepositoryNotFoundError", "GatedRepoError", "RemoteEntryNotFoundError")
+    hub.errors = types.SimpleNamespace(**dict.fromkeys(names, KeyError))
+    hub.snapshot_download = lambda hub_id, revision, allow_patterns: (
+        asked.append((hub_id, revision, allow_patterns)) or str(folder)
+    )
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     (folder / "model.safetensors").unlink()
     index = {"metadata": {"total_size": 1 << 30}, "weight_map": {"a": "model-1.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     facts = json.loads(ask("org/name", "--executor", "cuda", "--memory-gib", 8, "--json")[1])
-    assert asked == [("org/name", ["*.json"])]
+    assert asked == [("org/name", None, ["*.json"])]
     assert facts["runs"] is True
     assert facts["capacity"]["weight_bytes"] == 1 << 30
 
