@@ -32,7 +32,7 @@ from baton.worker.models.registry import load_config
 from baton.worker.weights.build import build_weights
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.filling import load_weights
-from baton.worker.weights.streaming import StreamSettings, stream_settings
+from baton.worker.weights.stream.streaming import StreamSettings, stream_settings
 
 _DENSE = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.worker.weights.pieces import Coding, Place
-from baton.worker.weights.safetensors_file import SafetensorsFile
-from baton.worker.weights.streaming import StreamSettings, TensorStream
+from baton.worker.weights.files.safetensors_file import SafetensorsFile
+from baton.worker.weights.stream.pieces import Coding, Place
+from baton.worker.weights.stream.streaming import StreamSettings, TensorStream
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.weights.pieces import Coding, Fill, Place, planned_reads
-from baton.worker.weights.progress import LoadProgress
-from baton.worker.weights.streaming import StreamSettings, TensorStream
+from baton.worker.weights.stream.pieces import Coding, Fill, Place, planned_reads
+from baton.worker.weights.stream.progress import LoadProgress
+from baton.worker.weights.stream.streaming import StreamSettings, TensorStream
 
 CPU = torch.device("cpu")
 SMALL = StreamSettings(num_readers=3, read_bytes=64)

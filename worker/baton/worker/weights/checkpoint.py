@@ -11,8 +11,8 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.fields import read_json
-from baton.worker.weights.pieces import Coding, Place
-from baton.worker.weights.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
+from baton.worker.weights.files.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
+from baton.worker.weights.stream.pieces import Coding, Place
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

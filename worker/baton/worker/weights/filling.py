@@ -16,8 +16,8 @@ from baton.worker.models.model import Weights
 from baton.worker.weights.build import build_weights, is_redundant
 from baton.worker.weights.checkpoint import WrongTensor
 from baton.worker.weights.heads import tied_source, with_true_head
-from baton.worker.weights.progress import LoadProgress
-from baton.worker.weights.streaming import Streamed, StreamSettings, TensorStream
+from baton.worker.weights.stream.progress import LoadProgress
+from baton.worker.weights.stream.streaming import Streamed, StreamSettings, TensorStream
 from baton.worker.weights.tensors import Tensors
 
 _log = logging.getLogger(__name__)

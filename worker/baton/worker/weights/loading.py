@@ -19,8 +19,8 @@ from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
 from baton.worker.weights.build import dummy_weights, weight_bytes
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
+from baton.worker.weights.files.formats import open_tensors
 from baton.worker.weights.filling import FilledWeights, load_weights
-from baton.worker.weights.formats import open_tensors
 from baton.worker.weights.heads import with_true_head
 from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
 from baton.worker.weights.resolve import commit_of, resolve_model

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.worker.weights.pieces import Place
-from baton.worker.weights.safetensors_file import TensorEntry
+from baton.worker.weights.files.safetensors_file import TensorEntry
+from baton.worker.weights.stream.pieces import Place
 
 
 class Tensors(Protocol):

@@ -12,9 +12,9 @@ from baton.model_folder.mistral.names import SWAPPED, hugging_face_name, is_of_t
 from baton.model_folder.mistral.params import PARAMS_FILE
 from baton.worker.models.fields import Fields, read_json
 from baton.worker.weights.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from baton.worker.weights.files.safetensors_file import TensorEntry
 from baton.worker.weights.layouts import pairs_of_halves
-from baton.worker.weights.pieces import Place
-from baton.worker.weights.safetensors_file import TensorEntry
+from baton.worker.weights.stream.pieces import Place
 
 _SINGLE_FILE = "consolidated.safetensors"
 _INDEX_FILE = "consolidated.safetensors.index.json"

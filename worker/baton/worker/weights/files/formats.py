@@ -7,8 +7,8 @@ from pathlib import Path
 
 from baton.model_folder.form import gguf_file_of
 from baton.worker.weights.checkpoint import Checkpoint
-from baton.worker.weights.gguf import GgufTensors
-from baton.worker.weights.mistral import MistralTensors, holds_mistral_weights
+from baton.worker.weights.files.gguf import GgufTensors
+from baton.worker.weights.files.mistral import MistralTensors, holds_mistral_weights
 from baton.worker.weights.tensors import Tensors
 
 

@@ -19,9 +19,9 @@ from baton.model_folder.gguf.header import GgufTensor, read_header
 from baton.model_folder.gguf.metadata import Metadata
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.weights.checkpoint import WrongTensor
+from baton.worker.weights.files.safetensors_file import TensorEntry
 from baton.worker.weights.layouts import pairs_of_halves
-from baton.worker.weights.pieces import Coding, Place
-from baton.worker.weights.safetensors_file import TensorEntry
+from baton.worker.weights.stream.pieces import Coding, Place
 
 _PLAIN: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Tensors that config.json describes.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.weights.pieces import Fill, Place, Read, planned_reads
+from baton.worker.weights.stream.pieces import Fill, Place, Read, planned_reads
 
 # Progress: bytes that are read, bytes of the whole stream, seconds since its begin.
 Report = Callable[[int, int, float], None]
