@@ -69,7 +69,10 @@ def test_texts_and_chats_get_the_ids_of_mistral_common(name: str, found: dict[st
     theirs = found[name]
     folder = tmp_path / "model"
     folder.mkdir()
-    shutil.copy(theirs["path"], folder / NAMES[name])
+    copy = Path(shutil.copy(theirs["path"], folder / NAMES[name]))
+    if name.startswith("tekken"):
+        # As files since 2025 have them: without them the converter needs mistral-common itself.
+        copy.write_text(json.dumps({**json.loads(copy.read_text()), "special_tokens": theirs["special_tokens"]}))
     (folder / "chat_template.jinja").write_text(theirs["template"])
     model = load_served_model(str(folder))
     for text, expected in zip(TEXTS, theirs["texts"], strict=True):

@@ -8,6 +8,7 @@ import mistral_common
 from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 NAMES, TEXTS, CHATS = map(json.loads, sys.argv[1:])
 DATA = Path(mistral_common.__file__).parent / "data"
@@ -25,6 +26,10 @@ for name in NAMES:
     raw = tokenizer.instruct_tokenizer.tokenizer
     found[name] = {
         "path": str(DATA / name),
+        "special_tokens": [
+            {**one, "token_str": getattr(one["token_str"], "value", one["token_str"])}
+            for one in Tekkenizer.DEPRECATED_SPECIAL_TOKENS
+        ],
         "template": convert_tokenizer_to_chat_template(DATA / name),
         "texts": [raw.encode(text, bos=True, eos=False) for text in TEXTS],
         "chats": [chat_of(tokenizer, chat) for chat in CHATS],

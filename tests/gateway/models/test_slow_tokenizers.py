@@ -173,6 +173,13 @@ def _sentencepiece_of_mistral(folder: Path) -> None:
     train_sentencepiece(folder, name="tokenizer.model.v3")
 
 
+def hide(package: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes processes that start from now on believe that a package is not installed."""
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+
+
 @pytest.mark.parametrize(
     ("package", "write", "file"),
     [("transformers", _tekken, "tekken.json"), ("sentencepiece", _sentencepiece_of_mistral, "tokenizer.model.v3")],
@@ -180,12 +187,10 @@ def _sentencepiece_of_mistral(folder: Path) -> None:
 def test_a_missing_package_is_named(
     package: str, write: Callable[[Path], None], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, site = tmp_path / "model", tmp_path / "site"
+    folder = tmp_path / "model"
     folder.mkdir()
-    site.mkdir()
     write(folder)
-    (site / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    hide(package, tmp_path / "site", monkeypatch)
     with pytest.raises(Unsupported) as caught:
         read_model_files(str(folder))
     assert caught.value.message == (
@@ -227,3 +232,15 @@ def test_added_tokens_may_be_beyond_the_models_vocabulary(tmp_path: Path) -> Non
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     write_json(tmp_path / "config.json", {"vocab_size": 400})
     assert load_served_model(str(tmp_path)).tokenizer.vocab_size == 401
+
+
+def test_a_tekken_file_without_special_tokens_names_the_package_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tekken(tmp_path)
+    content = json.loads((tmp_path / "tekken.json").read_text())
+    del content["special_tokens"]
+    write_json(tmp_path / "tekken.json", content)
+    hide("mistral_common", tmp_path / "site", monkeypatch)
+    with pytest.raises(Unsupported, match=r"mistral-common is not installed; pip install 'baton-inference\[mistral\]'"):
+        read_model_files(str(tmp_path))

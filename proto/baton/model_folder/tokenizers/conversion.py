@@ -6,6 +6,7 @@ wrong.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from baton.model_folder.tokenizer_json import (
 from baton.model_folder.tokenizers.folder import MISSING_PACKAGE
 from baton.model_folder.tokenizers.source import TOKENIZER_FILE, Kind
 
-_INSTALL = "pip install 'baton-inference[slow-tokenizers]'"
+_EXTRAS = {"mistral_common": "mistral"}  # of packages; of the others it is slow-tokenizers
 
 
 class _MissingPackage(Exception):
@@ -47,7 +48,10 @@ def main(argv: list[str]) -> int:
 
 def _require(package: str) -> None:
     if find_spec(package) is None:
-        raise _MissingPackage(f"the package {package} is not installed; {_INSTALL}")
+        extra = _EXTRAS.get(package, "slow-tokenizers")
+        raise _MissingPackage(
+            f"the package {package.replace('_', '-')} is not installed; pip install 'baton-inference[{extra}]'"
+        )
 
 
 def _of_transformers(path: Path, into: Path) -> None:
@@ -64,8 +68,10 @@ def _of_transformers(path: Path, into: Path) -> None:
 
 
 def _of_tekken(path: Path, into: Path) -> None:
-    """Converts Mistral's own format."""
+    """Converts Mistral's own format. Files of 2024 do not name their special tokens, but mistral-common does."""
     _require("transformers")
+    if "special_tokens" not in json.loads(path.read_bytes()):
+        _require("mistral_common")
     from tokenizers.processors import TemplateProcessing
     from transformers.integrations.mistral import convert_tekken_tokenizer  # type: ignore[attr-defined]
 
