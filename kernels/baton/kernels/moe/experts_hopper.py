@@ -108,7 +108,7 @@ def multiply(
     (_, rows, k), width = weight.shape, out.shape[1]
     num_n = triton.cdiv(width, 128 if gate is not None else 256)
     num_work = len(aligned.experts) * num_n
-    grid = (min(num_work, _num_multiprocessors(x.device.index or 0)),)
+    grid = (min(num_work, _num_multiprocessors(x.device)),)
     grouped_kernel[grid](
         _descriptor(out, 64),
         _descriptor(x, 64),
@@ -139,5 +139,5 @@ def _descriptor(tensor: Tensor, num_rows: int) -> TensorDescriptor:
 
 
 @functools.cache
-def _num_multiprocessors(device_index: int) -> int:
-    return torch.cuda.get_device_properties(device_index).multi_processor_count
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

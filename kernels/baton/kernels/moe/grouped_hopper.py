@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from baton.kernels.hopper import load_tile, reinterpret, store_tile
+
 GROUP_ROWS = gl.constexpr(64)  # places of one warp group
 PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
 BLOCK_N = gl.constexpr(128)  # rows of one block of a matrix
@@ -137,13 +139,11 @@ def _load(
                 mbarrier.expect(arrived, (2 * GROUP_ROWS + 2 * BLOCK_N) * PANEL * 2, both)
                 mbarrier.expect(arrived, (GROUP_ROWS + 2 * BLOCK_N) * PANEL * 2, both == 0)
                 k = step * PANEL
-                tma.async_copy_global_to_shared(x_desc, [place, k], arrived, x_buf.index(stage * 2))
+                load_tile(x_desc, [place, k], arrived, x_buf.index(stage * 2))
                 other = x_buf.index(stage * 2 + 1)
-                tma.async_copy_global_to_shared(x_desc, [place + GROUP_ROWS, k], arrived, other, both)
-                tma.async_copy_global_to_shared(weight_desc, [row, k], arrived, weight_buf.index(stage * 2))
-                tma.async_copy_global_to_shared(
-                    weight_desc, [row + second, k], arrived, weight_buf.index(stage * 2 + 1)
-                )
+                load_tile(x_desc, [place + GROUP_ROWS, k], arrived, other, both)
+                load_tile(weight_desc, [row, k], arrived, weight_buf.index(stage * 2))
+                load_tile(weight_desc, [row + second, k], arrived, weight_buf.index(stage * 2 + 1))
                 turn += 1
 
 
@@ -234,8 +234,8 @@ def _store(out_desc, out_buf, value, place, col, GROUP: gl.constexpr):
     panels: gl.constexpr = BLOCK_N // PANEL
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     tma.store_wait(0)
-    out_buf._reinterpret(value.dtype, [2, GROUP_ROWS, BLOCK_N], tile_layout).index(GROUP).store(value)
+    reinterpret(out_buf, value.dtype, [2, GROUP_ROWS, BLOCK_N], tile_layout).index(GROUP).store(value)
     fence_async_shared()
     for panel in gl.static_range(panels):
         part = out_buf.index(GROUP * panels + panel)
-        tma.async_copy_shared_to_global(out_desc, [place, col + panel * PANEL], part)
+        store_tile(out_desc, [place, col + panel * PANEL], part)

@@ -18,7 +18,11 @@ from baton.kernels.attention.decode_cuts import DecodeCuts, _cut_kernel, cut_seq
 from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  # noqa: E402
 from baton.kernels.attention.prefill import TILE_ROWS, make_tiles  # noqa: E402
 from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_attention_hopper  # noqa: E402
+from baton.kernels.moe.align import Alignment  # noqa: E402
+from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
+from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
+from baton.kernels.routing import Gate  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.executors.base import DeviceLost  # noqa: E402
 from baton.worker.executors.cuda.compilation import ahead as compile_ahead  # noqa: E402
@@ -47,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(compile_ahead, "_FEW", 0)
     before = driver._active
     driver.set_active(Card())
-    for kernel in (_rms_norm_kernel, _decode_kernel, _prefill_kernel, _cut_kernel, _step_inputs_kernel):
+    for kernel in (_rms_norm_kernel, _decode_kernel, _prefill_kernel, _cut_kernel, _step_inputs_kernel, grouped_kernel):
         kernel.device_caches.clear()  # what the tests before have loaded
     yield tmp_path
     driver._active = before
@@ -73,6 +77,13 @@ def prefill_on_hopper() -> None:
     row = numbers[0]
     tiles = make_tiles([9], [0], TILE_ROWS, query.device)
     prefill_attention_hopper(query, cache, numbers, row, row, row, tiles, 1.0)
+
+
+def experts_on_hopper() -> None:
+    x, ids = torch.zeros(256, 64, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.int32)
+    aligned = Alignment(ids, ids[:2], ids, ids[:8].view(4, 2), 128)
+    weight = torch.zeros(4, 128, 64, dtype=torch.bfloat16)
+    multiply(torch.empty_like(x), x, weight, None, aligned, 9, Gate())
 
 
 def inputs() -> None:
@@ -114,7 +125,7 @@ def test_collected_kernels_are_compiled_and_found_by_the_launch(cache: Path, fou
     assert found == [True, True]
 
 
-@pytest.mark.parametrize("launch", [decode_on_hopper, prefill_on_hopper])
+@pytest.mark.parametrize("launch", [decode_on_hopper, prefill_on_hopper, experts_on_hopper])
 def test_hoppers_kernels_compile_with_this_triton(cache: Path, launch: Callable[[], None]) -> None:
     (said,) = collected(launch)
     job = read_job(said, HOPPER)
