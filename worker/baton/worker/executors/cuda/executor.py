@@ -50,14 +50,13 @@ from baton.worker.executors.cuda.startup.support import (
     kv_dtype,
 )
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
-from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, Progress, graph_sizes
+from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps, record_event
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
-from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
@@ -384,14 +383,11 @@ class CudaExecutor:
         self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
         phases.end("decode graphs")
         if isinstance(self._decoder, Decoder) and not config.batch_invariant:
-            self._stepper.pieces = self._make_pieces(self._decoder, phases.progress("layer graphs"))
+            most = config.max_num_batched_tokens
+            pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device)
+            pieces.record(phases.progress("layer graphs"))
+            self._stepper.pieces = pieces
             phases.end("layer graphs")
-
-    def _make_pieces(self, decoder: Decoder[StepInputs], progress: Progress) -> Pieces:
-        most = self._config.max_num_batched_tokens
-        pieces = Pieces(decoder, self._model_config, most, self._dtype, self._device)
-        pieces.record(progress)
-        return pieces
 
     def _graph_bytes(self, model: ModelConfig, dtype: torch.dtype) -> int:
         """Estimates the memory of the graphs, which are not captured yet."""
