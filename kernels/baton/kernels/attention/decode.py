@@ -94,7 +94,8 @@ def _decode_kernel(
     total = tl.zeros([GROUP_PAD], tl.float32)
     if SINKS:
         # The first piece has the sequence's sinks.
-        top, total = _add_sinks(top, total, sinks_ptr + heads, (groups < GROUP) & (packed & 0xFFFF == 0))
+        has = groups < tl.where(packed & 0xFFFF == 0, GROUP, 0)
+        top, total = _add_sinks(top, total, sinks_ptr + heads, has)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         position = start + tokens
