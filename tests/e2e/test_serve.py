@@ -1,6 +1,7 @@
 """`baton serve` as a user meets it: it picks, says why, and serves."""
 
 import subprocess
+import sys
 
 import httpx
 import pytest
@@ -89,7 +90,7 @@ def test_a_variable_that_a_service_does_not_know_is_named(serve):
 
 
 def test_help_lists_the_flags_of_gateway_and_worker_without_those_that_it_sets():
-    words = ["python", "-m", "baton.services.cli", "serve", "--help"]
+    words = [sys.executable, "-m", "baton.services.cli", "serve", "--help"]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     for flag in ("--max-num-requests", "--tool-call-parser", "--prefill", "--config"):
         assert f"  {flag} " in text

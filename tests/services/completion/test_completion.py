@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,7 @@ def test_help_says_how_to_install_it(capsys):
 def test_a_shell_reads_the_script_without_the_packages_of_a_service(tmp_path):
     (tmp_path / "msgspec.py").write_text("raise ModuleNotFoundError(\"No module named 'msgspec'\", name='msgspec')")
     done = subprocess.run(
-        [*("python", "-m", "baton.services.cli", "completion", "bash")], capture_output=True, text=True,
+        [sys.executable, "-m", "baton.services.cli", "completion", "bash"], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -64,4 +64,4 @@ def test_a_wrong_name_is_an_error_at_the_start() -> None:
     command = [sys.executable, "-m", "baton.services.cli", "worker", "--transports", "tcp,udp"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "transports=tcp,udp: 'udp' is unknown; it must be auto, or some of ipc, nccl, rdma, tcp" in done.stderr
+    assert "transports=tcp,udp: 'udp' is unknown; it must be auto, none, or some of ipc, nccl, rdma, tcp" in done.stderr
