@@ -98,7 +98,7 @@ class _Channel:
         return call
 
     async def close(self) -> None:
-        """Cancels open streams."""
+        """Cancels the streams that have not ended."""
         for stream in list(self._streams):
             stream.cancel()
 

@@ -27,7 +27,7 @@ class Running(Protocol[R_co]):
     error: ServiceError | None
 
     def snapshot(self) -> R_co:
-        """Returns the result."""
+        """Returns what the request has output so far."""
 
 
 OnEnd = Callable[[Running[R]], None]

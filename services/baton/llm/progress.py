@@ -23,7 +23,7 @@ class Bar(Protocol):
         """Replaces the text behind the bar."""
 
     def close(self) -> object:
-        """Ends the bar."""
+        """Leaves the bar as it is, and ends its line."""
 
 
 class TextBar:
@@ -98,7 +98,7 @@ class Progress:
             self._bar.update(1)
 
     def close(self) -> None:
-        """Ends the bar."""
+        """Closes the bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
 

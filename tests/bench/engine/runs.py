@@ -61,7 +61,7 @@ class RowResult:
 
     @property
     def seconds(self) -> float:
-        """The median seconds."""
+        """Returns the median time of the passes."""
         return statistics.median(run.seconds for run in self.runs)
 
 

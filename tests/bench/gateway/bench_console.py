@@ -103,7 +103,7 @@ async def measure(row: Row, server: Server, seconds: float) -> None:
 
 
 async def run(options: argparse.Namespace) -> list[Row]:
-    """Runs all rounds."""
+    """Measures the gateway with each number of open consoles, round by round."""
     rows = [Row(int(count)) for count in options.consoles.split(",")]
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(console_fleet(options.workers, options.placements, options.seed))

@@ -68,7 +68,7 @@ class Operations:
             await self.reset_prefix_cache()
 
     async def resume(self) -> None:
-        """Ends a pause."""
+        """Continues after `pause`."""
         await called(self._control.Resume(control_pb2.ResumeRequest()))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:

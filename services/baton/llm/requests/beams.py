@@ -47,7 +47,7 @@ class BeamCollector:
         self._on_change()
 
     def snapshot(self) -> BeamSearchOutput:
-        """Returns the beams."""
+        """Returns the sequences of all beams."""
         return BeamSearchOutput([self._sequence(beam) for beam in self._beams])
 
     def _sequence(self, beam: Beam) -> BeamSearchSequence:

@@ -40,7 +40,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Checked parameters."""
+    """Sampling parameters after their checks, as the engine takes them."""
 
     sampling: types_pb2.SamplingParams
     stop: types_pb2.StopConditions

@@ -57,8 +57,8 @@ class _Output:
 class Collector:
     """The outputs of one request.
 
-    `on_change` is called when there is something new, and `done` or `error` tells the end. With FINAL_ONLY it is called
-    only at the end.
+    `on_change` is called after each new output. The request has ended when `done` is true or `error` is set. With
+    FINAL_ONLY, `on_change` is called only then.
     """
 
     writable = True

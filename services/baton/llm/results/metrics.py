@@ -33,7 +33,7 @@ class Gauge(Metric):
 
 @dataclass(slots=True)
 class Histogram(Metric):
-    """Observations by size."""
+    """A Prometheus histogram: how many observations are at most as large as each bound."""
 
     count: int
     sum: float

@@ -96,7 +96,7 @@ class RestClient:
                 raise self._refusal(response)
             yield response
         except TimeoutError as error:
-            raise RestError(f"{self.url}: nothing was heard for {self.silence_seconds:g} s") from error
+            raise RestError(f"{self.url}: no answer within {self.silence_seconds:g} s") from error
         except ssl.SSLError as error:
             raise RestError(f"{self.url}: {error}; --ca names the certificates to trust", is_final=True) from error
         except (OSError, http.client.HTTPException) as error:

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.registry import parse_config
-from baton.worker.models.transformers_backend import library
+from baton.worker.models.transformers_backend import installed
 
 SOURCE = "model/config.json"
 SMALL: Mapping[str, Any] = {
@@ -123,9 +123,9 @@ def test_an_unknown_architecture_is_named_with_the_nearest(name: str, implementa
 
 
 def test_without_transformers_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_version", lambda: None)
-    monkeypatch.setattr(library, "_by_model_type", dict)
-    library.causal_architectures.cache_clear()
+    monkeypatch.setattr(installed, "_version", lambda: None)
+    monkeypatch.setattr(installed, "_by_model_type", dict)
+    installed.causal_architectures.cache_clear()
     try:
         with pytest.raises(InvalidRequest, match="needs Transformers 5 or newer: pip install") as caught:
             read(ARCEE)
@@ -133,4 +133,4 @@ def test_without_transformers_the_package_is_named(monkeypatch: pytest.MonkeyPat
         with pytest.raises(InvalidRequest, match=r"one of Llama.*; Transformers \(pip install .*\) runs more$"):
             read(ARCEE, "auto")
     finally:
-        library.causal_architectures.cache_clear()
+        installed.causal_architectures.cache_clear()

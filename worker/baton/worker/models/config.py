@@ -38,7 +38,7 @@ class ModelConfig:
     @property
     def implementation(self) -> str:
         """What computes the layers, for people."""
-        return "Baton" if self.transformers is None else f"Transformers {self.transformers.library}"
+        return "Baton" if self.transformers is None else f"Transformers {self.transformers.version}"
 
     @property
     def capturable(self) -> bool:

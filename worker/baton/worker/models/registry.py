@@ -12,7 +12,7 @@ from baton.worker.config_overrides import check_read, overridden
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.supported.families import FAMILIES, family_of, nearest, read_by, read_folder
-from baton.worker.models.transformers_backend import library
+from baton.worker.models.transformers_backend import installed
 
 
 def load_config(
@@ -56,7 +56,7 @@ def _read(raw: Mapping[str, Any], source: str, implementation: str) -> ModelConf
 
 
 def _in_transformers(fields: Fields) -> bool:
-    return library.architecture_of(fields) in library.causal_architectures()
+    return installed.architecture_of(fields) in installed.causal_architectures()
 
 
 def _read_with_transformers(fields: Fields) -> ModelConfig:
@@ -74,14 +74,14 @@ def _read_unknown(fields: Fields) -> ModelConfig:
 
 
 def _unknown(fields: Fields, why: str = "") -> InvalidRequest:
-    name = library.architecture_of(fields) or str(fields.raw.get("model_type"))
+    name = installed.architecture_of(fields) or str(fields.raw.get("model_type"))
     if not why and _in_transformers(fields):
         why = "--model-impl transformers may run it"
     elif not why:
-        near = nearest(name, FAMILIES.keys() | library.causal_architectures())
+        near = nearest(name, FAMILIES.keys() | installed.causal_architectures())
         more = "" if near in FAMILIES else ", which --model-impl transformers may run"
         why = f"the nearest name is {near}{more}" if near else ""
-    if not library.is_installed():
-        why = "; ".join(filter(None, (why, f"Transformers ({library.INSTALL}) runs more")))
+    if not installed.is_installed():
+        why = "; ".join(filter(None, (why, f"Transformers ({installed.INSTALL}) runs more")))
     key = "architectures" if fields.raw.get("architectures") else "model_type"
     return fields.error(key, "; ".join(filter(None, (f"one of {', '.join(FAMILIES)}", why))))

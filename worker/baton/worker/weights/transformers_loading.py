@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.transformers_backend import attention, library
+from baton.worker.models.transformers_backend import attention, installed
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 from baton.worker.models.transformers_backend.trial import EXPERTS
 from baton.worker.models.transformers_backend.weights import TransformersWeights
@@ -34,8 +34,8 @@ def load_with_transformers(
     """Copies a checkpoint's tensors to the device, converted. Raises InvalidRequest if one is missing or misshapen."""
     spec = _spec_of(config)
     lazy = {name: _Lazy(checkpoint, name) for name in checkpoint.names if checkpoint.has_floats(name)}
-    made: Any = library.model_class(spec.class_name)
-    with library.quiet():
+    made: Any = installed.model_class(spec.class_name)
+    with installed.quiet():
         module, info = made.from_pretrained(
             None,
             config=_config(spec, dtype, device),
@@ -68,9 +68,9 @@ def dummy_with_transformers(
     """Returns Transformers' own random weights, which are equal for a seed on all devices of a type."""
     spec = _spec_of(config)
     cuda = [device] if device.type == "cuda" else []
-    with library.quiet(), torch.random.fork_rng(cuda), torch.device(device):
+    with installed.quiet(), torch.random.fork_rng(cuda), torch.device(device):
         torch.manual_seed(seed)
-        module = library.made_of(spec.class_name, _config(spec, dtype, device), dtype)
+        module = installed.made_of(spec.class_name, _config(spec, dtype, device), dtype)
     return TransformersWeights.of(module)
 
 
@@ -81,7 +81,7 @@ def _spec_of(config: ModelConfig) -> TransformersSpec:
 
 def _config(spec: TransformersSpec, dtype: torch.dtype, device: torch.device) -> PreTrainedConfig:
     attention.register()
-    config = library.config_of(spec.class_name, json.loads(spec.raw_config), spec.class_name)
+    config = installed.config_of(spec.class_name, json.loads(spec.raw_config), spec.class_name)
     config._attn_implementation = attention.ATTENTION
     if device.type == "cuda":
         # Grouped products take half precision; neither form waits for the device.

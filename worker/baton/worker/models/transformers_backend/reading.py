@@ -13,7 +13,7 @@ from baton.worker.layers.spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.supported.families import nearest
-from baton.worker.models.transformers_backend import library
+from baton.worker.models.transformers_backend import installed
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 from baton.worker.models.transformers_backend.trial import Call, Trial, try_out
 
@@ -28,14 +28,14 @@ _ROPES_OF_LENGTH = ("dynamic", "longrope")
 
 def read_with_transformers(fields: Fields) -> ModelConfig:
     """Reads a config.json. Raises InvalidRequest for what cannot run on Baton's attention."""
-    version, name = library.version(fields), library.architecture_of(fields)
-    if name not in library.causal_architectures():
-        near = nearest(name, library.causal_architectures())
+    version, name = installed.version(fields), installed.architecture_of(fields)
+    if name not in installed.causal_architectures():
+        near = nearest(name, installed.causal_architectures())
         hint = f"; the nearest is {near}" if near else ""
         raise _refusal(fields, name, f"Transformers {version} has no causal language model of this name{hint}")
     if fields.raw.get("quantization_config"):
         raise fields.error("quantization_config", "absent: only unquantized weights can be loaded")
-    config = library.config_of(name, fields.raw, fields.source)
+    config = installed.config_of(name, fields.raw, fields.source)
     if problem := _problem_of_config(config) or _problem_of_class(name):
         raise _refusal(fields, name, problem)
     trial = try_out(name, config, fields.source)
@@ -58,7 +58,7 @@ def _problem_of_config(config: PreTrainedConfig) -> str:
 
 
 def _problem_of_class(name: str) -> str:
-    if library.takes_attention(name):
+    if installed.takes_attention(name):
         return ""
     return "its attention does not use Transformers' attention interface (ALiBi, recurrent state, or a form of its own)"
 
@@ -141,11 +141,11 @@ def _model_config(fields: Fields, name: str, config: PreTrainedConfig, trial: Tr
         eos_token_ids=_eos(config),
         transformers=TransformersSpec(
             class_name=name,
-            raw_config=library.canonical(fields.raw),
+            raw_config=installed.canonical(fields.raw),
             body=trial.body,
             attentions=tuple(call.module for call in trial.calls),
             num_weights=sum(tensor.numel() for tensor in tensors),
-            library=version,
+            version=version,
             reads_values=trial.reads_values,
             sinks=tuple(call.sinks for call in trial.calls if call.sinks),
         ),

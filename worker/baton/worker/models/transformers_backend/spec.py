@@ -14,7 +14,7 @@ class TransformersSpec:
     body: str  # name of the module that returns the hidden states for the head
     attentions: tuple[str, ...]  # names of the modules that attend, in the order of the layers
     num_weights: int  # elements of all parameters and buffers
-    library: str  # version of Transformers
+    version: str  # of Transformers
     reads_values: bool = False  # the forward pass copies values to the host, so that no CUDA graph can hold it
     sinks: tuple[str, ...] = ()  # names of the layers' sinks, if they have some
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.worker.models.transformers_backend.library import explained, made_of, quiet
+from baton.worker.models.transformers_backend.installed import explained, made_of, quiet
 from baton.worker.models.transformers_backend.masks import window_of
 
 if TYPE_CHECKING:
