@@ -62,21 +62,19 @@ class Experts:
         self._ops = device.experts_ops(weights.experts.method)
         self._shared = None if weights.shared is None else _SharedExpert(weights.shared, device)
         self._scale = scale
+        self._adds_plain_sum = self._shared is None and self._output_norm is None and scale == 1
 
     def add(self, stream: Stream) -> None:
         """Adds the experts' sum to the stream."""
-        norm, alone = self._input_norm, self._shared is None and self._output_norm is None and self._scale == 1
-        num_pairs = len(stream.residual) * self._spec.router.top_k
-        if alone and _may_fuse(stream, norm) and self._ops.fuses_norm(self._params, num_pairs):
-            assert norm is not None
-            weights, ids = self._kernels.route(self._router.project(stream, norm), self._correction, self._spec.router)
+        norm, num_pairs = self._input_norm, len(stream.residual) * self._spec.router.top_k
+        may_fuse = self._adds_plain_sum and stream.fuse_norms and stream.update is None
+        if may_fuse and norm is not None and not norm.centered and self._ops.fuses_norm(self._params, num_pairs):
+            weights, ids = self._route(stream, norm)
             self._ops.add_normed(self._params, stream, norm, weights, ids, self._spec.gate)
             return
         x = stream.normed(norm, self._kernels)
-        weights, ids = self._kernels.route(
-            self._router.project(Stream(x, fuse_norms=stream.fuse_norms), None), self._correction, self._spec.router
-        )
-        if alone:
+        weights, ids = self._route(Stream(x, fuse_norms=stream.fuse_norms), None)
+        if self._adds_plain_sum:
             self._ops.add(self._params, x, weights, ids, self._spec.gate, stream)
             return
         update = self._ops.run(self._params, x, weights, ids, self._spec.gate)
@@ -86,9 +84,8 @@ class Experts:
             update = self._output_norm.apply(update, self._kernels)
         stream.add(update if self._scale == 1 else update.mul_(self._scale))
 
-
-def _may_fuse(stream: Stream, norm: Norm | None) -> bool:
-    return norm is not None and not norm.centered and stream.fuse_norms and stream.update is None
+    def _route(self, stream: Stream, norm: Norm | None) -> tuple[Tensor, Tensor]:
+        return self._kernels.route(self._router.project(stream, norm), self._correction, self._spec.router)
 
 
 class _SharedExpert:
