@@ -11,6 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from support.engine.gguf_files import write_gguf
+from support.engine.random_vectors import with_random_vectors
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import MODELS, generate_greedily, prompts
 from support.engine.tiny_shape import SHAPE
@@ -33,13 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_model(name: str) -> PreTrainedModel:
-    torch.manual_seed(3)
-    model = MODELS[name]().eval()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.normal_(1.0 if key.endswith("norm.weight") else 0.0, 0.2)
-    return model
+    return with_random_vectors(MODELS[name], seed=3)
 
 
 def wide_model() -> PreTrainedModel:

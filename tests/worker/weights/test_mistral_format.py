@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.engine.random_vectors import with_random_vectors
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import VOCAB_SIZE, generate_greedily, prompts
 from support.engine.tiny_shape import SHAPE
@@ -72,13 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_model(name: str) -> PreTrainedModel:
-    torch.manual_seed(11)
-    model = MODELS[name]().eval()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.normal_(1.0 if key.endswith("norm.weight") else 0.0, 0.2)
-    return model
+    return with_random_vectors(MODELS[name], seed=11)
 
 
 def write(folder: Path, model: PreTrainedModel, without: str = "", **more: Any) -> Path:
