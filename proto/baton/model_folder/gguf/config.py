@@ -1,4 +1,4 @@
-"""The config.json of a GGUF file, from its metadata. Tells nothing that the metadata does not state."""
+"""The config.json of a GGUF file, from its metadata. Adds nothing that the metadata does not state."""
 
 from __future__ import annotations
 
