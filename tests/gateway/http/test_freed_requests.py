@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import weakref
 
 import pytest
 from attack.usage import resident_bytes
-from support.gateway.rest_harness import FakeGenerator, RawClient, request_bytes, rest_side
+from support.gateway.rest_harness import FakeGenerator, RawClient, request_bytes, rest_side, until
 
 from baton.gateway.fairness.fair_threads import FairThreads
 from baton.gateway.http.exchange import Exchange
@@ -17,7 +18,7 @@ from baton.rpc.errors import InvalidRequest
 
 WORD = "0" * 4_000_000
 REQUESTS = 8
-ROUNDS = 3  # the heap grows in the first
+ROUNDS = 4  # the heap grows in the first; a leak grows it in each
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/completions": {"prompt": "x"},
@@ -31,6 +32,19 @@ class Refusing(FakeGenerator):
         raise InvalidRequest("refused behind the gate", field="bad_words")
 
 
+class Holding(FakeGenerator):
+    """Starts nothing until the client leaves."""
+
+    waiting = False
+
+    async def start(self, request, sink):
+        self.waiting = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.waiting = False
+
+
 @pytest.fixture
 def no_collector():
     gc.collect()
@@ -42,6 +56,11 @@ def no_collector():
 def held_bytes():
     trim_memory()  # what the C library keeps is not held by requests
     return resident_bytes([os.getpid()])
+
+
+def assert_freed(held):
+    """Tolerates rounds in which something else in this process grew."""
+    assert min(after - before for before, after in itertools.pairwise(held[1:])) < REQUESTS * len(WORD) / 2, held
 
 
 def bodies_alive():
@@ -58,7 +77,7 @@ async def test_refused_requests_leave_nothing_large(no_collector, path):
                 assert answer.status == 400, answer.body
             assert bodies_alive() == []
             held.append(held_bytes())
-        assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
+        assert_freed(held)
 
 
 TOO_LONG = {
@@ -78,7 +97,7 @@ async def test_prompts_that_are_too_long_leave_nothing(no_collector, path):
             for _ in range(REQUESTS):
                 assert (await rest.post(path, TOO_LONG[path])).status == 400
             held.append(held_bytes())
-        assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
+        assert_freed(held)
 
 
 async def test_work_that_fails_on_a_thread_is_freed(no_collector):
@@ -96,22 +115,20 @@ async def test_work_that_fails_on_a_thread_is_freed(no_collector):
     for _ in range(3):
         with contextlib.suppress(ValueError):
             await threads.run(work, "owner", 1.0)
-    await asyncio.sleep(0)
+    await until(lambda: [text() for text in texts] == [None] * 3)  # the thread's frame goes after its result came
     threads.close()
-    assert [text() for text in texts] == [None] * 3
 
 
 async def test_a_client_that_leaves_has_its_request_freed(no_collector):
-    generator = FakeGenerator()
-    generator.hold = asyncio.Event()
+    generator = Holding()
     async with rest_side(generator=generator) as rest:
         held = []
         for _ in range(ROUNDS):
             for _ in range(REQUESTS):
                 async with RawClient.connect(rest.port) as client:
                     await client.send(request_bytes("POST", "/v1/completions", {"prompt": "x", "bad_words": [WORD]}))
-                    await asyncio.sleep(0.2)
-            await asyncio.sleep(0.5)
+                    await until(lambda: generator.waiting)
+                await until(lambda: not generator.waiting)
             assert bodies_alive() == []
             held.append(held_bytes())
-        assert held[-1] - held[-2] < REQUESTS * len(WORD) / 2
+        assert_freed(held)
