@@ -49,6 +49,28 @@ def test_a_reset_cache_is_empty(llm):
     assert cold.num_cached_tokens == 0
 
 
+def test_a_reset_of_running_requests_changes_no_token(llm):
+    (expected,) = llm.generate(PROMPT, LONG, use_tqdm=False)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(llm.generate(PROMPT, LONG, use_tqdm=False)))
+    thread.start()
+    epochs = set()
+    while thread.is_alive():
+        assert llm.reset_prefix_cache(reset_running_requests=True)
+        epochs.add(llm.get_stats(audit=True).state.epoch)
+    thread.join()
+    assert found[0].outputs[0].token_ids == expected.outputs[0].token_ids
+    assert len(epochs) > 1
+
+
+def test_an_engine_without_a_prefix_cache_finds_nothing():
+    with LLM(str(MODEL), enable_prefix_caching=False, **ARGUMENTS) as llm:
+        assert [llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].num_cached_tokens for _ in range(2)] == [0, 0]
+        (info,) = [metric for metric in llm.get_metrics() if metric.name == "vllm:cache_config_info"]
+        assert info.labels["enable_prefix_caching"] == "False"
+        assert llm.get_stats().num_cached_blocks == 0
+
+
 def test_metrics_count_what_ran(llm):
     def of(name):
         return [metric for metric in llm.get_metrics() if metric.name == name]
@@ -93,7 +115,6 @@ def test_other_weights_are_read_from_a_folder(llm, tmp_path):
         (lambda llm: llm.sleep(3), "level is 3; give 0, 1 or 2"),
         (lambda llm: llm.sleep(1, "gently"), "mode is 'gently'; give abort, wait, keep"),
         (lambda llm: llm.wake_up(["weights"]), "weights and KV cache wake up together"),
-        (lambda llm: llm.reset_prefix_cache(True), "reset_running_requests=True is not supported"),
         (lambda llm: llm.start_profile(), r"give LLM\(profile_dir=FOLDER\)"),
         (lambda llm: llm.start_profile("a"), "profile_prefix is not supported"),
         (lambda llm: llm.stop_profile(), "no profile was started"),

@@ -137,7 +137,7 @@ def test_arguments_of_vllm_become_the_workers_settings():
         ({"tokenizer": "other"}, "another tokenizer"),
         ({"seed": "x"}, "seed is 'x'; give a number"),
         ({"num_blocks": 4, "kv_cache_memory": 5}, "exclude each other"),
-        ({"enable_prefix_caching": False}, "enable_prefix_caching=False is not supported"),
+        ({"enable_prefix_caching": "no"}, "prefix_caching is 'no'; it must be bool"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_starts(values, message):

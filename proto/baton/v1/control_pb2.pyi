@@ -681,9 +681,15 @@ global___Histogram = Histogram
 class ResetPrefixCacheRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    RECOMPUTE_RUNNING_FIELD_NUMBER: builtins.int
+    recompute_running: builtins.bool
+    """Running requests lose their blocks too, and are computed again. False: they keep them."""
     def __init__(
         self,
+        *,
+        recompute_running: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["recompute_running", b"recompute_running"]) -> None: ...
 
 global___ResetPrefixCacheRequest = ResetPrefixCacheRequest
 

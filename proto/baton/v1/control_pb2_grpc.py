@@ -150,7 +150,8 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Drops all cached blocks and starts a new epoch. Running requests keep theirs.
+        """Drops all cached blocks, here and in host memory, and starts a new epoch. With recompute_running it waits, as
+        Pause with RUNNING_REQUESTS_KEEP does, and fails as Pause does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -82,7 +82,9 @@ class ControlServiceStub:
         baton.v1.control_pb2.ResetPrefixCacheRequest,
         baton.v1.control_pb2.ResetPrefixCacheResponse,
     ]
-    """Drops all cached blocks and starts a new epoch. Running requests keep theirs."""
+    """Drops all cached blocks, here and in host memory, and starts a new epoch. With recompute_running it waits, as
+    Pause with RUNNING_REQUESTS_KEEP does, and fails as Pause does.
+    """
 
     StartProfile: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.StartProfileRequest,
@@ -164,7 +166,9 @@ class ControlServiceAsyncStub:
         baton.v1.control_pb2.ResetPrefixCacheRequest,
         baton.v1.control_pb2.ResetPrefixCacheResponse,
     ]
-    """Drops all cached blocks and starts a new epoch. Running requests keep theirs."""
+    """Drops all cached blocks, here and in host memory, and starts a new epoch. With recompute_running it waits, as
+    Pause with RUNNING_REQUESTS_KEEP does, and fails as Pause does.
+    """
 
     StartProfile: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.StartProfileRequest,
@@ -262,7 +266,9 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[baton.v1.control_pb2.ResetPrefixCacheResponse]]:
-        """Drops all cached blocks and starts a new epoch. Running requests keep theirs."""
+        """Drops all cached blocks, here and in host memory, and starts a new epoch. With recompute_running it waits, as
+        Pause with RUNNING_REQUESTS_KEEP does, and fails as Pause does.
+        """
 
     @abc.abstractmethod
     def StartProfile(

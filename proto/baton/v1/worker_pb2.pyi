@@ -751,6 +751,7 @@ class WorkerState(google.protobuf.message.Message):
     TOTALS_FIELD_NUMBER: builtins.int
     FLOWS_FIELD_NUMBER: builtins.int
     STALLED_FIELD_NUMBER: builtins.int
+    WITHOUT_PREFIX_CACHE_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     epoch: builtins.int
     role: baton.v1.types_pb2.WorkerRole.ValueType
@@ -758,6 +759,8 @@ class WorkerState(google.protobuf.message.Message):
     """Takes no new requests; running ones go on. Also while it is paused or sleeps (ControlService)."""
     stalled: builtins.bool
     """The device's step takes far longer than such steps do. The worker accepts requests, which wait for the step."""
+    without_prefix_cache: builtins.bool
+    """No block is kept for a later request: nothing is found, and nothing is in the index."""
     @property
     def model(self) -> baton.v1.types_pb2.ModelInfo: ...
     @property
@@ -788,9 +791,10 @@ class WorkerState(google.protobuf.message.Message):
         totals: global___WorkerTotals | None = ...,
         flows: collections.abc.Iterable[global___KvFlow] | None = ...,
         stalled: builtins.bool = ...,
+        without_prefix_cache: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout", "load", b"load", "model", b"model", "totals", b"totals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "epoch", b"epoch", "flows", b"flows", "layout", b"layout", "load", b"load", "model", b"model", "role", b"role", "stalled", b"stalled", "totals", b"totals", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "draining", b"draining", "epoch", b"epoch", "flows", b"flows", "layout", b"layout", "load", b"load", "model", b"model", "role", b"role", "stalled", b"stalled", "totals", b"totals", "without_prefix_cache", b"without_prefix_cache", "worker_id", b"worker_id"]) -> None: ...
 
 global___WorkerState = WorkerState
 

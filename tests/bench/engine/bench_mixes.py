@@ -29,6 +29,7 @@ from baton.rpc.errors import ServiceError
 from baton.worker.config import WorkerConfig
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
+from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.factory import make_executor
 from baton.worker.executors.host.resources import usable_cores
 from baton.worker.models.presets import PRESETS
@@ -133,7 +134,7 @@ def _config(options: argparse.Namespace, mixes: Sequence[Mix]) -> WorkerConfig:
         max_queue=1 << 20,
     )
     config.validate()
-    return config
+    return with_device_limits(config)
 
 
 def _run(executor: Executor, config: WorkerConfig, mixes: Sequence[Mix], options: argparse.Namespace) -> list[Result]:
@@ -156,7 +157,7 @@ def _run(executor: Executor, config: WorkerConfig, mixes: Sequence[Mix], options
 
 def _pass(executor: Executor, config: WorkerConfig, mix: Mix, folder: Path, rate: float, seed: int) -> Result:
     """Runs one mix on a new engine, so that nothing is cached."""
-    settings = EngineSettings(config.max_num_requests, config.max_num_batched_tokens, config.max_queue)
+    settings = EngineSettings(config.max_num_requests, config.max_num_batched_tokens, max_queue_depth=config.max_queue)
     grammars = Grammars(lambda: folder, executor.model, max(1, min(8, usable_cores() // 2)))
     grammars.warm_up().result()  # as in a worker that has started
     given: Any = executor if mix.num_blocks is None else _FewerBlocks(executor, mix.num_blocks)

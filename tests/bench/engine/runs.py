@@ -18,6 +18,7 @@ from bench.engine.workloads import Workload
 from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
+from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.factory import make_executor
 from baton.worker.process.step_trace import StepTrace, TracedExecutor
 from baton.worker.requests.outputs import StepOutputs
@@ -97,7 +98,7 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
 
 
 def _run_plan(plan: Plan, say: Say, hits: ExpertHits) -> Outcome:
-    config, began = plan.config, time.perf_counter()
+    config, began = with_device_limits(plan.config), time.perf_counter()
     executor = make_executor(config)
     try:
         settings = EngineSettings(

@@ -103,3 +103,19 @@ def test_evictions_are_published_before_the_overwriting_step_ends():
     assert [steps for _, steps in told] == [num_steps]
     assert told[0][0] == rig.engine.counters().num_evicted_blocks > 0
     rig.drain()
+
+
+# No prefix cache.
+
+
+@DEPTHS
+def test_without_a_prefix_cache_nothing_is_found_reported_or_kept(depth: int):
+    rig = make_rig(make_executor(depth=depth), prefix_caching=False)
+    requests = [make_request(prompt_of(100), 20) for _ in range(3)]
+    for request in requests:
+        rig.run(request)
+    check_all(rig, requests)
+    assert rig.engine.counters().num_cached_tokens == 0
+    assert rig.engine.take_events() == []
+    assert rig.engine.cached_hashes() == b""
+    assert rig.engine.audit().num_empty_blocks == rig.executor.num_blocks

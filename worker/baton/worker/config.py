@@ -166,10 +166,20 @@ class WorkerConfig:
         },
     )
     max_num_requests: int = field(
-        default=256, metadata={"help": "Requests in the running batch.", "minimum": 1, "maximum": 65536}
+        default=0,
+        metadata={
+            "help": "Requests in the running batch. 0: 1024 on GPUs of 70 GiB or more, A100 excepted; 256 elsewhere.",
+            "minimum": 0,
+            "maximum": 65536,
+        },
     )
     max_num_batched_tokens: int = field(
-        default=2048, metadata={"help": "Tokens a step computes at most.", "minimum": 1, "maximum": 1048576}
+        default=0,
+        metadata={
+            "help": "Tokens a step computes at most. 0: 8192 on GPUs of 70 GiB or more, A100 excepted; 2048 elsewhere.",
+            "minimum": 0,
+            "maximum": 1048576,
+        },
     )
     max_shared_prefill_tokens: int = field(
         default=256,
@@ -179,6 +189,35 @@ class WorkerConfig:
             "minimum": 0,
             "maximum": 1048576,
         },
+    )
+    long_prefill_token_threshold: int = field(
+        default=0,
+        metadata={
+            "help": "Tokens of one prompt in a step; prompts with more uncomputed ones are long. 0: no limit, or 4 % "
+            "of the model's length with --max-num-partial-prefills above 1.",
+            "minimum": 0,
+            "maximum": 1048576,
+        },
+    )
+    max_num_partial_prefills: int = field(
+        default=0,
+        metadata={
+            "help": "Prompts that are partly computed at a time. 0: no limit.",
+            "minimum": 0,
+            "maximum": 65536,
+        },
+    )
+    max_long_partial_prefills: int = field(
+        default=0,
+        metadata={
+            "help": "Long prompts that are partly computed at a time; short ones pass the others. 0: no limit.",
+            "minimum": 0,
+            "maximum": 65536,
+        },
+    )
+    prefix_caching: bool = field(
+        default=True,
+        metadata={"help": "Keep computed KV blocks, and find them again for prompts that begin alike."},
     )
     max_queue: int = field(
         default=1024, metadata={"help": "Requests that may wait; more are refused.", "minimum": 1, "maximum": 1048576}
@@ -289,7 +328,7 @@ class WorkerConfig:
                 f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} exclude each other: set one",
                 field="num_blocks",
             )
-        if self.max_num_batched_tokens < self.max_num_requests:
+        if 0 < self.max_num_batched_tokens < self.max_num_requests:
             raise InvalidRequest(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least"
                 f" max_num_requests={self.max_num_requests}",

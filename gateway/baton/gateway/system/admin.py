@@ -49,6 +49,14 @@ _TAGS = Parameter(
     "tags", "What to wake up; must name everything that sleeps. May be repeated.", {"enum": list(_SLEEP_TAGS)}
 )
 _CLEAR = Parameter("clear_cache", "Also drops every cached block.", {"type": "boolean", "default": False})
+_RUNNING = Parameter(
+    "reset_running_requests",
+    "Running requests lose their blocks too, and are computed again.",
+    {"type": "boolean", "default": False},
+)
+_EXTERNAL = Parameter(
+    "reset_external", "Changes nothing: host memory is always emptied too.", {"type": "boolean", "default": False}
+)
 _STEPS = Parameter("num_steps", "Number of steps to record. 0: until /stop_profile.", {"type": "integer", "default": 0})
 
 Query = Mapping[str, list[str]]
@@ -156,8 +164,10 @@ class AdminRoutes:
 
     async def reset_prefix_cache(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /reset_prefix_cache: workers drop every cached block."""
-        request = pb.ResetPrefixCacheRequest()
-        await self._ask(exchange, query, lambda stub: stub.ResetPrefixCache(request, timeout=_CALL_SECONDS))
+        request = pb.ResetPrefixCacheRequest(recompute_running=_flag(query, "reset_running_requests"))
+        _flag(query, "reset_external")  # host memory is always emptied too
+        seconds = _seconds(0) if request.recompute_running else _CALL_SECONDS
+        await self._ask(exchange, query, lambda stub: stub.ResetPrefixCache(request, timeout=seconds))
 
     async def start_profile(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /start_profile: workers record steps."""
@@ -250,7 +260,11 @@ def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
             "POST", "/reload_weights", admin.reload_weights, "Loads weights into workers in place.", (_MODEL, *pausing)
         ),
         route(
-            "POST", "/reset_prefix_cache", admin.reset_prefix_cache, "Drops the cached blocks of workers.", (_WORKERS,)
+            "POST",
+            "/reset_prefix_cache",
+            admin.reset_prefix_cache,
+            "Drops the cached blocks of workers.",
+            (_WORKERS, _RUNNING, _EXTERNAL),
         ),
         route(
             "POST", "/start_profile", admin.start_profile, "Starts recording the steps of workers.", (_WORKERS, _STEPS)

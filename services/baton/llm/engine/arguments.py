@@ -13,6 +13,7 @@ from baton.gateway.models.served import TemplateFlags
 from baton.gateway.parsing.format_choice import FormatFlags
 from baton.llm.parameters.names import InvalidParameter, check_known, refuse_unsupported
 from baton.worker.config import WorkerConfig
+from baton.worker.executors.device_limits import with_device_limits
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ _MAX_QUEUE = 1 << 20
 # vLLM's names of the worker's settings.
 _OTHER_NAMES: Mapping[str, str] = {
     "max_num_seqs": "max_num_requests",
+    "enable_prefix_caching": "prefix_caching",
     "num_gpu_blocks_override": "num_blocks",
     "kv_cache_memory_bytes": "kv_cache_memory",
     "device": "executor",
@@ -45,7 +47,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0, None),
     "hf_token": (None,),
     "hf_overrides": (None, {}),
-    "enable_prefix_caching": (True, None),
     "enable_lora": (False,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
@@ -147,7 +148,7 @@ def _config(model: str, settings: Mapping[str, Any]) -> WorkerConfig:
         step_timeout=0.0,
     )
     config.validate()
-    return dataclasses.replace(config, engine_process=False)
+    return with_device_limits(dataclasses.replace(config, engine_process=False))
 
 
 def _check(setting: dataclasses.Field[Any], value: Any) -> None:

@@ -72,11 +72,13 @@ class Operations:
         await called(self._control.Resume(control_pb2.ResumeRequest()))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forgets every cached block. Returns True. Running requests keep their blocks."""
-        for name, value in (("reset_running_requests", reset_running_requests), ("reset_connector", reset_connector)):
-            if value:
-                raise InvalidParameter(f"{name}=True is not supported; leave it out", field=name)
-        await called(self._control.ResetPrefixCache(control_pb2.ResetPrefixCacheRequest()))
+        """Forgets every cached block, also in host memory. Returns True.
+
+        Running requests keep their blocks, or are computed again. `reset_connector` changes nothing: host memory is
+        always emptied.
+        """
+        request = control_pb2.ResetPrefixCacheRequest(recompute_running=reset_running_requests)
+        await called(self._control.ResetPrefixCache(request))
         return True
 
     async def start_profile(self, profile_prefix: str | None = None) -> str:

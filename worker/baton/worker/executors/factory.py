@@ -12,6 +12,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.config_overrides import overridden
 from baton.worker.executors.base import ServingExecutor
+from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.model_len import fitting_model_len
 from baton.worker.executors.ranks import RankGroup, start_ranks
 
@@ -56,6 +57,7 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         per_decode_request=config.sim_decode_request_seconds,
         factor=config.sim_slowness,
     )
+    config = with_device_limits(config)
     defaults = SimSettings()
     model = _read_model_config(config.model)
     model = overridden(model, config.config_overrides, f"{config.model}/config.json")

@@ -65,7 +65,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def ResetPrefixCache(  # noqa: N802
         self, request: control_pb2.ResetPrefixCacheRequest, context: Context
     ) -> control_pb2.ResetPrefixCacheResponse:
-        answer = await self._engine.call(Method.RESET_PREFIX_CACHE, request.SerializeToString())
+        answer = await self._change(
+            Method.RESET_PREFIX_CACHE, request, _stop_seconds(0), stops=request.recompute_running
+        )
         return control_pb2.ResetPrefixCacheResponse.FromString(answer)
 
     async def StartProfile(  # noqa: N802

@@ -78,13 +78,13 @@ class EngineControl:
         self._methods: dict[int, Callable[[bytes], bytes]] = {
             Method.DRAIN: self._drain,
             Method.GET_STATS: self._get_stats,
-            Method.RESET_PREFIX_CACHE: self._reset_prefix_cache,
             Method.START_PROFILE: self._start_profile,
             Method.STOP_PROFILE: self._stop_profile,
             Method.RESUME: self._resume,
         }
         self._later: dict[int, Callable[[bytes, Reply, Refuse], None]] = {
             Method.PAUSE: lambda payload, *ends: lifecycle.pause(control_pb2.PauseRequest.FromString(payload), *ends),
+            Method.RESET_PREFIX_CACHE: self._reset_prefix_cache,
             Method.SLEEP: lambda payload, *ends: lifecycle.sleep(control_pb2.SleepRequest.FromString(payload), *ends),
             Method.WAKE_UP: lambda payload, *ends: lifecycle.wake_up(*ends),
             Method.RELOAD_WEIGHTS: lambda payload, *ends: lifecycle.reload(
@@ -174,10 +174,13 @@ class EngineControl:
             sleep_level=self._lifecycle.sleep_level,
         ).SerializeToString()
 
-    def _reset_prefix_cache(self, payload: bytes) -> bytes:
+    def _reset_prefix_cache(self, payload: bytes, reply: Reply, refuse: Refuse) -> None:
+        if control_pb2.ResetPrefixCacheRequest.FromString(payload).recompute_running:
+            self._lifecycle.forget_blocks(reply, refuse)
+            return
         epoch = self._target.reset_prefix_cache()
         _log.info("prefix cache reset: epoch %d", epoch)
-        return control_pb2.ResetPrefixCacheResponse(epoch=epoch).SerializeToString()
+        reply(control_pb2.ResetPrefixCacheResponse(epoch=epoch))
 
     def _start_profile(self, payload: bytes) -> bytes:
         request = control_pb2.StartProfileRequest.FromString(payload)

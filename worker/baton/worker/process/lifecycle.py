@@ -229,6 +229,18 @@ class Lifecycle:
         seconds = _seconds(request.timeout_ms)
         self._begin(_Change("reload", request.running_requests, seconds, apply, reply, refuse, reading))
 
+    def forget_blocks(self, reply: Reply, refuse: Refuse) -> None:
+        """Empties the cache and the blocks of running requests, which are then computed again."""
+        self._check_unchanging()
+
+        def apply(_: NewWeights | None) -> pb.ResetPrefixCacheResponse:
+            epoch = self._actions.forget_blocks()
+            _log.info("prefix cache reset: epoch %d, %d requests start again", epoch, self._actions.num_requests())
+            return pb.ResetPrefixCacheResponse(epoch=epoch)
+
+        keep = Running.RUNNING_REQUESTS_KEEP
+        self._begin(_Change("reset", keep, _DEFAULT_SECONDS, apply, reply, refuse))
+
     def check(self) -> None:
         """Advances the change in progress, if it can."""
         change = self._change

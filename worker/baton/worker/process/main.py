@@ -25,6 +25,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor, ServingExecutor
 from baton.worker.executors.cuda.compilation.cache import use_compile_cache
+from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.factory import make_executor
 from baton.worker.executors.host.resources import usable_cores
 from baton.worker.handover.handover import Handover
@@ -104,7 +105,7 @@ def run_engine(link: EngineEnd, step_status: StepStatus, own_process: bool = Fal
 def _serve(
     link: EngineEnd, start: dict[str, Any], step_status: StepStatus, own_process: bool, inbox: Inbox | None
 ) -> None:
-    config = WorkerConfig(**start["config"])
+    config = with_device_limits(WorkerConfig(**start["config"]))
     with contextlib.ExitStack() as cleanup:
         if config.executor == "cuda":
             use_compile_cache(config.compile_cache_dir)
@@ -141,8 +142,12 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_num_requests=config.max_num_requests,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_shared_prefill_tokens=config.max_shared_prefill_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+        prefix_caching=config.prefix_caching,
         cache_outputs=not config.batch_invariant,
         stall_seconds=config.step_stall_ms / 1000,
     )
@@ -212,6 +217,7 @@ def _identity(config: WorkerConfig, worker_id: str, engine: Engine, executor: Ex
         role=_ROLES[config.role],
         model=model_message(config.model_name, model, engine.max_model_len, spec.block_size),
         layout=layout_message(spec),
+        without_prefix_cache=not config.prefix_caching,
     )
 
 

@@ -12,6 +12,7 @@ from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted
 from baton.worker.requests.state import Phase, Rank, RequestState
 from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.preemption import Preemption
 from baton.worker.scheduling.queues import RequestQueues
@@ -29,6 +30,7 @@ class Admissions:
         awaited_kv: AwaitedKv,
         placement: Placement,
         preemption: Preemption,
+        partial: PartialPrefills,
         counters: EngineCounters,
         clock: Callable[[], float],
     ) -> None:
@@ -39,6 +41,7 @@ class Admissions:
         self._awaited_kv = awaited_kv
         self._placement = placement
         self._preemption = preemption
+        self._partial = partial
         self._counters = counters
         self._clock = clock
         self._shares = TenantShares(queues)
@@ -55,6 +58,7 @@ class Admissions:
     def prefill(self, draft: Draft) -> None:
         """Continues and admits prompts. Admits none after a preemption."""
         if self._shares.wanted():
+            self._partial.take_back(draft)
             admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_CAPACITY
             self._shares.divide(draft, self._schedule_chunk, self._try_to_admit if admits else None)
             return
@@ -62,14 +66,15 @@ class Admissions:
             if draft.budget <= 0:
                 return
             self._schedule_chunk(state, draft)
+        self._partial.take_back(draft)
         if not draft.preempted and self._admit_ready_ones(draft) is Admission.DONE:
             self._admit_by_rank(draft)
 
     def _schedule_chunk(self, state: RequestState, draft: Draft) -> None:
-        """Gives the request all tokens that are left, beside those that it has, or as many as it needs."""
+        """Gives the request all tokens that are left, beside those that it has, or as many as it needs and may."""
         given = draft.chunks.get(state, 0)
-        remaining = len(state.token_ids) - int(self._batch.num_computed[state.row]) - given
-        more = min(remaining, draft.budget)
+        remaining = len(state.token_ids) - int(self._batch.num_computed[state.row])
+        more = self._partial.chunk(remaining, given, draft.budget)
         if more > 0:
             draft.chunks[state] = given + more
             draft.budget -= more
@@ -92,9 +97,7 @@ class Admissions:
         # All tokens of a preempted request are known only when its last step is collected.
         if state.last_step > self._holdings.collected_step or state.mask_pending:
             return Admission.NOT_YET
-        if self._admit_waiting(state, draft):
-            return Admission.DONE
-        return Admission.HELD if self._pin_blocked == state.rank else Admission.NO_CAPACITY
+        return self._admit_waiting(state, draft)
 
     def _admit_ready(self, state: RequestState, draft: Draft) -> bool:
         """Admits a remotely prefilled request.
@@ -108,26 +111,31 @@ class Admissions:
         self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
         return True
 
-    def _admit_waiting(self, state: RequestState, draft: Draft) -> bool:
-        """Admits or parks a request. Returns False without capacity."""
+    def _admit_waiting(self, state: RequestState, draft: Draft) -> Admission:
+        """Admits, parks or sets aside a request, if there is capacity."""
         if len(self._batch) and self._pool.num_free < state.min_free and self._preemption.victim_for(state) is None:
-            return False
+            return Admission.NO_CAPACITY
         hits = self._holdings.cached_prefix(state)
         if self._placement.park(state, len(hits)):
             self._queues.waiting.discard(state)
-            return True
+            return Admission.DONE
+        num_uncached = len(state.token_ids) - len(hits) * self._holdings.block_size
+        if self._partial.set_aside(state, num_uncached, draft):
+            return Admission.DONE
+        if self._partial.waits(num_uncached, draft):
+            return Admission.NOT_YET
         num_fresh = self._holdings.num_blocks_of(state) - len(hits)
         if not self._fits_beside_pinned(state, len(hits) + num_fresh):
             self._pin_blocked = state.rank
-            return False
+            return Admission.HELD
         state.min_free = num_fresh + self._pool.count_unheld(hits)
         self._pool.touch(hits)
         if not self._preemption.free_blocks(state, num_fresh, draft):
             self._pool.free(hits)
-            return False
+            return Admission.NO_CAPACITY
         if self._awaited_kv.restore(state, hits):
             self._queues.waiting.discard(state)
-            return True
+            return Admission.DONE
         state.block_ids = hits + self._holdings.allocate(num_fresh)
         state.num_stored_blocks = len(hits)
         num_cached_tokens = len(hits) * self._holdings.block_size
@@ -136,7 +144,7 @@ class Admissions:
             self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
         self._start(state, num_cached_tokens, draft)
-        return True
+        return Admission.DONE
 
     def _fits_beside_pinned(self, state: RequestState, num_blocks: int) -> bool:
         """Returns whether the request can finish beside pinned blocks, and all running ones beside its own."""

@@ -13,6 +13,7 @@ class RequestQueues:
     def __init__(self, num_rows: int, max_step_tokens: int) -> None:
         self.batch = Batch(num_rows, max_step_tokens)
         self.waiting = WaitingQueue()
+        self.aside = WaitingQueue()  # long prompts that others pass, until one more may start
         self.ready = WaitingQueue()  # admitted before waiting ones: they hold blocks that others may wait for
         self.remote: dict[RequestState, None] = {}  # in phase REMOTE, in order
         self.compiling: set[RequestState] = set()  # in phase COMPILING
@@ -21,12 +22,12 @@ class RequestQueues:
     @property
     def num_waiting(self) -> int:
         """Requests without a row that need one."""
-        return len(self.waiting) + len(self.ready) + len(self.remote) + len(self.compiling)
+        return self.num_queued + len(self.remote) + len(self.compiling)
 
     @property
     def num_queued(self) -> int:
         """Requests without a row that would get one now if there were capacity."""
-        return len(self.waiting) + len(self.ready)
+        return len(self.waiting) + len(self.aside) + len(self.ready)
 
     def may_admit(self) -> bool:
         """Returns whether an attempt to admit one of them may succeed."""
@@ -34,7 +35,7 @@ class RequestQueues:
 
     def list_waiting(self) -> list[RequestState]:
         """Returns the requests of num_waiting."""
-        return [*self.waiting, *self.ready, *self.remote, *self.compiling]
+        return [*self.waiting, *self.aside, *self.ready, *self.remote, *self.compiling]
 
     def must_fit(self) -> list[RequestState]:
         """Returns requests that run, or will run without another check of capacity."""
@@ -44,6 +45,7 @@ class RequestQueues:
     def dequeue(self, state: RequestState) -> None:
         """Removes a request from every queue, but not from the batch."""
         self.waiting.discard(state)
+        self.aside.discard(state)
         self.ready.discard(state)
         self.remote.pop(state, None)
         self.compiling.discard(state)

@@ -15,6 +15,7 @@ from baton.worker.requests.outputs import EngineCounters, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.admission import Admissions
 from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.preemption import Preemption
 from baton.worker.scheduling.queues import RequestQueues
@@ -56,7 +57,14 @@ class Scheduler:
         self._placement = Placement(holdings, queues, self._awaited_kv)
         self._preemption = Preemption(holdings, queues, self._placement, counters, settings.prefix_caching)
         self._admissions = Admissions(
-            holdings, queues, self._awaited_kv, self._placement, self._preemption, counters, clock
+            holdings,
+            queues,
+            self._awaited_kv,
+            self._placement,
+            self._preemption,
+            PartialPrefills(queues, settings, max_model_len),
+            counters,
+            clock,
         )
         self._block_size = block_size
         self._settings = settings

@@ -14,6 +14,9 @@ class EngineSettings:
     max_num_requests: int = 256  # rows of the running batch
     max_num_batched_tokens: int = 8192  # tokens of one step, prefill chunks and decodes together
     max_shared_prefill_tokens: int = 256  # of one step, prompts', while several tenants use the engine; 0: no limit
+    long_prefill_token_threshold: int = 0  # tokens of one prompt in a step; longer ones are long; 0: no limit
+    max_num_partial_prefills: int = 0  # prompts that are partly computed at a time; 0: no limit
+    max_long_partial_prefills: int = 0  # long prompts among them; 0: no limit
     max_queue_depth: int = 1024  # waiting requests; more are refused with NoCapacity
     min_remote_prefill_tokens: int = 64  # with fewer uncached tokens, a prompt is always computed here
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
@@ -27,6 +30,9 @@ class EngineSettings:
             "max_num_requests": 1,
             "max_num_batched_tokens": 1,
             "max_shared_prefill_tokens": 0,
+            "long_prefill_token_threshold": 0,
+            "max_num_partial_prefills": 0,
+            "max_long_partial_prefills": 0,
             "max_queue_depth": 0,
             "min_remote_prefill_tokens": 0,
             "min_host_hit_tokens": 0,
@@ -40,4 +46,19 @@ class EngineSettings:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_requests is "
                 f"{self.max_num_requests}: a step must hold one token of every request",
                 field="max_num_batched_tokens",
+            )
+        self._check_long_prompts()
+
+    def _check_long_prompts(self) -> None:
+        most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
+        if most and most_long > most:
+            raise InvalidRequest(
+                f"max_long_partial_prefills is {most_long}; it must be at most max_num_partial_prefills, {most}",
+                field="max_long_partial_prefills",
+            )
+        if most_long and most < 2 and not self.long_prefill_token_threshold:
+            raise InvalidRequest(
+                f"max_long_partial_prefills is {most_long}, and no prompt is long: set long_prefill_token_threshold, or"
+                " max_num_partial_prefills above 1",
+                field="max_long_partial_prefills",
             )

@@ -23,6 +23,7 @@ from baton.worker.executors.choices import choices_of, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead, Undrawn
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
@@ -69,6 +70,7 @@ class CpuExecutor:
     kv = None
 
     def __init__(self, config: WorkerConfig) -> None:
+        config = with_device_limits(config)
         torch.set_num_threads(config.threads or usable_cores())
         dtype: torch.dtype = getattr(torch, compute_dtype_name("cpu", config.dtype))
         self._options = model_options(config)

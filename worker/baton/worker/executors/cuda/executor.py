@@ -54,6 +54,7 @@ from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps, record_event
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
+from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
@@ -85,6 +86,7 @@ class CudaExecutor:
 
     def __init__(self, config: WorkerConfig) -> None:
         device = open_device()
+        config = with_device_limits(config)
         self._wait = partial(torch.cuda.synchronize, device)
         phases = StartPhases(self._wait)
         self._options = model_options(config)

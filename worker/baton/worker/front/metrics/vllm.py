@@ -64,7 +64,9 @@ def _counters(counters: control_pb2.WorkerCounters) -> Iterator[tuple[str, str, 
 def _cache_config(state: worker_pb2.WorkerState, own: Sequence[str]) -> Metric:
     labels = (*_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
     family = GaugeMetricFamily("vllm:cache_config_info", "1, and the pool's size as labels.", labels=labels)
-    family.add_metric([*own, str(state.layout.block_size), str(state.load.num_blocks), "True"], 1)
+    family.add_metric(
+        [*own, str(state.layout.block_size), str(state.load.num_blocks), str(not state.without_prefix_cache)], 1
+    )
     return family
 
 
