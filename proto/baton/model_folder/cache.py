@@ -16,7 +16,7 @@ from baton.rpc.errors import InvalidRequest
 _log = logging.getLogger(__name__)
 
 # A new version makes other files of the same sources.
-_VERSION = 1
+_VERSION = 2
 _KEY_BYTES = 12
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,13 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
+from support.engine.gguf_metadata import architecture_name, model_metadata
 from torch import Tensor
 from transformers import PreTrainedModel
 
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+# Model types of which the converter reorders queries and keys, and those to whose norms it adds 1.
+_PERMUTED = ("llama", "mixtral", "granite", "smollm3")
+_SHIFTED = ("gemma", "gemma2", "gemma3_text")
 # Types that the library cannot quantize to. Their blocks are random, with small scales at these bytes.
 _SCALES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 _FILE_TYPES = {Kind.F32: 0, Kind.F16: 1, Kind.BF16: 32}
@@ -69,34 +57,20 @@ def write_gguf(
     """Writes the model with matrices of one type. `without` and `more`: keys to leave out and values to set, with
     dots as __."""
     config = model.config
-    prefix = config.model_type
-    writer = gguf.GGUFWriter(path, prefix)
-    rope = config.rope_parameters
-    values: dict[str, Any] = {
-        "general.file_type": _FILE_TYPES.get(kind, 15),
-        f"{prefix}.block_count": config.num_hidden_layers,
-        f"{prefix}.context_length": config.max_position_embeddings,
-        f"{prefix}.embedding_length": config.hidden_size,
-        f"{prefix}.feed_forward_length": config.intermediate_size,
-        f"{prefix}.attention.head_count": config.num_attention_heads,
-        f"{prefix}.attention.head_count_kv": config.num_key_value_heads,
-        f"{prefix}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{prefix}.rope.freq_base": float(rope["rope_theta"]),
-    }
-    if head_dim := getattr(config, "head_dim", None):
-        values |= {f"{prefix}.attention.{part}_length": head_dim for part in ("key", "value")}
+    architecture = architecture_name(config)
+    writer = gguf.GGUFWriter(path, architecture)
+    values: dict[str, Any] = {"general.file_type": _FILE_TYPES.get(kind, 15)}
+    values |= {f"{architecture}.{key}": value for key, value in model_metadata(config).items()}
     vocabulary = vocabulary or Vocabulary.of_size(config.vocab_size)
     values |= {f"tokenizer.ggml.{key}": value for key, value in vocabulary.values.items()}
     values |= {key.replace("__", "."): value for key, value in more.items()}
     for key, value in values.items():
         if key not in without and value is not None:
             _add(writer, key, value)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        _add_tensor(writer, _gguf_name(name), _reordered(name, tensor.float(), config), kind)
-    if rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_divisors(model).numpy())
+    for name, tensor in _converted(model):
+        _add_tensor(writer, name, tensor, kind)
+    for name, factors in _rope_factors(model).items():
+        writer.add_tensor(name, factors.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,22 +83,48 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     adders.get(type(value), writer.add_array)(key, value)
 
 
-def _gguf_name(name: str) -> str:
-    stem, _, ending = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{ending}"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_NAMES[part]}.{ending}"
+def _converted(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yields all weights as the converter writes them."""
+    config = model.config
+    architecture = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture_name(config)]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for part, values in _unstacked(name, tensor.float()):
+            found = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            assert found, part
+            yield found, _as_written(part, values, config)
 
 
-def _reordered(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """Reorders the rows of Llama's queries and keys: rotated pairs become neighbours instead of halves."""
+def _unstacked(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """Returns gates and ups of experts apart."""
+    if name.endswith("experts.gate_up_proj"):
+        gates, ups = tensor.chunk(2, dim=1)
+        stem = name.removesuffix("gate_up_proj")
+        return [(f"{stem}gate_proj.weight", gates), (f"{stem}up_proj.weight", ups)]
+    return [(f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor)]
+
+
+def _as_written(name: str, tensor: Tensor, config: Any) -> Tensor:
+    """Shifts norms, and reorders the rows of queries and keys: rotated pairs become neighbours instead of halves."""
+    if name.endswith("norm.weight") and config.model_type in _SHIFTED:
+        return tensor + 1
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if config.model_type != "llama" or heads is None:
+    if config.model_type not in _PERMUTED or heads is None:
         return tensor
     return (
         tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     )
+
+
+def _rope_factors(model: PreTrainedModel) -> dict[str, Tensor]:
+    rope = model.config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        return {"rope_freqs.weight": _llama3_divisors(model)}
+    if rope.get("rope_type") != "longrope":
+        return {}
+    return {f"rope_factors_{kind}.weight": torch.tensor(rope[f"{kind}_factor"]) for kind in ("long", "short")}
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind) -> None:

@@ -1,61 +1,59 @@
-"""The config.json of a GGUF file, from its metadata. Adds nothing that the metadata does not state."""
+"""The config.json of a GGUF file, from its metadata. Adds nothing that the metadata and llama.cpp do not state."""
 
 from __future__ import annotations
 
-import sys
-from array import array
-from pathlib import Path
 from typing import Any
 
 from baton.model_folder.gguf.architectures import GgufArchitecture, architecture_of
+from baton.model_folder.gguf.fields import Reader
 from baton.model_folder.gguf.header import GgufHeader, GgufTensor
 from baton.model_folder.gguf.metadata import Metadata
+from baton.model_folder.gguf.rope import rope_of
 from baton.rpc.errors import InvalidRequest, Unsupported
 
 _EMBEDDINGS = "token_embd.weight"
 _LM_HEAD = "output.weight"
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequencies of the rotated pairs
-_F32 = 0
 _FILE_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}  # by general.file_type
+_EPSILON = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}  # by field; others: of LayerNorm
+_LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
     """Returns the config. Raises InvalidRequest for missing metadata, Unsupported for what is not supported."""
     architecture = architecture_of(header)
     metadata = Metadata(header.metadata, header.path)
-    prefix = architecture.name
-    _refuse_experts(metadata, prefix)
-    hidden, heads = metadata.count(f"{prefix}.embedding_length"), metadata.count(f"{prefix}.attention.head_count")
-    head_dim = metadata.count(f"{prefix}.attention.key_length", default=max(1, hidden // heads))
-    context = metadata.count(f"{prefix}.context_length")
+    reader = Reader(metadata, architecture.name, header.tensors.keys())
+    _refuse_experts(reader, architecture)
+    heads = reader.count("attention.head_count")
     config = {
         "architectures": [architecture.architecture],
         "model_type": architecture.model_type,
         "vocab_size": _vocab_size(header),
-        "hidden_size": hidden,
-        "intermediate_size": metadata.count(f"{prefix}.feed_forward_length"),
-        "num_hidden_layers": metadata.count(f"{prefix}.block_count"),
+        "hidden_size": reader.count("embedding_length"),
+        "intermediate_size": reader.count("feed_forward_length"),
+        "num_hidden_layers": reader.num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.count(f"{prefix}.attention.head_count_kv", default=heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": context,
+        "num_key_value_heads": reader.count("attention.head_count_kv", default=heads),
+        "head_dim": reader.head_dim,
+        architecture.eps: reader.number(_EPSILON.get(architecture.eps, _LAYER_NORM_EPSILON)),
+        "max_position_embeddings": reader.count("context_length"),
         "tie_word_embeddings": _LM_HEAD not in header.tensors,
         "dtype": _FILE_DTYPES.get(metadata.values.get("general.file_type", -1), "bfloat16"),
-        **_rope(header, metadata, architecture, head_dim, context),
+        **rope_of(header, reader, partial=architecture.rotates_parts),
         **_biases(header, architecture),
+        **architecture.more(reader),
     }
-    value_dim = metadata.count(f"{prefix}.attention.value_length", default=head_dim)
-    if value_dim != head_dim:
-        raise metadata.error(f"{prefix}.attention.value_length", f"attention.key_length ({head_dim})")
+    if reader.count("attention.value_length", default=reader.head_dim) != reader.head_dim:
+        raise metadata.error(reader.key("attention.value_length"), f"attention.key_length ({reader.head_dim})")
     return config
 
 
-def _refuse_experts(metadata: Metadata, prefix: str) -> None:
-    key = f"{prefix}.expert_count"
-    if metadata.values.get(key):
+def _refuse_experts(reader: Reader, architecture: GgufArchitecture) -> None:
+    if reader.has("expert_count") and not architecture.has_experts:
         raise Unsupported(
-            f"{metadata.path}: {key} is {metadata.values[key]}; GGUF files of models with experts cannot be loaded",
+            f"{reader.metadata.path}: {reader.key('expert_count')} is"
+            f" {reader.metadata.values[reader.key('expert_count')]}; GGUF files of {architecture.name} with experts"
+            " cannot be loaded",
             field="model",
         )
 
@@ -79,73 +77,16 @@ def _required(header: GgufHeader, name: str) -> GgufTensor:
 
 
 def _biases(header: GgufHeader, architecture: GgufArchitecture) -> dict[str, Any]:
-    """Returns which linears of Llama have biases; the other architectures fix that."""
-    if architecture.architecture != "LlamaForCausalLM":
-        return {}
+    """Returns which linears have biases, where the architecture does not fix that."""
     names = {name.removeprefix("blk.0.") for name in header.tensors if name.endswith(".bias")}
-    attention = names & {f"attn_{part}.bias" for part in ("q", "k", "v", "output")}
-    mlp = names & {f"ffn_{part}.bias" for part in ("gate", "up", "down")}
-    for found, whole in ((attention, 4), (mlp, 3)):
-        if found and len(found) != whole:
+    flags = {}
+    for field, parts in architecture.biases.items():
+        found = names & {f"{part}.bias" for part in parts}
+        if found and len(found) != len(parts):
             raise Unsupported(
-                f"{header.path}: only {', '.join(sorted(found))} exist of a layer's biases; Llama has all or none",
+                f"{header.path}: only {', '.join(sorted(found))} exist of a layer's biases;"
+                f" {architecture.architecture} has all or none of {', '.join(parts)}",
                 field="model",
             )
-    return {"attention_bias": bool(attention), "mlp_bias": bool(mlp)}
-
-
-def _rope(
-    header: GgufHeader, metadata: Metadata, architecture: GgufArchitecture, head_dim: int, context: int
-) -> dict[str, Any]:
-    prefix = f"{architecture.name}.rope"
-    rotated = metadata.count(f"{prefix}.dimension_count", default=head_dim)
-    if rotated != head_dim:
-        raise metadata.error(f"{prefix}.dimension_count", f"the size of a head ({head_dim})")
-    theta = metadata.number(f"{prefix}.freq_base", default=10000.0)
-    return {"rope_parameters": {"rope_theta": theta, **_scaling(header, metadata, prefix, rotated, context)}}
-
-
-def _scaling(header: GgufHeader, metadata: Metadata, prefix: str, rotated: int, context: int) -> dict[str, Any]:
-    key = f"{prefix}.scaling.type"
-    kind = metadata.text(key, default="none")
-    if ROPE_FACTORS in header.tensors:
-        return _factors(header.tensors[ROPE_FACTORS], rotated, context)
-    if kind == "none":
-        return {"rope_type": "default"}
-    if kind not in ("linear", "yarn"):
-        raise metadata.error(key, "none, linear or yarn")
-    factor = metadata.number(f"{prefix}.scaling.factor")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    original = metadata.count(f"{prefix}.scaling.original_context_length")
-    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-
-
-def _factors(tensor: GgufTensor, rotated: int, context: int) -> dict[str, Any]:
-    """Returns the scaling of Llama 3, whose file divides each frequency by its own factor, as longrope does."""
-    if tensor.type_number != _F32 or tensor.shape != (rotated // 2,):
-        raise InvalidRequest(
-            f"{tensor.path}: {tensor.name} has type {tensor.type_number} and shape {list(tensor.shape)};"
-            f" it must be F32 {[rotated // 2]}",
-            field="model",
-        )
-    factors = _read_floats(tensor.path, tensor.start, rotated // 2)
-    return {
-        "rope_type": "longrope",
-        "short_factor": factors,
-        "long_factor": factors,
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": context,
-    }
-
-
-def _read_floats(path: Path, start: int, count: int) -> list[float]:
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read(4 * count)
-    if len(data) < 4 * count:
-        raise InvalidRequest(f"{path} is truncated; download or copy it again", field="model")
-    values = array("f", data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+        flags[field] = bool(found)
+    return flags

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from baton.model_folder.gguf.architectures import GgufArchitecture, architecture_of
-from baton.model_folder.gguf.header import GgufTensor, read_header
+from baton.model_folder.gguf.header import GgufHeader, GgufTensor, read_header
 from baton.model_folder.gguf.metadata import Metadata
+from baton.model_folder.gguf.rope import CONSTANTS
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.weights.checkpoint import WrongTensor
 from baton.worker.weights.files.safetensors_file import TensorEntry
@@ -24,8 +25,6 @@ from baton.worker.weights.layouts import pairs_of_halves
 from baton.worker.weights.stream.pieces import Coding, Place
 
 _PLAIN: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Tensors that config.json describes.
-_CONSTANTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class GgufTensors:
@@ -38,11 +37,9 @@ class GgufTensors:
         self._heads = _head_counts(Metadata(header.metadata, path), self._architecture)
         self._tensors: dict[str, GgufTensor] = {}
         self._entries: dict[str, TensorEntry] = {}
-        for tensor in header.tensors.values():
-            if tensor.name not in _CONSTANTS:
-                name = self._architecture.hugging_face_name(tensor.name) or tensor.name
-                self._tensors[name] = tensor
-                self._entries[name] = _entry(tensor)
+        for name, tensor, entry in _entries(header, self._architecture):
+            self._tensors[name] = tensor
+            self._entries[name] = entry
         self._open = ExitStack()
         self._files: dict[Path, BinaryIO] = {}
 
@@ -85,12 +82,17 @@ class GgufTensors:
                 f"{self.source} does not hold the tensor {self.name_in_file(name)} {list(shape)}", field="model"
             )
         found = self._tensors[name]
-        if entry.shape != shape:
+        if _without_ones(entry.shape) != _without_ones(shape):
             raise WrongTensor(
                 f"{found.path}: {found.name} has shape {list(entry.shape)}; by the metadata it must be {list(shape)}",
                 field="model",
             )
-        return Place(found.path, entry.start, _coding(found.type_number))
+        return Place(found.path, entry.start, self._coding(name))
+
+    def _coding(self, name: str) -> Coding:
+        coding = _coding(self._tensors[name].type_number)
+        offset = self._architecture.norm_offset
+        return _less(coding, offset) if offset and name.endswith("norm.weight") else coding
 
     def in_file_order(self, name: str, into: Tensor) -> Tensor:
         """Returns a view with the rows of rotated neighbours next to each other, if the file has them so."""
@@ -113,6 +115,38 @@ class GgufTensors:
         file = self._files[self._tensors[name].path]
         file.seek(entry.start + offset)
         return file.read(min(num_bytes, entry.num_bytes - offset))
+
+
+def _entries(header: GgufHeader, architecture: GgufArchitecture) -> Iterator[tuple[str, GgufTensor, TensorEntry]]:
+    """Yields the name in Hugging Face form, the file's tensor, and the place of each tensor; of experts, each alone."""
+    for tensor in header.tensors.values():
+        if tensor.name in CONSTANTS:
+            continue
+        name, entry = architecture.hugging_face_name(tensor.name) or tensor.name, _entry(tensor)
+        if "{}" not in name:
+            yield name, tensor, entry
+            continue
+        count, *shape = tensor.shape
+        size = entry.num_bytes // count
+        for expert in range(count):
+            one = TensorEntry(entry.dtype, tuple(shape), entry.start + expert * size, size)
+            yield name.format(expert), tensor, one
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape without dimensions of one element, which files may lack."""
+    return tuple(size for size in shape if size != 1)
+
+
+def _less(coding: Coding, offset: float) -> Coding:
+    """Returns the coding of values that the file holds with an offset."""
+    plain = coding.decode is None
+
+    def decode(data: Tensor) -> Tensor:
+        values = data.view(coding.dtype) if coding.decode is None else coding.decode(data)
+        return values.float() - offset
+
+    return Coding(torch.float32, coding.block_values, coding.dtype.itemsize if plain else coding.block_bytes, decode)
 
 
 def _head_counts(metadata: Metadata, architecture: GgufArchitecture) -> dict[str, int]:
