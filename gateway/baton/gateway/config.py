@@ -62,17 +62,17 @@ class GatewayConfig:
     tool_call_parser: str = field(
         default="auto",
         metadata={
-            "help": "How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, qwen3_xml, "
-            "deepseek_v3, kimi_k2, glm45, gpt-oss, pythonic, a plugin's, or none. auto: by its chat template and "
-            "architecture.",
+            "help": "How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, deepseek_v31, "
+            "kimi_k2, glm45, gpt-oss, pythonic, ... (a wrong name is answered with all), a plugin's, or none. auto: by "
+            "its chat template and architecture.",
             "metavar": "NAME",
         },
     )
     reasoning_parser: str = field(
         default="auto",
         metadata={
-            "help": "How the model writes its reasoning: deepseek_r1, qwen3, mistral, glm45, gpt-oss, kimi_k2, a "
-            "plugin's, or none. auto: by its chat template and architecture.",
+            "help": "How the model writes its reasoning: deepseek_r1, qwen3, mistral, glm45, gpt-oss, kimi_k2, ... (a "
+            "wrong name is answered with all), a plugin's, or none. auto: by its chat template and architecture.",
             "metavar": "NAME",
         },
     )

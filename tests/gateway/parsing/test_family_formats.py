@@ -71,6 +71,10 @@ V31 = (
 )
 XLAM = "You have access to a set of tools. When using tools, make calls in a single JSON array: \n\n"
 
+ERNIE_THINK = QWEN_TOOLS + QWEN_THINK + "{{- '<response>\n' + content + '\n</response>\n' }}"
+HUNYUAN = "{%- set answer = '<answer>\\n助手：<tool_calls>[' %}{%- if '</think>' in content %}{%- endif %}"
+STEP_3 = "{{- '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"' }}{{- '<think>\\n' }}"
+
 MODELS = {
     "Llama 2": Model("llama", "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"),
     "Llama 3.1, 3.2 and 3.3": Model("llama", LLAMA_TOOLS, "llama3_json"),
@@ -122,6 +126,19 @@ MODELS = {
     "GPT-2": Model("gpt2", ""),
     "ERNIE 4.5": Model("ernie4_5_moe", '{{- "User: " + message["content"] + "\n" -}}'),
     "ERNIE 4.5 Thinking": Model("ernie4_5_moe", QWEN_TOOLS + QWEN_THINK, "hermes", "qwen3"),
+    "ERNIE 4.5 Thinking with tagged answers": Model("ernie4_5_moe", ERNIE_THINK, "hermes", "ernie45"),
+    "Hunyuan A13B": Model("hunyuan_v1_moe", HUNYUAN, "hunyuan_a13b", "hunyuan_a13b"),
+    "Step 3": Model("step3_text", STEP_3, "step3", "step3"),
+    "Jamba": Model("jamba", "{{- '<|bom|><|system|>' }}{{- '<tool_calls>[' }}", "jamba"),
+    "MiniMax M1": Model("minimax_m1", "{{- '<beginning_of_sentence>ai' }}{{- '<tool_calls>' }}", "minimax"),
+    "InternLM 3": Model("internlm3", "{{- '<|action_start|><|plugin|>' }}", "internlm"),
+    "LFM2": Model("lfm2", "{{- '<|tool_list_start|>[' + tools + ']<|tool_list_end|>' }}", "lfm2"),
+    "LongCat": Model("longcat_flash", "{{- '<longcat_tool_call>' }}", "longcat"),
+    "OLMo 3 with calls": Model("olmo3", "{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo3"),
+    "Granite 20B with calls": Model("gpt_bigcode", "{{- '<function_call> ' + call }}", "granite-20b-fc"),
+    "DeepSeek V4": Model(
+        "deepseek_v4", "<｜DSML｜tool_calls> <｜Assistant｜><think></think>", "deepseek_v4", "deepseek_r1"
+    ),
     "MiniMax M2": Model("minimax_m2", MINIMAX, "minimax_m2", "minimax_m2"),
     "gpt-oss": Model("gpt_oss", HARMONY, "gpt-oss", "gpt-oss"),
     "gpt-oss without a template": Model("gpt_oss", "", "gpt-oss", "gpt-oss"),

@@ -1,5 +1,7 @@
 """Which parsers a model gets: by its template, by flags, by a plugin of the user's own."""
 
+from pathlib import Path
+
 import pytest
 from support.gateway.parsing_harness import parse
 
@@ -131,3 +133,9 @@ def test_a_broken_plugin_is_named(tmp_path, text, problem):
         choose_format(FormatFlags(plugin=str(path)), Traits())
     assert refused.value.field == "tool_parser_plugin"
     assert str(path) in refused.value.message
+
+
+@pytest.mark.parametrize("formats", [TOOL_FORMATS, REASONING_FORMATS])
+def test_the_page_of_models_names_every_format(formats):
+    page = (Path(__file__).parents[3] / "docs/guides/models.md").read_text()
+    assert [name for name in formats if f"`{name}`" not in page] == []

@@ -33,6 +33,24 @@ SAMPLES = {
     "deepseek v3.1": ("deepseek_v3", "<｜Assistant｜><think>", "Hm.</think>Yes.", "Hm.", "Yes."),
     "deepseek v3.1 is told not to": ("deepseek_v3", "<｜Assistant｜></think>", "Yes.", "", "Yes."),
     "gemma 4": ("gemma4", "<|turn>model\n", "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    "ernie": ("ernie45", "Assistant: \n<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.", "Yes."),
+    "ernie without tags": (
+        "ernie45",
+        "<think>\n",
+        "Hm.\n</think>\nYes. </response> is a tag.",
+        "Hm.",
+        "Yes. </response> is a tag.",
+    ),
+    "ernie writes the tag": (
+        "ernie45",
+        "<think>\n",
+        "Hm.</think><response>A </response> b.</response>",
+        "Hm.",
+        "A </response> b.",
+    ),
+    "hunyuan": ("hunyuan_a13b", "", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+    "hunyuan is told not to": ("hunyuan_a13b", "<think>\n\n</think>\n", "<answer>\nYes.\n</answer>", "", "Yes."),
+    "step 3": ("step3", "<｜BOT｜>assistant\n<think>\n", "Hm.\n</think>\nYes.", "Hm.", "Yes."),
     "granite": (
         "granite",
         "assistant<|end_of_role|>",
@@ -89,7 +107,14 @@ def test_cuts_change_nothing(sample, seed, extra):
     whole = parse(parser_of(sample), [text])
     assert parse(parser_of(sample), cut(text, seed)) == whole
     assert parse(parser_of(sample), text) == whole
-    if SAMPLES[sample][0] not in ("gpt-oss", "gemma4", "granite", "seed_oss"):  # whose marks have other letters
+    if SAMPLES[sample][0] not in (
+        "gpt-oss",
+        "gemma4",
+        "granite",
+        "seed_oss",
+        "ernie45",
+        "hunyuan_a13b",
+    ):  # whose marks have other letters
         assert _letters(whole.content + whole.reasoning) == _letters(text)
 
 

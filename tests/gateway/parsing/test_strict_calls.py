@@ -2,13 +2,12 @@
 
 import json
 import random
-from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from support.gateway.parsing_harness import parse, tool_parser
+from support.gateway.parsing_harness import DISTINCT, parse, tool_parser
 from support.gateway.scripted_gateway import model_folder
 
 from baton.gateway.models.constraints.tools import check_tools, tool_constraint
@@ -46,8 +45,9 @@ TOOLS = (
     Tool("get_time", parameters=EMPTY, strict=True),
 )
 VALIDATORS = {tool.name: jsonschema.Draft202012Validator(tool.parameters) for tool in TOOLS}
-FORMATS = [name for name in TOOL_FORMATS if name not in ("qwen3_xml", "openai", "llama4_pythonic")]
-GEMMA = ("functiongemma", "gemma4")  # lists and objects have no grammar there
+FORMATS = [name for name in DISTINCT if name != "qwen3_xml"]
+
+PYTHONIC = ("pythonic", "lfm2", "olmo3")
 
 # What announces a call, after free text where the format has that.
 BEGINS = {
@@ -69,6 +69,16 @@ BEGINS = {
     "gemma4": ["Ok.<|tool_call>"],
     "deepseek_v31": ["Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"],
     "glm47": ["Ok <b>.\n<tool_call>"],
+    "deepseek_v4": ["Ok.\n<｜DSML｜tool_calls>\n<｜DSML｜invoke"],
+    "step3": ["Ok.<｜tool_calls_begin｜><｜tool_call_begin｜>"],
+    "longcat": ["Ok <b>.\n<longcat_tool_call>"],
+    "granite-20b-fc": ["Ok <b>.<function_call>"],
+    "internlm": ["Ok.<|action_start|>"],
+    "minimax": ["Ok <b>.\n<tool_calls>"],
+    "jamba": ["Ok <b>.<tool_calls>"],
+    "hunyuan_a13b": ["Ok <b>.<tool_calls>"],
+    "lfm2": ["Ok.<|tool_call_start|>"],
+    "olmo3": ["Ok <b>.<function_calls>"],
     "gpt-oss": [
         "<|channel|>analysis<|message|>Ok to=functions.get?<|end|><|start|>assistant<|channel|>commentary to=functions."
     ],
@@ -80,6 +90,7 @@ CLOSERS = [
     '</tool_call>', '\n</tool_call>', '</arg_value>', '<arg_key>', '<｜tool▁sep｜>', '<｜tool▁call▁end｜>', '\n```',
     '<|tool_call_end|>', '<|call|>', '<|message|>', 'get_weather', '[{"name": "get_weather", "arguments": {',
      '_weather', '>', ' name="get_weather">\n', 'call:get_weather{city:', '<escape>', '<|"|>', ',unit:',
+    '</steptml:invoke>', '</steptml:parameter>', '</function_calls>', '</tool_calls>', '<|action_end|>',
     '</invoke>', '</｜DSML｜invoke>', '</parameter>\n', '</｜DSML｜parameter>\n', '<tool_call|>', '<end_function_call>',
     '[{"name": "get_weather", "arguments": ', '\n', '":', 'celsius',
 ]  # fmt: skip
@@ -99,16 +110,8 @@ def vocabulary(request, tmp_path_factory):
     tokenizer.close()
 
 
-def tools_for(name):
-    """The tools, without parameters that the format's grammar has no place for."""
-    if name not in GEMMA:
-        return TOOLS
-    properties = {key: value for key, value in SCHEMA["properties"].items() if key not in ("at", "tags")}
-    return (replace(TOOLS[0], parameters={**SCHEMA, "properties": properties}), *TOOLS[1:])
-
-
 def matcher_of(vocabulary, name, use=None):
-    use = ToolUse(tools_for(name), ToolMode.AUTO) if use is None else use
+    use = ToolUse(TOOLS, ToolMode.AUTO) if use is None else use
     if name == "gpt-oss" and vocabulary[0].added_id("<|channel|>") is None:
         pytest.skip("its markup is special tokens in every vocabulary")
     tokenizer, library, _ = vocabulary
@@ -203,6 +206,18 @@ GOOD = {
     "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
     "<｜tool▁calls▁end｜>",
     "glm47": "<tool_call>get<arg_key>a</arg_key><arg_value>1</arg_value>\n</tool_call>".replace("\n", ""),
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get">\n<｜DSML｜parameter name="a" string="false">1'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get">'
+    '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    "longcat": '<longcat_tool_call>\n{"name": "get", "arguments": {"a": 1}}\n</longcat_tool_call>',
+    "granite-20b-fc": '<function_call> {"name": "get", "arguments": {"a": 1}}',
+    "internlm": '<|action_start|><|plugin|>\n{"name": "get", "parameters": {"a": 1}}\n<|action_end|>',
+    "minimax": '<tool_calls>\n{"name": "get", "arguments": {"a": 1}}\n</tool_calls>',
+    "jamba": '<tool_calls>[{"name": "get", "arguments": {"a": 1}}]</tool_calls>',
+    "hunyuan_a13b": '<tool_calls>[{"name": "get", "arguments": {"a": 1}}]</tool_calls>',
+    "lfm2": "<|tool_call_start|>[get(a=1), get_time()]<|tool_call_end|>",
+    "olmo3": "<function_calls>\nget(a=1)\n</function_calls>",
     "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get "
     '<|constrain|>json<|message|>{"a": 1}<|call|>',
 }
@@ -221,8 +236,8 @@ def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_tools_that_are_not_strict_stay_free_beside_strict_ones(vocabulary, name):
-    use = ToolUse((Tool("get", parameters=OPTIONAL), tools_for(name)[0]), ToolMode.AUTO)
-    text = GOOD[name].replace(", get_time()", "").replace("1", "[1]" if name == "pythonic" else "11")
+    use = ToolUse((Tool("get", parameters=OPTIONAL), TOOLS[0]), ToolMode.AUTO)
+    text = GOOD[name].replace(", get_time()", "").replace("1", "[1]" if name in PYTHONIC else "11")
     assert allows(vocabulary, name, text, use)
 
 
@@ -242,3 +257,41 @@ def test_what_tags_cannot_express_is_refused_by_name():
         with pytest.raises(InvalidRequest, match="minProperties") as refused:
             check_tools(use, OutputFormat(TOOL_FORMATS[name]), "m")
         assert refused.value.field == "tools.1.function.parameters"
+
+
+def test_values_that_a_format_cannot_hold_are_refused_by_name():
+    free = {"type": "object", "properties": {"a": {"type": "object"}}}
+    loop = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "array"}}}
+    loop["$defs"]["A"]["items"] = {"$ref": "#/$defs/A"}
+    many = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 33}}}
+    for schema, problem in ((free, "members of 'a'"), (loop, "depth of 'a'"), (many, "at most 32")):
+        use = ToolUse((Tool("f", parameters=schema, strict=True),), ToolMode.AUTO)
+        with pytest.raises(InvalidRequest, match=problem):
+            check_tools(use, OutputFormat(TOOL_FORMATS["gemma4"]), "m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ('a:[[1],[]],b:{c:<|"|>x,]<|"|>},d:[1,2],e:[]', True),
+        ('a:[],b:{},d:[1,2,3],e:<|"|>t<|"|>', True),
+        ("a:[],b:{},d:[1,2,3,4],e:[]", False),
+        ("a:[],b:{},d:[1],e:[]", False),
+        ("a:[],b:{c:1},d:[1,2],e:[]", False),
+        ("a:[],b:{},d:[1,2],e:[true]", False),
+    ],
+)
+def test_lists_and_objects_are_held_to_their_schemas_between_quotes(vocabulary, arguments, allowed):
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    properties = {
+        "a": {"type": "array", "items": numbers},
+        "b": {"type": "object", "properties": {"c": {"type": "string"}}, "additionalProperties": False},
+        "d": {**numbers, "minItems": 2, "maxItems": 3},
+        "e": {"type": ["array", "string"], "items": {"type": "integer"}},
+    }
+    tool = Tool("f", parameters={"type": "object", "properties": properties, "required": list(properties)}, strict=True)
+    text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
+    assert allows(vocabulary, "gemma4", text, ToolUse((tool,), ToolMode.AUTO)) == allowed
+    if allowed:
+        (call,) = parse(tool_parser("gemma4", (tool,)), [text]).calls
+        jsonschema.validate(json.loads(call[1]), tool.parameters)

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gateway.parsing_harness import TOOLS, cut, parse, tool_parser
+from support.gateway.parsing_harness import DISTINCT, TOOLS, cut, parse, tool_parser
 
 from baton.gateway.parsing.registry import TOOL_FORMATS
 
@@ -29,6 +29,12 @@ def glm(name, **arguments):
 def qwen(name, **arguments):
     pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
     return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+
+
+def step3(name, **arguments):
+    pairs = "".join(f'<steptml:parameter name="{key}">{value}</steptml:parameter>' for key, value in arguments.items())
+    invoked = f'<steptml:invoke name="{name}">{pairs}</steptml:invoke>'
+    return f"<｜tool_call_begin｜>function<｜tool_sep｜>{invoked}<｜tool_call_end｜>"
 
 
 def harmony(name, arguments):
@@ -281,6 +287,73 @@ SAMPLES = {
         "",
         [(CALL, {"city": "Paris"})],
     ),
+    "deepseek v4": (
+        "deepseek_v4",
+        'Ok.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
+        'string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        "Ok.",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "step 3": (
+        "step3",
+        "Ok.<｜tool_calls_begin｜>" + step3("get_weather", city="Pa\nris", days=3) + "\n" + step3("get_time")
+        + "<｜tool_calls_end｜>",
+        "Ok.",
+        [(CALL, {"city": "Pa\nris", "days": 3}), ("get_time", {})],
+    ),
+    "longcat": (
+        "longcat",
+        'Ok.\n<longcat_tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</longcat_tool_call>\n'
+        '<longcat_tool_call>\n{"name": "get_time"}\n</longcat_tool_call>',
+        "Ok.",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "granite 20b": (
+        "granite-20b-fc",
+        '<function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}\n<function_call> '
+        '{"name": "get_time", "arguments": {}}',
+        "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "internlm": (
+        "internlm",
+        'Ok.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>\n',
+        "Ok.",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "minimax m1": (
+        "minimax",
+        'Ok.\n<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        '{"name": "get_time", "arguments": {}}\n</tool_calls>',
+        "Ok.",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "jamba": (
+        "jamba",
+        ' <tool_calls>[\n    {"name": "get_weather", "arguments": {"city": "Paris"}},\n'
+        '    {"name": "get_time", "arguments": {}}\n]</tool_calls>',
+        "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "hunyuan": (
+        "hunyuan_a13b",
+        '助手：Ok.<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "at": {"a": {"b": {}}}}}]'
+        "</tool_calls>",
+        "Ok.",
+        [(CALL, {"city": "Paris", "at": {"a": {"b": {}}}})],
+    ),
+    "lfm2": (
+        "lfm2",
+        "Ok.<|tool_call_start|>[get_weather(city='Pa\"ris', days=3), get_time()]<|tool_call_end|>",
+        "Ok.",
+        [(CALL, {"city": 'Pa"ris', "days": 3}), ("get_time", {})],
+    ),
+    "olmo 3": (
+        "olmo3",
+        "Ok.\n<function_calls>get_weather(city=\"Paris\", exact=true, note=null)\nget_time()</function_calls>",
+        "Ok.",
+        [(CALL, {"city": "Paris", "exact": True, "note": None}), ("get_time", {})],
+    ),
     "pythonic a list": ("pythonic", "[1] Paris, [2] Rome (city=1)", "[1] Paris, [2] Rome (city=1)", []),
 }  # fmt: skip
 
@@ -378,7 +451,7 @@ def _texts():
     return st.one_of(pieces, spliced)
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", DISTINCT)
 @settings(deadline=None)
 @given(text=_texts(), seed=st.integers(0, 2**32))
 def test_cuts_change_nothing(name, text, seed):
@@ -387,7 +460,7 @@ def test_cuts_change_nothing(name, text, seed):
     assert parse(tool_parser(name), text) == whole
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", DISTINCT)
 @settings(deadline=None)
 @given(words=st.lists(st.one_of(st.sampled_from(MARKUP), st.sampled_from(WORDS)), max_size=25))
 def test_no_word_is_lost(name, words):
@@ -407,7 +480,7 @@ def _hidden_places(name, text):
     return text if name in ("gpt-oss", "openai") or (name, "[CALL_ID]" in text) == ("mistral", True) else ""
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", DISTINCT)
 @settings(deadline=None)
 @given(text=st.text(max_size=60))
 def test_plain_text_stays_as_it_is(name, text):
@@ -416,7 +489,7 @@ def test_plain_text_stays_as_it_is(name, text):
     assert parse(tool_parser(name), [text]).content == text
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_held_back_text_is_bounded(name):
     """However much of a begun call comes, it is given up as text in the end."""
     begin = {
@@ -428,6 +501,10 @@ def test_held_back_text_is_bounded(name):
         "seed_oss": "<seed:tool_call><function=",
         "functiongemma": "<start_function_call>call:", "gemma4": "<|tool_call>call:", "openai": "<|channel|>",
         "deepseek_v31": "<｜tool▁call▁begin｜>", "glm47": "<tool_call>", "llama4_pythonic": "[f",
+        "deepseek_v4": '<｜DSML｜invoke name="', "step3": "<｜tool_call_begin｜>",
+        "granite-20b-fc": '<function_call> {"x": "', "internlm": '<|action_start|><|plugin|>{"x": "',
+        "minimax": '<tool_calls>{"x": "', "jamba": '<tool_calls>[{"x": "', "hunyuan_a13b": '<tool_calls>[{"x": "',
+        "longcat": '<longcat_tool_call>{"x": "', "lfm2": "<|tool_call_start|>[f", "olmo3": "<function_calls>f",
     }[name]  # fmt: skip
     parser = tool_parser(name)
     events = [*parser.push(begin)]

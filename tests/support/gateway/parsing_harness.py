@@ -32,6 +32,10 @@ TOOLS = (
 )
 
 
+# One name of each format.
+DISTINCT = list({id(one): name for name, one in reversed(TOOL_FORMATS.items())}.values())[::-1]
+
+
 @dataclass
 class Parsed:
     """The results of a parser."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from baton.gateway.parsing.grammar.call_syntax import CallSyntax
 from baton.gateway.parsing.output_format import ReasoningFormat, ToolFormat
 from baton.gateway.parsing.reasoning_formats import granite as granite_reasoning
+from baton.gateway.parsing.reasoning_formats.answer_tags import AnswerTagsParser
 from baton.gateway.parsing.reasoning_formats.granite import GraniteReasoningParser
 from baton.gateway.parsing.reasoning_formats.think_tags import ThinkTagsParser
 from baton.gateway.parsing.tool_formats import (
@@ -22,19 +24,33 @@ from baton.gateway.parsing.tool_formats import (
     mistral,
     pythonic,
     qwen3_coder,
+    tagged_pythonic,
 )
 from baton.gateway.parsing.tool_formats.deepseek_v3 import DeepSeekV3Parser
 from baton.gateway.parsing.tool_formats.gemma import FunctionGemmaParser, Gemma4Parser
 from baton.gateway.parsing.tool_formats.glm45 import Glm45Parser
 from baton.gateway.parsing.tool_formats.harmony import HarmonyParser
-from baton.gateway.parsing.tool_formats.hermes import HermesParser
-from baton.gateway.parsing.tool_formats.invoke_tags import DsmlParser, InvokeParser
+from baton.gateway.parsing.tool_formats.hermes import (
+    CallLinesParser,
+    Granite20bParser,
+    HermesParser,
+    InternLmParser,
+    LongcatParser,
+)
+from baton.gateway.parsing.tool_formats.invoke_tags import DeepSeekV4Parser, DsmlParser, InvokeParser, Step3Parser
 from baton.gateway.parsing.tool_formats.kimi_k2 import KimiK2Parser
-from baton.gateway.parsing.tool_formats.listed_calls import GraniteParser, Phi4MiniParser, XlamParser
+from baton.gateway.parsing.tool_formats.listed_calls import (
+    GraniteParser,
+    HunyuanParser,
+    JambaParser,
+    Phi4MiniParser,
+    XlamParser,
+)
 from baton.gateway.parsing.tool_formats.llama3_json import Llama3JsonParser
 from baton.gateway.parsing.tool_formats.mistral import MistralParser
 from baton.gateway.parsing.tool_formats.pythonic import PythonicParser
 from baton.gateway.parsing.tool_formats.qwen3_coder import Qwen3CoderParser, SeedOssParser
+from baton.gateway.parsing.tool_formats.tagged_pythonic import Lfm2Parser, Olmo3Parser
 
 _THINK, _END_THINK = "<think>", "</think>"
 _MISTRAL_THINK, _MISTRAL_END_THINK = "[THINK]", "[/THINK]"
@@ -58,8 +74,21 @@ def _think(
     )
 
 
+def _objects(parser: type[HermesParser], syntax: CallSyntax) -> ToolFormat:
+    """Returns the format of JSON objects between tags."""
+    tags = (parser.open_tag, parser.subtag, parser.close_tag)
+    return ToolFormat(parser, tuple(tag for tag in tags if tag), starts=tags[:1], syntax=syntax)
+
+
+def _answered(opened: bool, answer_tags: tuple[str, str]) -> ReasoningFormat:
+    """Returns the format of <think> tags before an answer that may have tags of its own."""
+    return replace(
+        _think(opened), new_parser=lambda is_open: AnswerTagsParser(_THINK, _END_THINK, answer_tags, opened=is_open)
+    )
+
+
 _TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "hermes": ToolFormat(HermesParser, _CALL_TAGS, syntax=hermes.SYNTAX, starts=_CALL_TAGS[:1]),
+    "hermes": _objects(HermesParser, hermes.SYNTAX),
     "llama3_json": ToolFormat(
         Llama3JsonParser,
         (*llama3_json.TAGS, llama3_json.END_TAG),
@@ -139,14 +168,44 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "seed_oss": ToolFormat(
         SeedOssParser, qwen3_coder.SEED_TAGS, starts=qwen3_coder.SEED_TAGS[:1], syntax=qwen3_coder.SEED_SYNTAX
     ),
+    "deepseek_v4": ToolFormat(
+        DeepSeekV4Parser,
+        DeepSeekV4Parser.section,
+        starts=DeepSeekV4Parser.section[:1],
+        syntax=invoke_tags.DEEPSEEK_V4_SYNTAX,
+    ),
+    "step3": ToolFormat(
+        Step3Parser,
+        (*Step3Parser.section, Step3Parser.call, Step3Parser.sep, Step3Parser.end_call),
+        starts=(Step3Parser.section[0], Step3Parser.call),
+        syntax=invoke_tags.STEP3_SYNTAX,
+    ),
+    "longcat": _objects(LongcatParser, hermes.LONGCAT_SYNTAX),
+    "granite-20b-fc": _objects(Granite20bParser, hermes.GRANITE_20B_SYNTAX),
+    "internlm": _objects(InternLmParser, hermes.INTERNLM_SYNTAX),
+    "minimax": _objects(CallLinesParser, hermes.LINES_SYNTAX),
+    "jamba": ToolFormat(
+        JambaParser, listed_calls.SECTION, starts=listed_calls.SECTION[:1], syntax=listed_calls.SECTION_SYNTAX
+    ),
+    "hunyuan_a13b": ToolFormat(
+        HunyuanParser, listed_calls.SECTION, starts=listed_calls.SECTION[:1], syntax=listed_calls.SECTION_SYNTAX
+    ),
+    "lfm2": ToolFormat(Lfm2Parser, Lfm2Parser.tags, starts=Lfm2Parser.tags[:1], syntax=tagged_pythonic.LFM2_SYNTAX),
+    "olmo3": ToolFormat(
+        Olmo3Parser, Olmo3Parser.tags, starts=Olmo3Parser.tags[:1], syntax=tagged_pythonic.OLMO3_SYNTAX
+    ),
 }
-# Aliases, and variants that differ in what models write.
+# Other names, and variants that differ in what models write.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     **_TOOL_FORMATS,
     "deepseek_v31": replace(_TOOL_FORMATS["deepseek_v3"], syntax=deepseek_v3.V31_SYNTAX),
     "glm47": replace(_TOOL_FORMATS["glm45"], syntax=glm45.syntax_of("")),
     "llama4_pythonic": _TOOL_FORMATS["pythonic"],
     "openai": _TOOL_FORMATS["gpt-oss"],
+    "ernie45": _TOOL_FORMATS["hermes"],
+    "granite4": _TOOL_FORMATS["hermes"],
+    "llama4_json": _TOOL_FORMATS["llama3_json"],
+    "step3p5": _TOOL_FORMATS["qwen3_coder"],
 }
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -163,8 +222,15 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "gpt-oss": _HARMONY_REASONING,
     "openai_gptoss": _HARMONY_REASONING,
     "deepseek_v3": _think(),
+    "deepseek_v4": _think(),
     "glm47": _think(),
     "nemotron_v3": _think(opened=True),
+    "step3": _think(opened=True),
+    "step3p5": _think(opened=True),
+    "olmo3": _think(opened=True),
+    "mimo": _think(),
+    "ernie45": _answered(True, ("<response>", "</response>")),
+    "hunyuan_a13b": _answered(False, ("<answer>", "</answer>")),
     "minimax_m2": _think(opened=True),
     "seed_oss": _think(tags=_SEED_THINK),
     "gemma4": ReasoningFormat(

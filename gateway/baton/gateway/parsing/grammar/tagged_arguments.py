@@ -44,7 +44,7 @@ def tagged_arguments(
     within each argument. `of_kinds` are the texts before strings and before other values, for tags that name the kind.
     """
     several = []
-    for name, schema, required in properties_of(tool):
+    for name, schema, required in properties_of(tool.parameters or {}, tool.parameters or {}):
         if name != name.strip() or any(char in name for char in "<>\n") or not name:
             raise Inexpressible(f"the name {name!r}")
         value = tagged_value(schema, tool.parameters or {}, stops, name)
@@ -61,7 +61,7 @@ def listed_arguments(
 ) -> Form | None:
     """Returns the form of JSON arguments with keys, or None without arguments. Raises Inexpressible."""
     several = []
-    for name, schema, required in properties_of(tool):
+    for name, schema, required in properties_of(tool.parameters or {}, tool.parameters or {}):
         if not is_key(name):
             raise Inexpressible(f"the name {name!r}")
         value = schema if isinstance(schema, Mapping) else {}
@@ -70,9 +70,9 @@ def listed_arguments(
     return members(several, separator) if several else None
 
 
-def properties_of(tool: Tool) -> list[tuple[str, Any, bool]]:
-    """Returns the tool's parameters: name, schema and whether it is required."""
-    schema = resolved(tool.parameters or {}, tool.parameters or {})
+def properties_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
+    """Returns an object's properties: name, schema and whether it is required. Raises Inexpressible."""
+    schema = resolved(schema, root)
     unknown = sorted(set(schema) - _OBJECT_KEYS)
     if unknown:
         raise Inexpressible(f"{unknown[0]} at the schema's top level")
@@ -107,7 +107,7 @@ def _branches(schema: Mapping[str, Any], root: Mapping[str, Any], name: str) -> 
         return [{"enum": [value]} for value in schema["enum"]]
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            _check_keys(schema, _ANNOTATIONS | {key, *_DEFINITIONS}, name)
+            check_keys(schema, frozenset((key,)), name)
             parts = [resolved(part, root) for part in schema[key] if isinstance(part, Mapping)]
             mixed = [part for part in parts if "string" in kinds_of(part, root) and kinds_of(part, root) != {"string"}]
             whole = [part for part in parts if part not in mixed]
@@ -121,7 +121,7 @@ def _branches(schema: Mapping[str, Any], root: Mapping[str, Any], name: str) -> 
 
 
 def _string_forms(schema: Mapping[str, Any], stops: Sequence[str], name: str, mixed: bool) -> list[Form]:
-    _check_keys(schema, _STRING_KEYS, name)
+    check_keys(schema, _STRING_KEYS, name)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         return _literals([value for value in values if isinstance(value, str)], stops, name, mixed)
@@ -187,7 +187,8 @@ def _with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dic
     return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
 
 
-def _check_keys(schema: Mapping[str, Any], allowed: frozenset[str] | set[str], name: str) -> None:
-    unknown = sorted(set(schema) - allowed)
+def check_keys(schema: Mapping[str, Any], allowed: frozenset[str], name: str) -> None:
+    """Raises Inexpressible if the schema of `name` has keys beside annotations, definitions and these."""
+    unknown = sorted(set(schema) - allowed - _ANNOTATIONS - set(_DEFINITIONS))
     if unknown:
         raise Inexpressible(f"{unknown[0]} of {name!r}")

@@ -38,7 +38,11 @@ class ThinkTagsParser(SteppingParser):
         if self._anywhere:
             while (yield from source.until(markers(self._start), self.out.content)):
                 yield from self._reasoning()
-        yield from source.everything(self.out.content)
+        yield from self.answer()
+
+    def answer(self) -> Steps[None]:
+        """Reads the rest, which is the answer."""
+        yield from self.source.everything(self.out.content)
 
     def _opening(self) -> Steps[None]:
         yield from self.source.skip_space()

@@ -6,8 +6,8 @@ import json
 import re
 
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
-from baton.gateway.parsing.grammar.forms import Form, const, either, member, members, sequence, text
-from baton.gateway.parsing.grammar.tagged_arguments import Inexpressible, properties_of, tagged_value
+from baton.gateway.parsing.grammar.forms import Form, const, either, sequence, text
+from baton.gateway.parsing.grammar.quoted_values import QuotedValues
 from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value, kinds_of
 from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
@@ -106,34 +106,20 @@ class Gemma4Parser(FunctionGemmaParser):
     quote = '<|"|>'
 
 
-def _syntax_of(parser: type[FunctionGemmaParser]) -> CallSyntax:
-    quote = parser.quote
+def _is_key(name: str) -> bool:
+    return _KEY.fullmatch(name) is not None
 
+
+def _syntax_of(parser: type[FunctionGemmaParser]) -> CallSyntax:
     def one(tool: Tool) -> Form:
         head, last = const(f"{_CALL}{tool.name}{{"), const(f"}}{parser.tags[1]}")
         if not tool.strict:
-            return sequence(head, text(special=(quote,)), last)
-        arguments = _arguments(tool, quote)
+            return sequence(head, text(special=(parser.quote,)), last)
+        schema = tool.parameters or {}
+        arguments = QuotedValues(parser.quote, _is_key, schema).members_of(schema)
         return sequence(*(part for part in (head, arguments, last) if part))
 
     return CallSyntax((Announced(parser.tags[:1], lambda tools: either(map(one, tools))),), separator="")
-
-
-def _arguments(tool: Tool, quote: str) -> Form | None:
-    root = tool.parameters or {}
-    several = []
-    for name, schema, required in properties_of(tool):
-        if _KEY.fullmatch(name) is None:
-            raise Inexpressible(f"the name {name!r}")
-        if kinds_of(schema, root) & {"object", "array"}:
-            raise Inexpressible(f"the type of {name!r}: lists and objects cannot be constrained in this format")
-        forms = []
-        for value in tagged_value(schema, root, (quote,), name):
-            plain = value["type"] == "json_schema"
-            parts = (const(f"{name}:"), value) if plain else (const(f"{name}:{quote}"), value, const(quote))
-            forms.append(sequence(*parts))
-        several.append(member(either(forms), required))
-    return members(several, ",") if several else None
 
 
 FUNCTION_GEMMA_SYNTAX = _syntax_of(FunctionGemmaParser)

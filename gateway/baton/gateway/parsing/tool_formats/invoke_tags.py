@@ -1,12 +1,14 @@
-"""MiniMax M2 and DeepSeek V3.2: <invoke name="f"><parameter name="k">v</parameter>...</invoke>, in a section.
+"""MiniMax M2, DeepSeek V3.2 and Step 3: <invoke name="f"><parameter name="k">v</parameter>...</invoke>, in a section.
 
-DeepSeek's tags have a prefix, and an attribute of each value marks text: string="true".
+DeepSeek's tags have a prefix, and an attribute of each value marks text: string="true". Step's have a prefix, and
+special tokens around each call.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, sequence, text
@@ -88,27 +90,80 @@ class DsmlParser(InvokeParser):
     section = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
 
 
-def _syntax_of(parser: type[InvokeParser], typed: bool) -> CallSyntax:
-    mark = parser.mark
+class DeepSeekV4Parser(DsmlParser):
+    """Parses the same in a section of another name."""
+
+    section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+
+
+class Step3Parser(InvokeParser):
+    """Parses <call>function<sep><steptml:invoke ...>...</steptml:invoke><end>."""
+
+    mark = "steptml:"
+    section = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
+    call, sep, end_call = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
+
+    def parse(self) -> Steps[None]:
+        stops = markers(*self.section, self.call, self._call_tag)
+        while marker := (yield from self.source.until(stops, self.out.content)):
+            if marker == self.call:
+                yield from self.attempt(self._framed(), marker)
+            elif marker == self._call_tag:
+                yield from self.attempt(self._call(), marker)
+
+    def _framed(self) -> Steps[None]:
+        source = self.source
+        yield from source.read_until(markers(self.sep))
+        yield from source.skip_space()
+        yield from source.expect(self._call_tag)
+        yield from self._call()
+        source.begin()
+        yield from source.skip_space()
+        yield from source.take(self.end_call)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a family writes between and around the tags."""
+
+    line_break: str = "\n"  # after an opening tag and after each value
+    typed: bool = False  # whether an attribute marks strings
+    frame: tuple[str, str, str] | None = None  # a call's begin (the trigger), what follows it, and the call's end
+    separator: str = "\n"  # between calls
+
+
+def _syntax_of(parser: type[InvokeParser], layout: _Layout = _Layout()) -> CallSyntax:
+    mark, line_break = parser.mark, layout.line_break
     end, stops = f"</{mark}parameter>", (f"</{mark}parameter>",)
+    trigger, after_trigger, after_call = layout.frame or (f"<{mark}invoke", "", "")
+    if layout.frame:
+        after_trigger += f"<{mark}invoke"
 
     def begin(key: str, string: str = "") -> str:
         return f'<{mark}parameter name="{key}"{string}>'
 
     def one(tool: Tool) -> Form:
-        head, last = const(f' name="{tool.name}">\n'), const(f"</{mark}invoke>")
+        head = const(f'{after_trigger} name="{tool.name}">{line_break}')
+        last = const(f"</{mark}invoke>{after_call}")
         if not tool.strict:
             return sequence(head, text(), last)
         of_kinds = (lambda key: begin(key, ' string="true"'), lambda key: begin(key, ' string="false"'))
-        arguments = tagged_arguments(tool, begin, end, stops, "\n", of_kinds if typed else None)
+        arguments = tagged_arguments(tool, begin, end, stops, line_break, of_kinds if layout.typed else None)
         return sequence(*(part for part in (head, arguments, last) if part))
 
     def calls(tools: Sequence[Tool]) -> Form:
         return either(map(one, tools))
 
-    section = (f"{parser.section[0]}\n", f"\n{parser.section[1]}")
-    return CallSyntax((Announced((f"<{mark}invoke",), calls),), neutral=parser.section, section=section)
+    section = (f"{parser.section[0]}{layout.separator}", f"{layout.separator}{parser.section[1]}")
+    return CallSyntax(
+        (Announced((trigger,), calls),), neutral=parser.section, section=section, separator=layout.separator
+    )
 
 
-MINIMAX_SYNTAX = _syntax_of(InvokeParser, typed=False)
-DSML_SYNTAX = _syntax_of(DsmlParser, typed=True)
+MINIMAX_SYNTAX = _syntax_of(InvokeParser)
+DSML_SYNTAX = _syntax_of(DsmlParser, _Layout(typed=True))
+DEEPSEEK_V4_SYNTAX = _syntax_of(DeepSeekV4Parser, _Layout(typed=True))
+STEP3_SYNTAX = _syntax_of(
+    Step3Parser,
+    _Layout("", frame=(Step3Parser.call, f"function{Step3Parser.sep}", Step3Parser.end_call), separator=""),
+)

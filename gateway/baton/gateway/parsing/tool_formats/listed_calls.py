@@ -1,4 +1,4 @@
-"""Granite, Phi 4 mini and xLAM: [{"name": "f", "arguments": {...}}, ...] after a mark, or as the whole output."""
+"""Granite, Phi 4 mini, xLAM, Jamba and Hunyuan: [{"name": "f", "arguments": {...}}, ...] after a mark or alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from baton.gateway.parsing.tool_formats.llama3_json import object_signs
 GRANITE_MARKS = ("<|tool_call|>", "<tool_call>")  # Granite 3.0; Granite 3.1 and later
 PHI_MARK = "functools"
 XLAM_MARKS = ("[TOOL_CALLS]", "<tool_call>")
-_CLOSE = "</tool_call>"
+SECTION = ("<tool_calls>", "</tool_calls>")  # Jamba and Hunyuan
+# Begins an answer in the templates of Hunyuan A13B: "assistant:".
+_HUNYUAN_LABEL = "助手："
 
 
 class _ListedCallsParser(ToolParser):
     marks: tuple[str, ...]
+    close_tag = "</tool_call>"
 
     def parse(self) -> Steps[None]:
         while mark := (yield from self.source.until(markers(*self.marks), self.out.content)):
@@ -29,7 +32,7 @@ class _ListedCallsParser(ToolParser):
     def _list(self) -> Steps[None]:
         yield from read_call_list(self.source, self.out)
         yield from self.source.skip_space()
-        yield from self.source.take(_CLOSE)
+        yield from self.source.take(self.close_tag)
 
 
 class GraniteParser(_ListedCallsParser):
@@ -54,6 +57,21 @@ class XlamParser(_ListedCallsParser):
         yield from super().parse()
 
 
+class JambaParser(_ListedCallsParser):
+    """Parses a list between <tool_calls> and </tool_calls>."""
+
+    marks = SECTION[:1]
+    close_tag = SECTION[1]
+
+
+class HunyuanParser(JambaParser):
+    """Parses the same, and drops the label before an answer."""
+
+    def parse(self) -> Steps[None]:
+        yield from self.source.take(_HUNYUAN_LABEL)
+        yield from super().parse()
+
+
 def _begin(name: str) -> str:
     return f'{{"name": {json.dumps(name)}, "arguments": '
 
@@ -75,6 +93,7 @@ def bare_list(tools: Sequence[Tool]) -> Form:
 
 GRANITE_SYNTAX = CallSyntax((Announced(GRANITE_MARKS, call_list),))
 PHI_SYNTAX = CallSyntax((Announced((PHI_MARK,), call_list),))
+SECTION_SYNTAX = CallSyntax((Announced(SECTION[:1], lambda tools: sequence(call_list(tools), const(SECTION[1]))),))
 XLAM_SYNTAX = CallSyntax(
     (Announced(XLAM_MARKS, call_list),), BareCalls(bare_list, lambda tools: rf"\s*\[{object_signs(tools)}")
 )

@@ -9,16 +9,12 @@ from typing import Any
 from baton.gateway.parsing.grammar.call_syntax import BareCalls, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, regex, repeat, sequence, spaced
 from baton.gateway.parsing.grammar.tagged_arguments import listed_arguments
-from baton.gateway.parsing.reading.arguments import ArgumentsWriter
-from baton.gateway.parsing.reading.python_literal import read_python_literal
-from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps
+from baton.gateway.parsing.reading.python_call import KEY, read_python_call
+from baton.gateway.parsing.reading.source import Steps
 from baton.gateway.parsing.reading.text_parser import ToolParser
 from baton.gateway.parsing.tool import Tool
 
 START, END = "<|python_start|>", "<|python_end|>"
-
-_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_KEY = re.compile(r"[A-Za-z_]\w*")
 
 
 def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -29,20 +25,20 @@ def bare_start(tools: Sequence[Tool]) -> dict[str, Any]:
     return {"type": "sequence", "elements": [bracket, {"type": "or", "elements": names}, paren]}
 
 
-def _call(tool: Tool, begin: Form) -> Form:
+def call_form(tool: Tool, begin: Form) -> Form:
     """Returns the form of one call. JSON's literals are parsed like Python's."""
     if tool.strict and tool.parameters is not None:
-        arguments = listed_arguments(tool, lambda key: f"{key}=", ", ", lambda key: _KEY.fullmatch(key) is not None)
+        arguments = listed_arguments(tool, lambda key: f"{key}=", ", ", lambda key: KEY.fullmatch(key) is not None)
         return sequence(*(part for part in (begin, arguments, const(")")) if part))
-    several = repeat(sequence(regex(_KEY.pattern), const("="), json_of({})), ", ", optional=True)
+    several = repeat(sequence(regex(KEY.pattern), const("="), json_of({})), ", ", optional=True)
     return sequence(begin, several, const(")"))
 
 
 def _list(tools: Sequence[Tool]) -> Form:
     # A list's beginning is one lexeme with its first function's name; otherwise it would match free text.
-    more = repeat(either(_call(tool, const(f", {tool.name}(")) for tool in tools), optional=True)
-    calls = sequence(either(_call(tool, spaced(f"[{tool.name}(")) for tool in tools), more, const("]"))
-    tagged = sequence(either(_call(tool, const(f"{START}[{tool.name}(")) for tool in tools), more, const(f"]{END}"))
+    more = repeat(either(call_form(tool, const(f", {tool.name}(")) for tool in tools), optional=True)
+    calls = sequence(either(call_form(tool, spaced(f"[{tool.name}(")) for tool in tools), more, const("]"))
+    tagged = sequence(either(call_form(tool, const(f"{START}[{tool.name}(")) for tool in tools), more, const(f"]{END}"))
     return either([calls, tagged])
 
 
@@ -69,40 +65,10 @@ class PythonicParser(ToolParser):
         yield from source.skip_space()
         yield from source.expect("[")
         while True:
-            yield from self._call()
+            yield from read_python_call(source, self.out, self.tools.__contains__)
             source.begin()
             yield from source.skip_space()
             if (yield from source.expect(",", "]")) == "]":
                 break
         yield from source.skip_space()
         yield from source.take(END)
-
-    def _call(self) -> Steps[None]:
-        source, out = self.source, self.out
-        yield from source.skip_space()
-        name = yield from source.read_pattern(_NAME)
-        yield from source.skip_space()
-        yield from source.expect("(")
-        if name not in self.tools:
-            raise Malformed
-        source.commit()
-        out.start(name)
-        arguments = ArgumentsWriter(out, None)
-        while True:
-            source.begin(MAX_VALUE_CHARS)
-            yield from source.skip_space()
-            if (yield from source.take(")")):
-                break
-            key = yield from source.read_pattern(_KEY)
-            yield from source.skip_space()
-            yield from source.expect("=")
-            value = yield from read_python_literal(source)
-            yield from source.skip_space()
-            stop = yield from source.expect(",", ")")
-            source.commit()
-            arguments.add(key, value)
-            if stop == ")":
-                break
-        source.commit()
-        arguments.close()
-        out.end()
