@@ -95,6 +95,14 @@ class WorkerConfig:
             "choices": ("auto", "baton", "transformers"),
         },
     )
+    convert: str = field(
+        default="auto",
+        metadata={
+            "help": "What the model makes of a text. embed: embeddings; classify: scores of classes; none: tokens; "
+            "auto: what its architecture and its modules.json say.",
+            "choices": ("auto", "none", "embed", "classify"),
+        },
+    )
     dtype: str = field(
         default="auto",
         metadata={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NewType, overload
+from typing import NewType, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,47 @@ class HeadKind(enum.Enum):
     """What a request's result is made of: the part of a model behind its last hidden states."""
 
     GENERATE = "generate"  # tokens
+    POOL = "pool"  # vectors: embeddings, or scores of classes
+
+
+class PoolingTask(enum.Enum):
+    """What a request to the head POOL returns; mirrors baton.v1.PoolingTask."""
+
+    EMBED = "embed"  # one vector of the text
+    CLASSIFY = "classify"  # the scores of the model's classes for the text
+    TOKEN_EMBED = "token_embed"  # a vector of each token
+    TOKEN_CLASSIFY = "token_classify"  # the scores of the model's classes for each token
+
+    @property
+    def by_token(self) -> bool:
+        """Whether there is a vector for each token, and not one for the text."""
+        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """What a request to the head POOL asks for, with every value resolved."""
+
+    task: PoolingTask
+    dimensions: int = 0  # the first values of each embedding that are kept; 0: all
+    activation: bool = True  # embeddings are normalized, scores become probabilities, where the model does that
+    second_text_start: int = 0  # the token at which the second text of a pair begins; 0: there is one text
+    reads_all: bool = False  # needs the hidden states of all tokens, so none are taken from the cache
+
+
+class Pooler(Protocol):
+    """The properties of a model's pooler that the engine and the contract use."""
+
+    @property
+    def tasks(self) -> tuple[PoolingTask, ...]:
+        """What requests may ask for."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; empty: it makes embeddings."""
+
+    def reads_all(self, task: PoolingTask) -> bool:
+        """Whether a request needs the hidden states of all tokens, so that none are taken from a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +138,7 @@ class ModelSpec:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)
+    pooler: Pooler | None = None  # of the head POOL
 
 
 class Tier(enum.Enum):
@@ -215,6 +257,7 @@ class RowInit:
     token_ids: Int32  # all known so far: the prompt, and the output after a preemption or failover; never changed
     num_prompt_tokens: int  # the prompt's part of token_ids; the rest counts as output in penalties and noise positions
     sampling: SamplingParams
+    pooling: PoolingParams | None = None  # of a request to the head POOL
 
 
 @dataclass(slots=True)
@@ -271,6 +314,9 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
     # By index into the plan's rows: the first prompt position, and the log-probabilities from there on.
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
+    # By index into the plan's rows, of a step of the head POOL: [vectors, values], as soon as the row's last token is
+    # computed. `counts` are 0 then.
+    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     seconds: float = 0.0  # device time
     idle_seconds: float | None = None  # of the device before the step; None: unknown
 
@@ -308,6 +354,7 @@ class Request:
     num_prefill_cached_tokens: int = 0  # tokens that the prefill worker had cached; set by the hand-over
     transfer: TransferTimes | None = None  # of the KV that a prefill worker sent; set by the hand-over
     head: HeadKind = HeadKind.GENERATE
+    pooling: PoolingParams | None = None  # with the head POOL: it ends with its prompt's last token
     constraint: Constraint | None = None  # of the whole output, including its part in token_ids
     tenant: str = ""  # charged for its compilation; empty: unknown
 

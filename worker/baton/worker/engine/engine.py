@@ -100,7 +100,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Accepts a request. Raises InvalidRequest if it can never run, NoCapacity if the queue is full."""
         block_size, model = self._executor.kv_spec.block_size, self._executor.model
-        check_head(request, model.heads)
+        check_head(request, model)
         check_request(
             request,
             model.vocab_size,
@@ -318,7 +318,8 @@ class Engine:
         self._num_submitted += 1
         stop = request.stop
         longest = request.num_prompt_tokens + stop.max_tokens
-        limit = len(request.token_ids) + 1 if request.prefill_only else min(longest, self.max_model_len)
+        ends_with_prompt = request.prefill_only or request.pooling is not None
+        limit = len(request.token_ids) + 1 if ends_with_prompt else min(longest, self.max_model_len)
         # Requests that have produced tokens are ranked before those that have not begun.
         begun = not request.prefill_only and len(request.token_ids) > request.num_prompt_tokens
         arrival = request.arrival - _BEGUN_AHEAD_SECONDS if begun else request.arrival

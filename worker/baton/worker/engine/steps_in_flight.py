@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError, NoCapacity, ServiceError
-from baton.worker.core import StepResult, TokenLogprobs
+from baton.worker.core import FinishReason, StepResult, TokenLogprobs
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.step_limits import Shape, StepLimits, shape_of
 from baton.worker.executors.base import DeviceLost, Executor
@@ -200,13 +201,23 @@ class StepsInFlight:
             if state.request.prefill_only:
                 computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
                 self._requests.outputs.prefill_progress.append((state.request, computed))
-            if counts[index]:
+            if index in result.pooled:
+                self._end_pooled(state, result.pooled[index], now)
+            elif counts[index]:
                 if state.first_token is None:
                     state.first_token = now
                 self._append_sampled(state, token_ids[place], result.logprobs.get(place))
                 place += 1
         if self._grammars is not None:
             self._grammars.send()
+
+    def _end_pooled(self, state: RequestState, vectors: NDArray[np.float32], now: float) -> None:
+        if not np.isfinite(vectors).all():
+            self._requests.fail(state, InternalError("the model computed values that are not finite numbers"))
+            return
+        state.first_token = now
+        self._requests.outputs.pooled.append((state.request, vectors))
+        self._requests.finish(state, FinishReason.STOP)
 
     def _append_sampled(self, state: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
         if state.phase is Phase.DONE:

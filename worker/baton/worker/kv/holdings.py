@@ -118,7 +118,8 @@ class Holdings:
 
         The last known token is computed even if all are cached: it yields the next.
         """
-        if state.request.sampling.prompt_logprobs is not None:
+        request = state.request
+        if request.sampling.prompt_logprobs is not None or (request.pooling is not None and request.pooling.reads_all):
             return 0
         return (len(state.token_ids) - 1) // self.block_size
 

@@ -8,6 +8,7 @@ from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import LayerSpec, NormSpec
 from baton.worker.models.names import TensorNames
+from baton.worker.models.pooling.spec import Pick, PoolerSpec
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 
 
@@ -32,6 +33,8 @@ class ModelConfig:
     logits_soft_cap: float = 0.0  # logits are soft_cap * tanh(logit / soft_cap); 0: not capped
     learned_positions: bool = False  # the checkpoint has an embedding for each position
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use
+    pooler: PoolerSpec | None = None  # of the head POOL
+    default_pick: Pick = "last"  # of a model that pools and does not say what
     # If Transformers computes the layers, whose specs then describe their attention alone; None: a family of ours.
     transformers: TransformersSpec | None = None
 
@@ -97,5 +100,6 @@ class ModelConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that the positions support, with extended RoPE."""
-        return max(self.max_position_embeddings, *(rope.extended_length for rope in self.ropes))
+        """Tokens that the positions support, with extended RoPE, and the pooler takes."""
+        longest = max(self.max_position_embeddings, *(rope.extended_length for rope in self.ropes))
+        return min(longest, self.pooler.max_tokens) if self.pooler and self.pooler.max_tokens else longest

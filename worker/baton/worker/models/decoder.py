@@ -13,6 +13,7 @@ from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
+from torch.nn import functional
 
 from baton.worker.layers.attention import Attention
 from baton.worker.layers.device import Device
@@ -22,6 +23,7 @@ from baton.worker.layers.mlp import Mlp, MlpWeights
 from baton.worker.layers.norm import norm_of
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.pooling.spec import Squash
 from baton.worker.models.weights import ModelWeights
 from baton.worker.quantization.neighbours import Stream
 
@@ -115,6 +117,8 @@ class Decoder(Generic[S]):
         ]
         self._norm = norm_of(weights.norm, config.norm)
         self._lm_head = Linear(weights.lm_head, device)
+        dense = () if config.pooler is None else config.pooler.dense
+        self._dense = [(spec, Linear(each, device)) for spec, each in zip(dense, weights.dense, strict=True)]
 
     @property
     def num_segments(self) -> int:
@@ -161,6 +165,16 @@ class Decoder(Generic[S]):
             logits.div_(divisor)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Returns the final norm of rows that `forward` returned."""
+        return hidden if self._norm is None else self._norm.apply(hidden, self._device.kernels)
+
+    def pooled(self, vectors: Tensor) -> Tensor:
+        """Returns the pooler's linears of vectors [num_vectors, hidden_size]."""
+        for spec, linear in self._dense:
+            vectors = squashed(linear.multiply(vectors), spec.squash)
+        return vectors
+
     def _embedded(self, step: S, buffers: Buffers | None) -> Stream:
         embedded = self._device.embed(self._weights.embed, step)
         if self._config.embedding_scale != 1:
@@ -170,6 +184,19 @@ class Decoder(Generic[S]):
         if buffers is None:
             return Stream(embedded, fuse_norms=step.fuse_norms)
         return Stream(buffers.residual.copy_(embedded))
+
+
+def squashed(x: Tensor, squash: Squash) -> Tensor:
+    """Returns the activation behind a pooler's linear."""
+    match squash:
+        case "tanh":
+            return x.tanh_()
+        case "relu":
+            return x.relu_()
+        case "gelu":
+            return functional.gelu(x)
+        case _:
+            return x
 
 
 def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, norm: NormSpec, device: Device[S]) -> Mlp | Experts:

@@ -47,6 +47,12 @@ class Model(Protocol[S]):
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns the logits [num_rows, vocab_size] of rows that `forward` returned."""
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Returns the last hidden states of rows that `forward` returned, as the model's own code has them."""
+
+    def pooled(self, vectors: Tensor) -> Tensor:
+        """Returns the pooler's linears of vectors [num_vectors, hidden_size]."""
+
 
 def make_model(config: ModelConfig, weights: Weights, device: Device[S]) -> Model[S]:
     """Returns the model that computes a config."""

@@ -27,6 +27,7 @@ class ModelWeights:
     norm: Tensor  # [hidden_size]; all norms of a model with biases are [2, hidden_size]: weights, biases
     lm_head: LinearWeights  # [vocab_size, hidden_size]; shares the memory of `embed` if tied
     positions: Tensor | None = None  # [max_position_embeddings, hidden_size]
+    dense: tuple[LinearWeights, ...] = ()  # of the pooler, in its order
 
     @property
     def num_bytes(self) -> int:

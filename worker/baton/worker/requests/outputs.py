@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
 from baton.worker.requests.histogram import STEP_TOKENS, Histogram
@@ -98,6 +101,7 @@ class StepOutputs:
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index into token_ids
     prompt_logprobs: list[tuple[Request, int, list[TokenLogprobs]]] = field(default_factory=list)  # first place in it
+    pooled: list[tuple[Request, NDArray[np.float32]]] = field(default_factory=list)  # [vectors, values] each
     finishes: list[Finish] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     prefill_wanted: list[PrefillWanted] = field(default_factory=list)
@@ -114,6 +118,7 @@ class StepOutputs:
         return bool(
             self.token_ids
             or self.prompt_logprobs
+            or self.pooled
             or self.finishes
             or self.failures
             or self.prefill_wanted

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
 from baton.rpc.block_hash import HASH_BYTES
 from baton.rpc.errors import InvalidRequest, Unsupported
-from baton.worker.core import HeadKind, Int32, Request
+from baton.worker.core import Int32, ModelSpec, Request
 from baton.worker.requests.state import num_blocks_for
 
 
@@ -20,11 +18,12 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, num_blo
             f"the prompt has {request.num_prompt_tokens} of {num_tokens} tokens; it needs at least 1",
             field="prompt_token_ids",
         )
-    if num_tokens >= max_model_len:
+    most = max_model_len if request.pooling is not None else max_model_len - 1  # one for the output
+    if num_tokens > most:
         needed = num_blocks_for(num_tokens, block_size)
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens and needs {needed} blocks of {block_size}; this worker takes at most "
-            f"{max_model_len - 1} (its limit is {max_model_len} tokens with the output, its pool {num_blocks} blocks)",
+            f"{most} (its limit is {max_model_len} tokens with the output, its pool {num_blocks} blocks)",
             field="prompt_token_ids",
         )
     check_token_ids(request.token_ids.array(), vocab_size, "prompt_token_ids")
@@ -36,11 +35,15 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, num_blo
         )
 
 
-def check_head(request: Request, heads: Collection[HeadKind]) -> None:
-    """Raises Unsupported where the model has no such head."""
-    if request.head not in heads:
-        names = ", ".join(head.value for head in heads) or "none"
+def check_head(request: Request, model: ModelSpec) -> None:
+    """Raises Unsupported where the model has no such head, or its head no such task."""
+    if request.head not in model.heads:
+        names = ", ".join(head.value for head in model.heads) or "none"
         raise Unsupported(f"this model has no head {request.head.value}; its heads: {names}", field="model")
+    tasks = () if model.pooler is None else model.pooler.tasks
+    if request.pooling is not None and request.pooling.task not in tasks:
+        names = ", ".join(task.value for task in tasks)
+        raise Unsupported(f"this model has no task {request.pooling.task.value}; its tasks: {names}", field="model")
 
 
 def check_token_ids(token_ids: Int32, vocab_size: int, field: str) -> None:

@@ -161,7 +161,9 @@ class Admissions:
             state.started = self._clock()
         row = self._batch.add(state, num_computed, len(state.block_ids) * self._holdings.block_size)
         request = state.request
-        draft.admitted[row] = RowInit(row, request.token_ids.array(), request.num_prompt_tokens, request.sampling)
+        draft.admitted[row] = RowInit(
+            row, request.token_ids.array(), request.num_prompt_tokens, request.sampling, request.pooling
+        )
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:
             draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, draft.step)

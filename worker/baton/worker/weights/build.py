@@ -79,7 +79,15 @@ def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     positions = None
     if config.learned_positions:
         positions = maker.tensor(f"{names.positions}.weight", (config.max_position_embeddings, hidden))
-    return ModelWeights(embed, layers, _norm(maker, names.norm, (hidden,), config.norm), lm_head, positions)
+    norm = _norm(maker, names.norm, (hidden,), config.norm)
+    return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker))
+
+
+def _dense(config: ModelConfig, maker: Allocator) -> tuple[LinearWeights, ...]:
+    specs = () if config.pooler is None else config.pooler.dense
+    return tuple(
+        maker.linear(LinearShape([Part(spec.name, spec.out_features)], spec.in_features, spec.bias)) for spec in specs
+    )
 
 
 def _norm(maker: Allocator, name: str, shape: tuple[int, ...], norm: NormSpec) -> Tensor:

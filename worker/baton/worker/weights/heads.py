@@ -13,7 +13,7 @@ _SAMPLE_BYTES = 4096
 
 def with_true_head(config: ModelConfig, checkpoint: Tensors) -> ModelConfig:
     """Returns the config with a head of its own if the checkpoint has one that differs from a tied embedding."""
-    if not config.tie_embeddings:
+    if not config.tie_embeddings or config.pooler is not None:
         return config
     embed, head = _name(config, checkpoint, config.names.embed), _name(config, checkpoint, config.names.lm_head)
     if not embed or not head or _are_equal(checkpoint, embed, head):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from baton.rpc.errors import Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
+from baton.worker.models.pooling.reading import with_pooler
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
+from baton.worker.models.supported.families import read_folder
 from baton.worker.weights.build import dummy_weights, weight_bytes
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
 from baton.worker.weights.files.formats import open_tensors
@@ -50,6 +53,7 @@ class ModelOptions:
     implementation: str = "auto"  # or baton, transformers
     # The longest sequence that is served, which some kinds of RoPE depend on. 0: the model's own limit.
     max_model_len: int = 0
+    convert: str = "auto"  # see baton.worker.models.pooling.reading.CONVERSIONS
 
 
 _NO_OPTIONS = ModelOptions()
@@ -57,7 +61,9 @@ _NO_OPTIONS = ModelOptions()
 
 def model_options(config: WorkerConfig) -> ModelOptions:
     """Returns the options of a worker's settings."""
-    return ModelOptions(config.revision, config.config_overrides, config.model_impl, max(0, config.max_model_len))
+    return ModelOptions(
+        config.revision, config.config_overrides, config.model_impl, max(0, config.max_model_len), config.convert
+    )
 
 
 def other_options(options: ModelOptions, longest: int, *, is_same: bool) -> ModelOptions:
@@ -73,11 +79,16 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
             length
         )
     folder = resolve_model(model, options.revision)
-    config = load_config(folder, options.implementation, options.overrides).at_length(length)
+    config = _read_folder(folder, options)
     if load_format == "dummy" or not config.tie_embeddings or config.transformers is not None:
         return config
     with open_tensors(folder) as checkpoint:
         return with_true_head(config, checkpoint)
+
+
+def _read_folder(folder: Path, options: ModelOptions) -> ModelConfig:
+    config = load_config(folder, options.implementation, options.overrides)
+    return with_pooler(config, folder, read_folder(folder), options.convert).at_length(options.max_model_len)
 
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:
@@ -119,7 +130,7 @@ def load_model(
     else:
         folder = resolve_model(model, options.revision)
         commit = commit_of(folder)
-        config = load_config(folder, options.implementation, options.overrides).at_length(options.max_model_len)
+        config = _read_folder(folder, options)
         with open_tensors(folder) as checkpoint:
             filled = _load(config, checkpoint, dtype, device)
             read = f", {filled.streamed}" if filled.streamed.num_bytes else ""

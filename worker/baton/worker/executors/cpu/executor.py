@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, weight_formats
-from baton.worker.executors.cpu.generate_head import GenerateHead, Undrawn
+from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import make_step_inputs
 from baton.worker.executors.device_limits import with_device_limits
@@ -30,9 +30,11 @@ from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.host.resources import usable_cores, usable_memory
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
+from baton.worker.executors.pool_head import PoolHead
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
@@ -47,7 +49,6 @@ from baton.worker.weights.loading import (
 )
 from baton.worker.weights.tensor_update import TensorUpdate
 
-_HEADS = {HeadKind.GENERATE: GenerateHead}
 _MOST_DEFAULT_KV_BYTES = 4 << 30
 _KV_SHARE_OF_MEMORY = 10
 
@@ -57,7 +58,7 @@ class _Launched:
     """A step that is computed but not sampled."""
 
     plan: StepPlan
-    undrawn: Undrawn | None  # None: the step has no rows
+    undrawn: Any  # what the head computed; None: the step has no rows
     started: float
     idle_seconds: float | None
 
@@ -86,7 +87,12 @@ class CpuExecutor:
         max_model_len = fitting_model_len(config.max_model_len, limit, capacity)
         self._longest = wanted_model_len(config.max_model_len, limit)  # which RoPE may depend on
         self.model = ModelSpec(
-            loaded.digest, loaded.config.vocab_size, max_model_len, loaded.config.eos_token_ids, loaded.config.heads
+            loaded.digest,
+            loaded.config.vocab_size,
+            max_model_len,
+            loaded.config.eos_token_ids,
+            loaded.config.heads,
+            loaded.config.pooler,
         )
         self._layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
@@ -95,10 +101,9 @@ class CpuExecutor:
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
         self._scratch = Scratch(self._memory.tensors[0])
         longest = min(max_model_len, capacity)
-        self._rows = Rows(config.max_num_requests, longest, config.block_size, self._memory.null_block)
-        self._heads: dict[HeadKind, Head[StepInputs, Undrawn, StepResult]] = {
-            kind: _HEADS[kind](self._rows, config.max_num_requests, loaded.config) for kind in self.model.heads
-        }
+        self._num_rows = config.max_num_requests
+        self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block)
+        self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin)
         self._decoder: Model[StepInputs] | None = make_model(loaded.config, loaded.weights, self._device)
@@ -205,6 +210,13 @@ class CpuExecutor:
         if new is not None:
             self.use_weights(new)
 
+    def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[StepInputs, Any, StepResult]:
+        num_rows = self._num_rows
+        if kind is HeadKind.GENERATE:
+            return GenerateHead(self._rows, num_rows, config)
+        assert config.pooler is not None, "configs with this head have one"
+        return PoolHead(config.pooler, config.hidden_size, num_rows, torch.device("cpu"))
+
     def _apply(self, plan: StepPlan) -> None:
         for init in plan.admitted:
             self._rows.admit(init)
@@ -213,7 +225,7 @@ class CpuExecutor:
         for row, block_ids in plan.new_blocks:
             self._rows.add_blocks(row, block_ids)
 
-    def _compute(self, plan: StepPlan) -> Undrawn:
+    def _compute(self, plan: StepPlan) -> Any:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensors[0], self._scratch)

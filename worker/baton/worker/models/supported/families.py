@@ -12,6 +12,7 @@ from typing import Any
 
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields, read_json
+from baton.worker.models.pooling.names import Purpose, base_name, purpose_of
 from baton.worker.models.reading import Family
 
 CONFIG_FILE = "config.json"
@@ -66,6 +67,7 @@ def _family(module: str) -> Family:
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in map(_family, _MODULES + _WITH_EXPERTS)}
 _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
 _BY_FORMER_NAME = {family.former_name: family.architecture for family in FAMILIES.values() if family.former_name}
+_BY_BASE = {base_name(name): name for name in FAMILIES}
 _HEADS = re.compile(r"For[A-Z]\w+$|LMHeadModel$")  # what names of architectures end with
 
 
@@ -83,7 +85,10 @@ def family_of(fields: Fields) -> Family | None:
     """Returns the family of a config.json; None if its architecture has none."""
     names = fields.raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(fields.raw.get("model_type")))
-    return FAMILIES.get(_BY_FORMER_NAME.get(str(name), str(name)))
+    name = _BY_FORMER_NAME.get(str(name), str(name))
+    if name not in FAMILIES and purpose_of(fields) is not Purpose.GENERATE:
+        name = _BY_BASE.get(base_name(name), name)  # the same layers under another head
+    return FAMILIES.get(name)
 
 
 def read_by(family: Family, fields: Fields) -> ModelConfig:

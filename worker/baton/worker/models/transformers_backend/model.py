@@ -67,6 +67,14 @@ class TransformersModel(Generic[S]):
         logits = self._head.logits(hidden)
         return logits if out is None else out.copy_(logits)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Returns the rows themselves: the body ends with its norm."""
+        return hidden
+
+    def pooled(self, vectors: Tensor) -> Tensor:
+        """Returns the vectors themselves: models with linears behind them have families of ours."""
+        return vectors
+
     def _bind_attention(self) -> None:
         config, spec = self._config, self._spec
         sinks = [self._module.get_parameter(name) for name in spec.sinks] or [None] * config.num_layers

@@ -1,0 +1,48 @@
+"""What architectures' names say of a model's purpose."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from baton.worker.models.fields import Fields
+
+
+class Purpose(enum.Enum):
+    """What a checkpoint was trained for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+    TOKEN_CLASSIFY = "token_classify"
+
+    @property
+    def classifies(self) -> bool:
+        return self in (Purpose.CLASSIFY, Purpose.TOKEN_CLASSIFY)
+
+
+_ENDINGS = {
+    "ForSequenceClassification": Purpose.CLASSIFY,
+    "ForTokenClassification": Purpose.TOKEN_CLASSIFY,
+    "Model": Purpose.EMBED,
+}
+_OTHER_ENDINGS = re.compile(r"(LMHeadModel|For[A-Z]\w+)$")
+
+
+def purpose_of(fields: Fields) -> Purpose:
+    """Returns the purpose that the architecture's name states."""
+    name = _architecture(fields)
+    if name.endswith("LMHeadModel"):
+        return Purpose.GENERATE
+    return next((purpose for ending, purpose in _ENDINGS.items() if name.endswith(ending)), Purpose.GENERATE)
+
+
+def base_name(architecture: str) -> str:
+    """Returns the name without what it states about the purpose: Qwen3 of Qwen3Model."""
+    base = _OTHER_ENDINGS.sub("", architecture)
+    return base.removesuffix("Model")
+
+
+def _architecture(fields: Fields) -> str:
+    names = fields.raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
