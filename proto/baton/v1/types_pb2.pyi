@@ -101,6 +101,36 @@ PHASE_TRANSFER: Phase.ValueType  # 5
 PHASE_DECODE: Phase.ValueType  # 6
 global___Phase = Phase
 
+class _PoolingTask:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PoolingTaskEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PoolingTask.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    POOLING_TASK_UNSPECIFIED: _PoolingTask.ValueType  # 0
+    POOLING_TASK_EMBED: _PoolingTask.ValueType  # 1
+    """One embedding of the text."""
+    POOLING_TASK_CLASSIFY: _PoolingTask.ValueType  # 2
+    """The scores of the model's classes for the text."""
+    POOLING_TASK_TOKEN_EMBED: _PoolingTask.ValueType  # 3
+    """An embedding of each token."""
+    POOLING_TASK_TOKEN_CLASSIFY: _PoolingTask.ValueType  # 4
+    """The scores of the model's classes for each token."""
+
+class PoolingTask(_PoolingTask, metaclass=_PoolingTaskEnumTypeWrapper):
+    """What a request to a model that pools asks for."""
+
+POOLING_TASK_UNSPECIFIED: PoolingTask.ValueType  # 0
+POOLING_TASK_EMBED: PoolingTask.ValueType  # 1
+"""One embedding of the text."""
+POOLING_TASK_CLASSIFY: PoolingTask.ValueType  # 2
+"""The scores of the model's classes for the text."""
+POOLING_TASK_TOKEN_EMBED: PoolingTask.ValueType  # 3
+"""An embedding of each token."""
+POOLING_TASK_TOKEN_CLASSIFY: PoolingTask.ValueType  # 4
+"""The scores of the model's classes for each token."""
+global___PoolingTask = PoolingTask
+
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
     """Parameters for drawing the next token. Every unset field has the value of the model's generation
@@ -552,6 +582,7 @@ class ModelInfo(google.protobuf.message.Message):
     VOCAB_SIZE_FIELD_NUMBER: builtins.int
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    POOLER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name that clients use."""
     digest: builtins.bytes
@@ -565,6 +596,10 @@ class ModelInfo(google.protobuf.message.Message):
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """End the generation unless ignore_eos."""
 
+    @property
+    def pooler(self) -> global___PoolerInfo:
+        """What the model makes of a text in place of tokens. Unset: it generates tokens."""
+
     def __init__(
         self,
         *,
@@ -574,10 +609,85 @@ class ModelInfo(google.protobuf.message.Message):
         vocab_size: builtins.int = ...,
         block_size: builtins.int = ...,
         eos_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        pooler: global___PoolerInfo | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["pooler", b"pooler"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "pooler", b"pooler", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___ModelInfo = ModelInfo
+
+@typing.final
+class PoolerInfo(google.protobuf.message.Message):
+    """The pooler of a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    NORMALIZED_FIELD_NUMBER: builtins.int
+    CUTTABLE_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    TAKES_PAIRS_FIELD_NUMBER: builtins.int
+    width: builtins.int
+    """Values of an embedding, or number of classes."""
+    normalized: builtins.bool
+    """Embeddings have length 1."""
+    cuttable: builtins.bool
+    """Embeddings may be cut to fewer values, and to which; empty: to any."""
+    takes_pairs: builtins.bool
+    """A text may be a pair of two."""
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___PoolingTask.ValueType]: ...
+    @property
+    def dimensions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The names of the classes."""
+
+    def __init__(
+        self,
+        *,
+        tasks: collections.abc.Iterable[global___PoolingTask.ValueType] | None = ...,
+        width: builtins.int = ...,
+        normalized: builtins.bool = ...,
+        cuttable: builtins.bool = ...,
+        dimensions: collections.abc.Iterable[builtins.int] | None = ...,
+        labels: collections.abc.Iterable[builtins.str] | None = ...,
+        takes_pairs: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cuttable", b"cuttable", "dimensions", b"dimensions", "labels", b"labels", "normalized", b"normalized", "takes_pairs", b"takes_pairs", "tasks", b"tasks", "width", b"width"]) -> None: ...
+
+global___PoolerInfo = PoolerInfo
+
+@typing.final
+class PoolingParams(google.protobuf.message.Message):
+    """What a request to a model that pools asks for, with every value resolved."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    RAW_FIELD_NUMBER: builtins.int
+    SECOND_TEXT_START_FIELD_NUMBER: builtins.int
+    task: global___PoolingTask.ValueType
+    dimensions: builtins.int
+    """The first values of each embedding that are kept. 0: all."""
+    raw: builtins.bool
+    """Without the model's normalization of embeddings, or the activation that makes scores probabilities."""
+    second_text_start: builtins.int
+    """The token at which the second text of a pair begins. 0: there is one text."""
+    def __init__(
+        self,
+        *,
+        task: global___PoolingTask.ValueType = ...,
+        dimensions: builtins.int = ...,
+        raw: builtins.bool = ...,
+        second_text_start: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dimensions", b"dimensions", "raw", b"raw", "second_text_start", b"second_text_start", "task", b"task"]) -> None: ...
+
+global___PoolingParams = PoolingParams
 
 @typing.final
 class Endpoint(google.protobuf.message.Message):

@@ -64,6 +64,7 @@ class SubmitRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
     slot: builtins.int
     """Names the request on this stream. May be used again after its finish or failure."""
     request_id: builtins.str
@@ -104,6 +105,12 @@ class SubmitRequest(google.protobuf.message.Message):
         be compiled within bounds.
         """
 
+    @property
+    def pooling(self) -> baton.v1.types_pb2.PoolingParams:
+        """Of a model that pools: the request ends with its prompt, and has vectors in place of tokens. `sampling`, `stop` and
+        `constraint` are unset then. FAILED_PRECONDITION: the model has no such task.
+        """
+
     def __init__(
         self,
         *,
@@ -121,9 +128,10 @@ class SubmitRequest(google.protobuf.message.Message):
         tenant: builtins.str = ...,
         traceparent: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
+        pooling: baton.v1.types_pb2.PoolingParams | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
@@ -172,6 +180,7 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     WAITING_SLOTS_FIELD_NUMBER: builtins.int
     STARTED_SLOTS_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    POOLED_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The engine's step count: the same on all streams. Grows, except after first tokens that were sent early."""
     pong: builtins.int
@@ -223,6 +232,8 @@ class GenerateStreamResponse(google.protobuf.message.Message):
     def started_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Slots of earlier waiting_slots whose requests are computed from now on. Sent before the step is launched."""
 
+    @property
+    def pooled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotPooled]: ...
     def __init__(
         self,
         *,
@@ -240,8 +251,9 @@ class GenerateStreamResponse(google.protobuf.message.Message):
         waiting_slots: collections.abc.Iterable[builtins.int] | None = ...,
         started_slots: collections.abc.Iterable[builtins.int] | None = ...,
         progress: builtins.int = ...,
+        pooled: collections.abc.Iterable[global___SlotPooled] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "started_slots", b"started_slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids", "waiting_slots", b"waiting_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failures", b"failures", "finishes", b"finishes", "logprobs", b"logprobs", "peer_losses", b"peer_losses", "pong", b"pong", "pooled", b"pooled", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs", "slots", b"slots", "stalled", b"stalled", "started_slots", b"started_slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids", "waiting_slots", b"waiting_slots"]) -> None: ...
 
 global___GenerateStreamResponse = GenerateStreamResponse
 
@@ -295,6 +307,30 @@ class SlotPromptLogprobs(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["first_position", b"first_position", "slot", b"slot", "tokens", b"tokens"]) -> None: ...
 
 global___SlotPromptLogprobs = SlotPromptLogprobs
+
+@typing.final
+class SlotPooled(google.protobuf.message.Message):
+    """The vectors of a request with `pooling`. Its finish follows in the same frame or a later one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    NUM_VECTORS_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    num_vectors: builtins.int
+    values: builtins.bytes
+    """Little-endian float32, vector after vector."""
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+        num_vectors: builtins.int = ...,
+        values: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_vectors", b"num_vectors", "slot", b"slot", "values", b"values"]) -> None: ...
+
+global___SlotPooled = SlotPooled
 
 @typing.final
 class SlotLogprobs(google.protobuf.message.Message):

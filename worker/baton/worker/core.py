@@ -122,8 +122,28 @@ class Pooler(Protocol):
         """What requests may ask for."""
 
     @property
+    def width(self) -> int:
+        """Values of an embedding, or number of classes."""
+
+    @property
+    def normalize(self) -> bool:
+        """Whether embeddings have length 1."""
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether embeddings may be cut to fewer values."""
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The numbers of values that embeddings may be cut to; empty: any."""
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes; empty: it makes embeddings."""
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether a text may be a pair of two."""
 
     def reads_all(self, task: PoolingTask) -> bool:
         """Whether a request needs the hidden states of all tokens, so that none are taken from a cache."""

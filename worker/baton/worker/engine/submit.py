@@ -14,6 +14,7 @@ import numpy as np
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Int32, ModelSpec, ReasoningLimit, Request, SamplingParams, StopConditions, TokenIds
+from baton.worker.engine.submit_pooled import pooled_of
 from baton.worker.link.prompts import Prompt
 from baton.worker.requests.validation import check_token_ids
 from baton.worker.sampling.grammar.messages import constraint_of
@@ -57,6 +58,8 @@ def generation_of(
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded; this worker has no adapters", field="adapter")
     given = known.token_ids
     prompt = unpacked_token_ids(given) if given else as_token_ids(submit.prompt_token_ids)
+    if submit.HasField("pooling"):
+        return pooled_of(submit, model, name, now, prompt, known.block_hashes)
     output = submit.resume.output_token_ids
     _check_tokens(output, model.vocab_size, "resume.output_token_ids")
     stop = stop_conditions_of(submit.stop, model)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
 from baton.v1 import types_pb2, worker_pb2
@@ -185,6 +187,8 @@ class Sessions:
         self._step = max(self._step, outputs.step)
         for request, first, entries in outputs.prompt_logprobs:
             self._add_prompt_logprobs(request, first, entries)
+        for request, vectors in outputs.pooled:
+            self._add_pooled(request, vectors)
         if outputs.token_ids:
             self._add_tokens(outputs)
         for finish in outputs.finishes:
@@ -204,7 +208,8 @@ class Sessions:
                 frame.step = self._step
                 # Frames can be concatenated if all of them count their tokens, or none does.
                 mixed = bool(frame.token_counts) and not self._counted
-                plain = not (mixed or frame.logprobs or frame.prompt_logprobs or frame.waiting_slots)
+                more = frame.logprobs or frame.prompt_logprobs or frame.waiting_slots or frame.pooled
+                plain = not (mixed or more)
                 kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
@@ -304,6 +309,14 @@ class Sessions:
             slot = session.slots[request]
             session.fresh.discard(slot)
             self._frame_of(session).prompt_logprobs.add(slot=slot, first_position=first, tokens=tokens)
+
+    def _add_pooled(self, request: Request, vectors: NDArray[np.float32]) -> None:
+        session = self._session_of.get(request)
+        if session is not None:
+            slot = session.slots[request]
+            session.fresh.discard(slot)
+            values = vectors.astype("<f4", copy=False).tobytes()
+            self._frame_of(session).pooled.add(slot=slot, num_vectors=len(vectors), values=values)
 
     def _add_finish(self, finish: Finish) -> None:
         session = self._session_of.get(finish.request)

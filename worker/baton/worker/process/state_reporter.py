@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.v1 import control_pb2, types_pb2, worker_pb2
-from baton.worker.core import ModelSpec
+from baton.worker.core import ModelSpec, Pooler
+from baton.worker.engine.submit_pooled import TASKS
 from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import EngineCounters, LoadSnapshot
 
@@ -97,4 +98,19 @@ def model_message(name: str, model: ModelSpec, max_model_len: int, block_size: i
         vocab_size=model.vocab_size,
         block_size=block_size,
         eos_token_ids=model.eos_token_ids,
+        pooler=None if model.pooler is None else pooler_message(model.pooler),
+    )
+
+
+def pooler_message(pooler: Pooler) -> types_pb2.PoolerInfo:
+    """Returns the contract's message of a model's pooler."""
+    tasks = {task: number for number, task in TASKS.items()}
+    return types_pb2.PoolerInfo(
+        tasks=[tasks[task] for task in pooler.tasks],
+        width=pooler.width,
+        normalized=pooler.normalize,
+        cuttable=pooler.cuttable,
+        dimensions=pooler.dimensions,
+        labels=pooler.labels,
+        takes_pairs=pooler.takes_pairs,
     )

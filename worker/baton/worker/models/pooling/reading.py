@@ -60,6 +60,7 @@ def _embedder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
         raise fields.error("matryoshka_dimensions", f"a list of integers of 1 to {width}")
     return PoolerSpec(
         tasks=_EMBEDS,
+        width=width,
         pick=modules.pick or config.default_pick,
         dense=modules.dense,
         normalize=modules.normalize,
@@ -74,6 +75,7 @@ def _classifier(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec
     score = DenseSpec("score", config.hidden_size, len(labels), bias=False)
     return PoolerSpec(
         tasks=_CLASSIFIES,
+        width=len(labels),
         pick=config.default_pick,
         dense=(score,),
         labels=labels,
@@ -86,6 +88,7 @@ def _token_classifier(config: ModelConfig, folder: Path, fields: Fields) -> Pool
     score = DenseSpec("score", config.hidden_size, len(labels))
     return PoolerSpec(
         tasks=(PoolingTask.TOKEN_CLASSIFY,),
+        width=len(labels),
         pick=config.default_pick,
         dense=(score,),
         labels=labels,

@@ -32,19 +32,17 @@ class PoolerSpec:
     """
 
     tasks: tuple[PoolingTask, ...]
+    width: int  # values of a vector
     pick: Pick
     dense: tuple[DenseSpec, ...] = ()
     normalize: bool = False  # embeddings have length 1
-    dimensions: tuple[int, ...] = ()  # that embeddings may be cut to; empty: any if `cuttable`, else none
     cuttable: bool = False  # the model was trained so that the first values of an embedding are one too
+    dimensions: tuple[int, ...] = ()  # that they may be cut to; empty: any
     labels: tuple[str, ...] = ()  # of the classes
     score_activation: ScoreActivation = "none"
     max_tokens: int = 0  # of a text; 0: as many as the model takes
+    takes_pairs: bool = False  # the model was trained on pairs of texts, and tells the second one apart
 
     def reads_all(self, task: PoolingTask) -> bool:
         """Whether a request needs the hidden states of all tokens, so that none are taken from a cache."""
         return task.by_token or self.pick != "last"
-
-    def width(self, hidden_size: int) -> int:
-        """Returns the values of a vector."""
-        return self.dense[-1].out_features if self.dense else hidden_size

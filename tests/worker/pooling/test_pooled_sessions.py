@@ -1,0 +1,5 @@
+"""Requests for vectors over a worker's stream."""
+
+from __future__ import annotations
+
+import numpy as np
