@@ -108,7 +108,7 @@ class SubmitRequest(google.protobuf.message.Message):
     @property
     def pooling(self) -> baton.v1.types_pb2.PoolingParams:
         """Of a model that pools: the request ends with its prompt, and has vectors in place of tokens. `sampling`, `stop` and
-        `constraint` are unset then. FAILED_PRECONDITION: the model has no such task.
+        `constraint` are unset then. UNIMPLEMENTED: the model has no such task.
         """
 
     def __init__(

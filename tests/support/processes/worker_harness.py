@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 from support.processes import ports
 
 from baton.rpc.channel import open_channel
@@ -48,6 +49,7 @@ class Slot:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
+    pooled: np.ndarray | None = None  # [vectors, values]
     finish: worker_pb2.SlotFinish | None = None
     failure: worker_pb2.SlotFailure | None = None
 
@@ -83,6 +85,8 @@ class Stream:
         assert next(tokens, None) is None
         for record in frame.logprobs:
             self.slots[record.slot].logprobs += record.tokens
+        for part in frame.pooled:
+            self.slots[part.slot].pooled = np.frombuffer(part.values, "<f4").reshape(part.num_vectors, -1)
         for finish in frame.finishes:
             self.slots[finish.slot].finish = finish
         for failure in frame.failures:

@@ -1,5 +1,3 @@
 """Requests for vectors over a worker's stream."""
 
 from __future__ import annotations
-
-import numpy as np
