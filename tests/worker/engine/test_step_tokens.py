@@ -205,7 +205,8 @@ def test_only_the_remaining_budget_is_spent_on_further_tokens():
 
 def make_batch(num_computed: list[int], capacity: list[int], limit: list[int]) -> tuple[Batch, np.ndarray]:
     batch = Batch(len(num_computed), max_step_tokens=4)
-    batch.num_computed[:], batch.capacity[:], batch.limit[:] = num_computed, capacity, limit
+    batch.num_computed[:], batch.capacity[:] = num_computed, capacity
+    batch.max_computed[:] = [each - 1 for each in limit]
     return batch, np.arange(len(num_computed), dtype=np.int32)
 
 

@@ -298,7 +298,7 @@ class StepPlan:
     freed: list[Row] = field(default_factory=list)
     admitted: list[RowInit] = field(default_factory=list)
     new_blocks: list[tuple[Row, list[BlockId]]] = field(default_factory=list)  # appended to the row's block table
-    rows: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    rows: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     num_scheduled_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     num_computed_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # before the step
     samples: NDArray[np.bool_] = field(
@@ -317,6 +317,8 @@ class StepPlan:
     @property
     def num_prefill_tokens(self) -> int:
         """The tokens of its prefill chunks."""
+        if self.num_decodes == len(self.rows):
+            return 0
         return int(self.num_scheduled_tokens[self.num_decodes :].sum())
 
 

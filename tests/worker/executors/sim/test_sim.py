@@ -36,7 +36,7 @@ def test_decoding_word_by_word_equals_one_prefill():
     digest = whole.prefill(table, 0, tokens)
     other = stepwise.prefill(table, 0, tokens[:1])
     for position in range(1, 40):
-        added = stepwise.decode(table[None, :], np.array([position]), tokens[position : position + 1])
+        added = stepwise.decode(table[None, :], np.array([0]), np.array([position]), tokens[position : position + 1])
         other = (np.array([other]) + added)[0]
     assert (whole.words == stepwise.words).all()
     assert digest == other == whole.digest(table, 40)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from baton.rpc.errors import DeadlineExceeded, ServiceError
@@ -67,13 +67,29 @@ class LiveRequests:
             outputs.logprobs[len(outputs.token_ids)] = logprobs
         outputs.requests.append(state.request)
         outputs.token_ids.append(token_id)
-        generated = state.request.token_ids.generated
-        generated.append(token_id)
+        state.request.token_ids.append(token_id)
         self._counters.num_output_tokens += 1
-        if token_id in state.stop_token_ids or (state.grammar is None and len(generated) >= state.max_generated):
-            self._finish_if_stopped(state, token_id)
-        if state.grammar is not None and self._grammars is not None and state.phase is not Phase.DONE:
-            self._grammars.advance(state.grammar, token_id)
+        self._end_or_advance(state, token_id)
+
+    def append_each(self, states: Sequence[RequestState], token_ids: Sequence[int]) -> None:
+        """Appends one token to the output of each decoding request that has not ended."""
+        outputs, num_before, done = self.outputs, len(self.outputs.token_ids), Phase.DONE
+        add_request, add_token = outputs.requests.append, outputs.token_ids.append
+        for state, token_id in zip(states, token_ids, strict=True):
+            if state.phase is done:
+                continue
+            if state.first_token is None:
+                state.first_token = self._clock()
+            request = state.request
+            add_request(request)
+            add_token(token_id)
+            generated = request.token_ids.generated
+            generated.append(token_id)
+            if token_id in state.stop_token_ids or len(generated) >= state.max_generated or state.grammar is not None:
+                self._end_or_advance(state, token_id)
+        num_appended = len(outputs.token_ids) - num_before
+        self._counters.num_output_tokens += num_appended
+        self._counters.num_discarded_tokens += len(states) - num_appended
 
     def finish(self, state: RequestState, reason: FinishReason, stop_token_id: int | None = None) -> None:
         if reason is FinishReason.ABORT:
@@ -121,6 +137,14 @@ class LiveRequests:
         outputs, self.outputs = self.outputs, StepOutputs(step=self.outputs.step)
         outputs.prefill_wanted = self._scheduler.take_prefill_wanted()
         return outputs
+
+    def _end_or_advance(self, state: RequestState, token_id: int) -> None:
+        """Ends the request if its last token is a stop token or reaches its limit. Else its grammar accepts it."""
+        num_generated = len(state.request.token_ids.generated)
+        if token_id in state.stop_token_ids or (state.grammar is None and num_generated >= state.max_generated):
+            self._finish_if_stopped(state, token_id)
+        if state.grammar is not None and self._grammars is not None and state.phase is not Phase.DONE:
+            self._grammars.advance(state.grammar, token_id)
 
     def _finish_if_stopped(self, state: RequestState, token_id: int) -> bool:
         stop = state.request.stop

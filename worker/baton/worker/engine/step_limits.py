@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from operator import attrgetter, ne
 from typing import NamedTuple
 
+import numpy as np
+
 from baton.worker.core import RowInit, SamplingParams, StepPlan
 
 FACTOR = 10.0
@@ -49,7 +51,7 @@ class _Known:
 
 def shape_of(plan: StepPlan) -> Shape:
     """Returns the shape of a step."""
-    context = int(plan.num_computed_tokens.sum())
+    context = int(np.add.reduce(plan.num_computed_tokens))
     masked = plan.masks is not None or plan.masks_follow
     return Shape(_size(plan.num_decodes), _size(plan.num_prefill_tokens), _size(context), masked)
 

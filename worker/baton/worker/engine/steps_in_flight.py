@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError, NoCapacity, ServiceError
-from baton.worker.core import FinishReason, StepResult, TokenLogprobs
+from baton.worker.core import FinishReason, Int32, StepResult, TokenLogprobs
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.step_limits import Shape, StepLimits, shape_of
 from baton.worker.executors.base import DeviceLost, Executor
@@ -61,6 +61,7 @@ class StepsInFlight:
         self._requests = requests
         self._append_token = requests.append_token
         self._block_size = executor.kv_spec.block_size
+        self._one_each = executor.max_step_tokens == 1  # a decode has one token, unless its step's masks follow
         self._counters = counters
         self._rates = rates
         self._clock = clock
@@ -170,7 +171,7 @@ class StepsInFlight:
         self._rates.observe(scheduled.num_prefill_tokens, plan.num_decodes, seconds)
         self._scheduler.collected(plan.step)
         self._scheduler.commit(scheduled)
-        if self._executor.max_step_tokens > 1:
+        if not self._one_each:
             # Rows without a token were subtracted when they were left out.
             unused = np.where(result.counts > 0, plan.num_scheduled_tokens - result.counts, 0)
             self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
@@ -188,22 +189,26 @@ class StepsInFlight:
     def _update(self, scheduled: ScheduledStep, result: StepResult, now: float) -> None:
         """Appends each request's tokens, and ends those that stop."""
         plan = scheduled.plan
-        token_ids, counts = result.token_ids.tolist(), result.counts.tolist()
+        token_ids, num_decodes = result.token_ids.tolist(), plan.num_decodes
         for index, (first, entries) in result.prompt_logprobs.items():
             if scheduled.states[index].phase is not Phase.DONE:
                 self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
-        place = self._append_decoded(scheduled, token_ids, counts[: plan.num_decodes], result.logprobs)
-        for index in range(plan.num_decodes, len(scheduled.states)):
+        if self._one_each and not (plan.masks_follow or result.logprobs):
+            self._requests.append_each(scheduled.states[:num_decodes], token_ids[:num_decodes])
+            place = num_decodes
+        else:
+            place = self._append_decoded(scheduled, token_ids, result.counts[:num_decodes], result.logprobs)
+        for index, count in enumerate(result.counts[num_decodes:].tolist(), num_decodes):
             state = scheduled.states[index]
             if state.phase is Phase.DONE:
-                place += counts[index]
+                place += count
                 continue
             if state.request.prefill_only:
                 computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
                 self._requests.outputs.prefill_progress.append((state.request, computed))
             if index in result.pooled:
                 self._end_pooled(state, result.pooled[index], now)
-            elif counts[index]:
+            elif count:
                 if state.first_token is None:
                     state.first_token = now
                 self._append_sampled(state, token_ids[place], result.logprobs.get(place))
@@ -231,16 +236,11 @@ class StepsInFlight:
             self._append_token(state, token_id, logprobs)
 
     def _append_decoded(
-        self, scheduled: ScheduledStep, token_ids: list[int], counts: list[int], logprobs: Mapping[int, TokenLogprobs]
+        self, scheduled: ScheduledStep, token_ids: list[int], counts: Int32, logprobs: Mapping[int, TokenLogprobs]
     ) -> int:
-        """Appends the tokens of decoding requests. Returns how many there were."""
-        num_tokens = sum(counts)
-        if counts.count(1) == len(counts):
-            for index in range(num_tokens):
-                self._append_sampled(scheduled.states[index], token_ids[index], logprobs.get(index))
-            return num_tokens
+        """Appends the tokens of decoding requests, any number of each. Returns how many there were."""
         place = 0
-        for index, count in enumerate(counts):
+        for index, count in enumerate(counts.tolist()):
             if not count:
                 continue
             state = scheduled.states[index]
@@ -249,7 +249,7 @@ class StepsInFlight:
             further = token_ids[place + 1 : stop]
             self._append_further(state, int(scheduled.plan.rows[index]), further, place + 1, logprobs)
             place = stop
-        return num_tokens
+        return place
 
     def _append_further(
         self, state: RequestState, row: int, token_ids: list[int], place: int, logprobs: Mapping[int, TokenLogprobs]

@@ -133,10 +133,13 @@ class BlockPool:
         assert len(block_ids) == len(block_hashes), f"{len(block_ids)} blocks and {len(block_hashes)} hashes"
         assert all(map(self._num_references.__getitem__, block_ids)), "a block is stored but not held"
         hash_of, block_of = self._hash_of, self._block_of
-        if any(map(hash_of.__getitem__, block_ids)) or not block_of.keys().isdisjoint(block_hashes):
-            pairs = zip(block_ids, block_hashes, strict=True)
-            fresh = [pair for pair in pairs if hash_of[pair[0]] is None and pair[1] not in block_of]
-            block_ids, block_hashes = [pair[0] for pair in fresh], [pair[1] for pair in fresh]
+        clean = len(set(block_hashes)) == len(block_hashes) and block_of.keys().isdisjoint(block_hashes)
+        if not clean or any(map(hash_of.__getitem__, block_ids)):
+            fresh: dict[BlockHash, BlockId] = {}
+            for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+                if hash_of[block_id] is None and block_hash not in block_of:
+                    fresh.setdefault(block_hash, block_id)
+            block_ids, block_hashes = list(fresh.values()), list(fresh)
         block_of.update(zip(block_hashes, block_ids, strict=True))
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
             hash_of[block_id] = block_hash

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from baton.worker.core import BlockId
+from baton.worker.core import BlockHash, BlockId
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.slots import HostTier
@@ -132,7 +132,17 @@ class Holdings:
         if state in self._unstored:
             self._unstored[state] = num_computed
             return []
-        return self._store(state, num_computed)
+        return self._store([(state, num_computed)])
+
+    def store_each(self, computed: Iterable[tuple[RequestState, int]]) -> list[RequestState]:
+        """Does the same for several requests and their numbers of computed tokens."""
+        ready: list[tuple[RequestState, int]] = []
+        for state, num_computed in computed:
+            if state in self._unstored:
+                self._unstored[state] = num_computed
+            else:
+                ready.append((state, num_computed))
+        return self._store(ready)
 
     def store_soon(self, state: RequestState, num_computed: int) -> None:
         """Does the same in parts, in store_some."""
@@ -144,13 +154,15 @@ class Holdings:
             stop = (state.num_stored_blocks + _STORED_A_STEP) * self.block_size
             if stop >= num_computed or not state.caching:
                 return self._store_rest(state)
-            return self._store(state, stop)
+            return self._store([(state, stop)])
         return []
 
     def store_ended(self, state: RequestState, block_ids: list[BlockId]) -> None:
         """Makes the last blocks of an ended request's prompt findable, and frees them."""
         start = num_blocks_for(state.num_remote_tokens, self.block_size) - len(block_ids)
-        self._store_blocks(state, block_ids, start, state.num_remote_tokens)
+        if state.caching:
+            hashes = self._hashes(state, start, start + len(block_ids), state.num_remote_tokens)
+            self.pool.store(block_ids[: len(hashes)], hashes)
         self.pool.free(block_ids)
 
     def _take_from(self, state: RequestState) -> list[BlockId]:
@@ -162,23 +174,30 @@ class Holdings:
         num_computed = self._unstored.pop(state, None)
         if num_computed is None:
             return []
-        return [*self._store(state, num_computed), *self.prefixes.end(state)]
+        return [*self._store([(state, num_computed)]), *self.prefixes.end(state)]
 
-    def _store(self, state: RequestState, num_computed: int) -> list[RequestState]:
-        num_full = num_computed // self.block_size
-        start = state.num_stored_blocks
-        if not state.caching or num_full <= start:
-            return []
-        state.num_stored_blocks = num_full
-        return self._store_blocks(state, state.block_ids[start:num_full], start, num_computed)
+    def _store(self, computed: Iterable[tuple[RequestState, int]]) -> list[RequestState]:
+        """Makes full blocks of these requests findable, with one change of the pool."""
+        block_ids: list[BlockId] = []
+        block_hashes: list[BlockHash] = []
+        ends: list[tuple[RequestState, int]] = []  # blocks from the front that are findable then
+        for state, num_computed in computed:
+            start, num_full = state.num_stored_blocks, num_computed // self.block_size
+            if not state.caching or num_full <= start:
+                continue
+            state.num_stored_blocks = num_full
+            hashes = self._hashes(state, start, num_full, num_computed)
+            end = start + len(hashes)
+            block_ids += state.block_ids[start:end]
+            block_hashes += hashes
+            ends.append((state, end))
+        self.pool.store(block_ids, block_hashes)
+        woken: list[RequestState] = []
+        for state, end in ends:
+            woken += self.prefixes.computed(state, end)
+        return woken
 
-    def _store_blocks(
-        self, state: RequestState, block_ids: list[BlockId], start: int, num_computed: int
-    ) -> list[RequestState]:
-        """Stores blocks, of which the first is number `start` of the request."""
-        if not state.caching:
-            return []
+    def _hashes(self, state: RequestState, start: int, stop: int, num_computed: int) -> list[BlockHash]:
+        """Returns the hashes of the request's blocks [start, stop), without those that are never found."""
         state.hash_up_to(num_computed, self.block_size)
-        block_hashes = state.block_hashes[start : start + len(block_ids)]
-        self.pool.store(block_ids[: len(block_hashes)], block_hashes)
-        return self.prefixes.computed(state, start + len(block_hashes))
+        return state.block_hashes[start:stop]

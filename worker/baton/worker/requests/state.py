@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from baton.rpc.block_hash import HASH_BYTES, hash_blocks
+from baton.rpc.block_hash import HASH_BYTES, hash_packed_blocks, pack_tokens
 from baton.worker.core import BlockHash, BlockId, Request, TokenIds
 
 if TYPE_CHECKING:
@@ -107,8 +107,17 @@ class RequestState:
             return
         request = self.request
         parent = self.block_hashes[-1] if start else request.cache_namespace
-        token_ids = request.token_ids[start * block_size : stop * block_size]
-        self.block_hashes += split_hashes(hash_blocks(parent, token_ids, block_size))
+        packed = _packed(request.token_ids, start * block_size, stop * block_size)
+        self.block_hashes += split_hashes(hash_packed_blocks(parent, packed, block_size))
+
+
+def _packed(token_ids: TokenIds, start: int, stop: int) -> bytes:
+    """Returns tokens as little-endian 32-bit integers."""
+    given, num_given = token_ids.given, len(token_ids.given)
+    generated = token_ids.generated[max(0, start - num_given) : max(0, stop - num_given)]
+    if start >= num_given:
+        return pack_tokens(generated)
+    return given[start:stop].astype("<i4", copy=False).tobytes() + pack_tokens(generated)
 
 
 def split_hashes(packed: bytes) -> list[BlockHash]:

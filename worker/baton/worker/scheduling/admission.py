@@ -57,6 +57,9 @@ class Admissions:
 
     def prefill(self, draft: Draft) -> None:
         """Continues and admits prompts. Admits none after a preemption."""
+        if not self._queues.has_prompts:
+            self._shares.reset()
+            return
         if self._shares.wanted():
             self._partial.take_back(draft)
             admits = not draft.preempted and self._admit_ready_ones(draft) is not Admission.NO_CAPACITY

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from baton.worker.core import Int32, Row
+from baton.worker.core import Int32, Int64, Row
 from baton.worker.requests.state import NO_ROW, RequestState
 
 
@@ -21,7 +21,7 @@ class Batch:
         # Tokens, counted when they are scheduled: an upper bound while a step is in flight.
         self.num_computed = np.zeros(num_rows, np.int32)
         self.capacity = np.zeros(num_rows, np.int32)  # tokens that fit in the row's blocks
-        self.limit = np.zeros(num_rows, np.int32)
+        self.max_computed = np.zeros(num_rows, np.int32)  # tokens; the KV of a request's last one is never needed
         self.last_step = np.zeros(num_rows, np.int64)
         self.constrained = np.zeros(num_rows, np.bool_)  # rows that sample under a mask
         self._decoding = np.zeros(num_rows, np.bool_)
@@ -32,7 +32,7 @@ class Batch:
         self._prefilling: list[RequestState] = []  # by rank
         self._free = list(range(num_rows))  # a heap: low rows first
         self._freed: list[Row] = []  # since take_freed
-        self._decode_rows: Int32 | None = None  # None: stale
+        self._decode_rows: Int64 | None = None  # None: stale
 
     def __len__(self) -> int:
         return self.num_rows - len(self._free)
@@ -65,7 +65,7 @@ class Batch:
         self.states[row] = state
         self.num_computed[row] = num_computed
         self.capacity[row] = capacity
-        self.limit[row] = state.limit
+        self.max_computed[row] = state.limit - 1
         self.last_step[row] = state.last_step
         self.constrained[row] = state.grammar is not None
         self.num_constrained += state.grammar is not None
@@ -80,16 +80,16 @@ class Batch:
         self._decoding[state.row] = True
         self._decode_rows = None
 
-    def hold(self, rows: Int32) -> None:
+    def hold(self, rows: Int64) -> None:
         """Holds rows: they compute nothing until they are released."""
         self._held[rows] = True
         self._num_held = int(np.count_nonzero(self._held))
 
-    def follow(self, rows: Int32, followed: bool) -> None:
+    def follow(self, rows: Int64, followed: bool) -> None:
         """Sets whether a step may compute these held rows: its masks are set once their last tokens are there."""
         self._followed[rows] = followed
 
-    def follows(self, rows: Int32) -> bool:
+    def follows(self, rows: Int64) -> bool:
         """Returns whether a step with these rows must be launched without its masks."""
         return bool(self._followed[rows].any())
 
@@ -129,51 +129,54 @@ class Batch:
         prefilling = sum([int(self.num_computed[state.row]) for state in self._prefilling])
         return prefilling + int(self.num_computed[self._all_decode_rows()].sum())
 
-    def decode_rows(self) -> Int32:
+    def decode_rows(self) -> Int64:
         """Returns rows that can compute one more token, with held ones only if followed, within their limits."""
         rows = self._all_decode_rows()
-        more = self.num_computed[rows] + 1 < self.limit[rows]
+        more = self.num_computed[rows] < self.max_computed[rows]
         if self._num_held:
             more &= ~self._held[rows] | self._followed[rows]
         return rows if np.count_nonzero(more) == len(more) else rows[more]
 
-    def short_rows(self, rows: Int32) -> Int32:
+    def short_rows(self, rows: Int64) -> Int64:
         """Returns the decoding rows without a block for all tokens that they may compute in a step."""
         computed, capacity = self.num_computed[rows], self.capacity[rows]
         if self.max_step_tokens == 1:
             return rows[computed >= capacity]
-        wanted = np.minimum(computed + self.max_step_tokens, self.limit[rows] - 1)
+        wanted = np.minimum(computed + self.max_step_tokens, self.max_computed[rows])
         return rows[wanted > capacity]
 
     def has_block(self, row: int) -> bool:
         """Returns whether the row can compute at least one more token in its blocks."""
         return bool(self.num_computed[row] < self.capacity[row])
 
-    def step_tokens(self, rows: Int32, spare: int) -> Int32:
+    def step_tokens(self, rows: Int64, spare: int) -> Int32:
         """Returns the most tokens that each decoding row may compute in a step: one, and a part of `spare`.
 
         A row that samples under a mask computes one: the mask is that of its next token only.
         """
-        tokens = np.ones(len(rows), np.int32)
+        tokens = np.empty(len(rows), np.int32)
+        tokens.fill(1)
+        if self.max_step_tokens == 1:
+            return tokens
         most = min(self.max_step_tokens, 1 + spare // max(1, len(rows)))
         if most <= 1:
             return tokens
-        ends = np.minimum(self.limit[rows] - 1, self.capacity[rows])
+        ends = np.minimum(self.max_computed[rows], self.capacity[rows])
         more = np.minimum(ends - self.num_computed[rows], most)
         return np.where(self.constrained[rows], tokens, more)
 
-    def take_back(self, states: list[RequestState], rows: Int32, unused: Int32) -> None:
+    def take_back(self, states: list[RequestState], rows: Int64, unused: Int32) -> None:
         """Subtracts scheduled tokens that a step did not compute, for these requests in these rows."""
         for index in unused.nonzero()[0].tolist():
             if states[index].row == rows[index]:
                 self.num_computed[rows[index]] -= unused[index]
 
-    def states_at(self, rows: Int32) -> list[RequestState]:
+    def states_at(self, rows: Int64) -> list[RequestState]:
         """Returns the requests at these rows, none of which is free."""
         states = cast(list[RequestState], self.states)
-        return [states[row] for row in rows.tolist()]
+        return list(map(states.__getitem__, rows.tolist()))
 
-    def _all_decode_rows(self) -> Int32:
+    def _all_decode_rows(self) -> Int64:
         if self._decode_rows is None:
-            self._decode_rows = np.flatnonzero(self._decoding).astype(np.int32)
+            self._decode_rows = np.flatnonzero(self._decoding)
         return self._decode_rows

@@ -29,6 +29,11 @@ class RequestQueues:
         """Requests without a row that would get one now if there were capacity."""
         return len(self.waiting) + len(self.aside) + len(self.ready)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a step may have prefill tokens."""
+        return bool(self.batch.prefilling) or self.num_queued > 0
+
     def may_admit(self) -> bool:
         """Returns whether an attempt to admit one of them may succeed."""
         return self.num_queued > 0 and not self.stalled

@@ -210,12 +210,16 @@ class Scheduler:
         if self.batch.max_step_tokens == 1:
             fills = computed % size < plan.num_scheduled_tokens  # the block ends after the step's first token
         else:
-            fills = np.ones(len(computed), np.bool_)  # `computed` is an upper bound
-        for index in fills.nonzero()[0].tolist():
-            state = scheduled.states[index]
-            if state.row == plan.rows.item(index):
-                # A decode's only counted token is the one that was known before.
-                self.store(state, min(int(computed[index]), len(state.token_ids)))
+            # `computed` is an upper bound, and a decode's only counted token is the one that was known before.
+            computed = np.minimum(computed, [len(state.token_ids) for state in scheduled.states])
+            fills = np.ones(len(computed), np.bool_)
+        filled = fills.nonzero()[0]
+        if not len(filled):
+            return
+        columns = zip(filled.tolist(), plan.rows[filled].tolist(), computed[filled].tolist(), strict=True)
+        stored = [(state, end) for index, row, end in columns if (state := scheduled.states[index]).row == row]
+        if woken := self._holdings.store_each(stored):
+            self._placement.wake(woken)
 
     def draw(self, scheduled: ScheduledStep) -> tuple[TokenMasks | None, Int32]:
         """Returns the masks of a launched step whose masks_follow, and the indices of constrained rows without one.
@@ -272,24 +276,38 @@ class Scheduler:
     # Decisions of a step.
 
     def _grow_decodes(self, draft: Draft) -> None:
-        """Gives each decode that starts a new block one. Preempts if there is none."""
+        """Gives each decode that starts a new block one."""
         batch = self.batch
-        rows = draft.decode_rows(batch)
-        for state in sorted(batch.states_at(batch.short_rows(rows)), key=lambda other: other.rank):
+        short = batch.short_rows(draft.decode_rows(batch))
+        if not len(short):
+            return
+        states = batch.states_at(short)
+        block_ids = self.pool.allocate(len(states))
+        if block_ids is None:
+            self._grow_by_rank(states, draft)
+            return
+        for state, block_id in zip(states, block_ids, strict=True):
+            self._extend(state, block_id, draft)
+        batch.capacity[short] += self._block_size
+
+    def _grow_by_rank(self, states: list[RequestState], draft: Draft) -> None:
+        """Gives each of these decodes a block, the most urgent first. Preempts if there is none."""
+        batch = self.batch
+        for state in sorted(states, key=lambda other: other.rank):
             while state.row != NO_ROW:
                 block_ids = self.pool.allocate(1)
                 if block_ids is not None:
-                    self._extend(state, block_ids, draft)
+                    self._extend(state, block_ids[0], draft)
+                    batch.capacity[state.row] += self._block_size
                     break
                 if batch.has_block(state.row):
                     break
                 draft.preempted = True
                 self._preemption.preempt(self._preemption.victim() or state, draft)
 
-    def _extend(self, state: RequestState, block_ids: list[BlockId], draft: Draft) -> None:
-        state.block_ids += block_ids
-        self.batch.capacity[state.row] += len(block_ids) * self._block_size
-        draft.new_blocks[Row(state.row)] = block_ids
+    def _extend(self, state: RequestState, block_id: BlockId, draft: Draft) -> None:
+        state.block_ids.append(block_id)
+        draft.new_blocks[Row(state.row)] = [block_id]
 
     def _finalize(self, draft: Draft) -> ScheduledStep | None:
         scheduled = draft.finalize(self.batch)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.worker.core import BlockId, Int32, Request, Row, RowInit, StepPlan
+from baton.worker.core import BlockId, Int64, Request, Row, RowInit, StepPlan
 from baton.worker.requests.outputs import PrefillStarted
 from baton.worker.requests.state import RequestState
 from baton.worker.scheduling.batch import Batch
@@ -38,9 +38,9 @@ class Draft:
     admitted: dict[Row, RowInit] = field(default_factory=dict)
     chunks: dict[RequestState, int] = field(default_factory=dict)
     started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
-    _decode_rows: Int32 | None = field(default=None, init=False)  # None: not computed yet, or outdated
+    _decode_rows: Int64 | None = field(default=None, init=False)  # None: not computed yet, or outdated
 
-    def decode_rows(self, batch: Batch) -> Int32:
+    def decode_rows(self, batch: Batch) -> Int64:
         """Returns the rows that decode."""
         if self._decode_rows is None:
             self._decode_rows = batch.decode_rows()
@@ -66,17 +66,19 @@ class Draft:
                 self._decode_rows = None
         decode_rows = self.decode_rows(batch)
         num_decodes = len(decode_rows)
-        states = batch.states_at(decode_rows) + list(self.chunks)
+        states = batch.states_at(decode_rows)
+        states.extend(self.chunks)
         if not states:
             return None
         rows = decode_rows
         if self.chunks:
-            rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int32)))
+            rows = np.concatenate((decode_rows, np.array([state.row for state in self.chunks], np.int64)))
         num_scheduled = batch.step_tokens(decode_rows, self.budget)
         if self.chunks:
             num_scheduled = np.concatenate((num_scheduled, np.array(list(self.chunks.values()), np.int32)))
         num_computed = batch.num_computed[rows]
-        samples = np.ones(len(rows), np.bool_)
+        samples = np.empty(len(rows), np.bool_)
+        samples.fill(True)
         for index, (state, chunk) in enumerate(self.chunks.items(), num_decodes):
             samples[index] = num_computed[index] + chunk == len(state.token_ids)
             if samples[index]:

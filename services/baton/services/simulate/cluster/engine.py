@@ -17,7 +17,7 @@ import numpy as np
 
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.cluster.executor import VirtualExecutor
-from baton.worker.core import BlockHash, Int32, Request
+from baton.worker.core import BlockHash, Int32, Int64, Request
 from baton.worker.engine.engine import Engine
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.requests.outputs import LoadSnapshot, StepOutputs
@@ -37,7 +37,7 @@ class Coast:
 
     __slots__ = ("computed", "done", "last_step", "moves", "num_decodes", "rows", "states", "times")
 
-    def __init__(self, rows: Int32, states: list[RequestState], computed: list[int], times: list[float]) -> None:
+    def __init__(self, rows: Int64, states: list[RequestState], computed: list[int], times: list[float]) -> None:
         self.rows = rows
         self.states = states
         self.computed = computed  # each request's tokens before the first step; the batch is updated at the end

@@ -54,7 +54,7 @@ class SimDraws:
             self._rules[row].add(token_id)
 
     def draw(
-        self, rows: Int32, positions: Int64, bits: UInt64, masks: TokenMasks | None = None
+        self, rows: Int64, positions: Int64, bits: UInt64, masks: TokenMasks | None = None
     ) -> tuple[Int32, dict[int, TokenLogprobs]]:
         """Returns the token at each row's position. Greedy rows ignore their seed."""
         noise = self._noise[rows]
@@ -103,7 +103,7 @@ class SimDraws:
         ]
 
     def _draw_masked(
-        self, rows: Int32, bits: UInt64, masks: TokenMasks, token_ids: Int32, logprobs: dict[int, TokenLogprobs]
+        self, rows: Int64, bits: UInt64, masks: TokenMasks, token_ids: Int32, logprobs: dict[int, TokenLogprobs]
     ) -> None:
         """Samples the masked rows. Masks contain all restrictions of a request, except those by its output."""
         for index, mask in zip(masks.indices.tolist(), masks.bits, strict=True):
@@ -120,7 +120,7 @@ class SimDraws:
                 logprobs[index] = self._alternatives(choices, sampling, int(bits[index]))
 
     def _draw_special(
-        self, rows: Int32, positions: Int64, bits: UInt64, token_ids: Int32, logprobs: dict[int, TokenLogprobs]
+        self, rows: Int64, positions: Int64, bits: UInt64, token_ids: Int32, logprobs: dict[int, TokenLogprobs]
     ) -> None:
         for index, row in enumerate(rows.tolist()):
             sampling = self._special.get(row)

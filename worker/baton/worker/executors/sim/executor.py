@@ -373,20 +373,20 @@ class SimExecutor:
                 self._digests[row] += self._kv.prefill(self._tables[row], start, chunk)
             self._num_computed[row] = start + len(chunk)
 
-    def _decode(self, rows: Int32) -> None:
+    def _decode(self, rows: Int64) -> None:
         """Computes the KV of each row's next token, which is a known one or the last drawn one."""
         if not len(rows):
             return
         positions = self._num_computed[rows]
         for index in np.flatnonzero(positions < self._num_known[rows]).tolist():
             self._last_tokens[rows[index]] = self._prompts[rows[index]][positions[index]]
-        self._digests[rows] += self._kv.decode(self._tables[rows], positions, self._last_tokens[rows])
+        self._digests[rows] += self._kv.decode(self._tables, rows, positions, self._last_tokens[rows])
         self._num_computed[rows] += 1
 
-    def _draw(self, rows: Int32, masks: TokenMasks | None = None) -> tuple[Int32, dict[int, TokenLogprobs], UInt64]:
+    def _draw(self, rows: Int64, masks: TokenMasks | None = None) -> tuple[Int32, dict[int, TokenLogprobs], UInt64]:
         """Returns the next token of each row, and the bits that it was drawn from."""
         positions = self._num_computed[rows]
-        bits = mix(self._digests[rows] ^ self._kv.probe(self._tables[rows], positions - 1))
+        bits = mix(self._digests[rows] ^ self._kv.probe(self._tables, rows, positions - 1))
         token_ids, logprobs = self._draws.draw(rows, positions, bits, masks)
         self._last_tokens[rows] = token_ids.astype(np.uint64)
         return token_ids, logprobs, bits

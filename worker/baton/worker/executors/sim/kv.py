@@ -73,9 +73,8 @@ class SimKv:
         self.words[:, slots] = words
         return self._weighted(words, positions)
 
-    def decode(self, tables: NDArray[np.int32], positions: Int64, token_ids: UInt64) -> UInt64:
-        """Computes one word of each row, at positions > 0. Returns the increments of the digests."""
-        rows = np.arange(len(positions))
+    def decode(self, tables: NDArray[np.int32], rows: Int64, positions: Int64, token_ids: UInt64) -> UInt64:
+        """Computes one word of each of these rows of `tables`, at positions > 0. Returns the increments of digests."""
         size = self.block_size
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
         previous = positions - 1
@@ -85,13 +84,12 @@ class SimKv:
         self.words[:, slots] = words
         return np.asarray(words.sum(axis=0, dtype=np.uint64) * (2 * positions + 1).astype(np.uint64))
 
-    def probe(self, tables: NDArray[np.int32], positions: Int64) -> UInt64:
+    def probe(self, tables: NDArray[np.int32], rows: Int64, positions: Int64) -> UInt64:
         """Reads some of each row's words up to its position, and mixes them."""
-        count = len(positions)
         seeds = np.arange(_NUM_PROBES, dtype=np.uint64)[:, None] + (positions * _NUM_PROBES).astype(np.uint64)
         picked = (mix(seeds) % (positions + 1).astype(np.uint64)).astype(np.int64)
         picked[0] = positions
-        blocks = tables[np.arange(count)[None, :], picked // self.block_size].astype(np.int64)
+        blocks = tables[rows, picked // self.block_size].astype(np.int64)
         slots = blocks * self.block_size + picked % self.block_size
         layers = np.arange(_NUM_PROBES)[:, None] % len(self.words)
         words = self.words[layers, slots] * (seeds | np.uint64(1))

@@ -37,7 +37,7 @@ class SharedSteps:
 
     def budget(self, budget: int) -> int:
         """Returns how many of a step's remaining tokens may be those of prompts."""
-        if not self._limit or budget <= self._limit or not self._has_prompts() or len(self._tenants()) < 2:
+        if not self._limit or budget <= self._limit or not self._queues.has_prompts or len(self._tenants()) < 2:
             self._shortened = False
             return budget
         # Of two steps in a row, one at most: tenants with one short prompt each do not starve one with many.
@@ -54,9 +54,6 @@ class SharedSteps:
             return self._limit
         # Each tenant gets an even part, the others together one.
         return min(self._limit, max(self._limit // _LEAST_PART, (len(short) + 1) * max(short)))
-
-    def _has_prompts(self) -> bool:
-        return bool(self._queues.batch.prefilling) or self._queues.num_queued > 0
 
     def _tenants(self) -> set[str]:
         since = self._clock() - _RECENT_SECONDS

@@ -76,6 +76,10 @@ class TenantShares:
         self._clock.advance(tenants)
         return True
 
+    def reset(self) -> None:
+        """Ends the sharing: no tenant has prompts."""
+        self._clock.reset()
+
     def divide(
         self,
         draft: Draft,

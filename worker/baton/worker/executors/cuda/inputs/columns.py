@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.worker.core import Int64, StepPlan
 
@@ -26,10 +25,10 @@ class StepColumns:
         return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.counts)))
 
 
-def step_columns(plan: StepPlan, rows: NDArray[np.int32]) -> StepColumns:
+def step_columns(plan: StepPlan, rows: Int64) -> StepColumns:
     """Returns the plan's columns. `rows` are the plan's, with -1 for excluded ones."""
     return StepColumns(
-        rows.astype(np.int64),
+        rows,
         plan.num_computed_tokens.astype(np.int64),
         plan.num_scheduled_tokens.astype(np.int64),
         plan.num_decodes,

@@ -75,7 +75,7 @@ def _plan(decodes: list[SamplingParams], chunks: list[int]) -> StepPlan:
     counts = [1] * len(decodes) + chunks
     sampling = [*decodes, *([_PLAIN] * len(chunks))]
     lengths = [2] * len(decodes) + chunks
-    rows = np.arange(len(counts), dtype=np.int32)
+    rows = np.arange(len(counts))
     return StepPlan(
         step=0,
         admitted=[
