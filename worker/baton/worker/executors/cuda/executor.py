@@ -8,8 +8,7 @@ the sequence, and blocks of generated tokens are not shared.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -149,12 +148,15 @@ class CudaExecutor:
 
         Raises DeviceLost if the device is lost. After any other error the next launch works.
         """
-        with self._guarded(plan):
+        try:
             undrawn = self._launch(plan)
             if plan.masks_follow:
                 self._undrawn, self._computed = undrawn, record_event()
             else:
                 self._draw(*undrawn, plan.masks, _NONE)
+        except Exception as error:
+            self._recover(plan, error)
+            raise
 
     @torch.inference_mode()
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
@@ -162,18 +164,17 @@ class CudaExecutor:
         step, self._undrawn = self._undrawn, None
         assert step is not None, "a step was launched whose masks follow"
         assert self._computed is not None, "its forward pass has an end"
-        with self._guarded(step[0]):
-            self._draw(*step, masks, undrawn, (self._computed, record_event()))
-
-    @contextmanager
-    def _guarded(self, plan: StepPlan) -> Iterator[None]:
         try:
-            yield
+            self._draw(*step, masks, undrawn, (self._computed, record_event()))
         except Exception as error:
-            self._batch.distrust(plan)
-            raise_if_lost(error, self._wait)
-            self._ops.reset()
+            self._recover(step[0], error)
             raise
+
+    def _recover(self, plan: StepPlan, error: Exception) -> None:
+        """Prepares the next launch after one that failed. Raises DeviceLost if there can be none."""
+        self._batch.distrust(plan)
+        raise_if_lost(error, self._wait)
+        self._ops.reset()
 
     def collect(self) -> StepResult:
         """Waits for the oldest step. Returns its result."""

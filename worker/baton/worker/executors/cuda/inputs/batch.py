@@ -5,19 +5,28 @@ Short updates of a step are uploaded together and scattered. A long update of on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.core import Int32, StepPlan
+from baton.worker.core import Int32, Int64, StepPlan
 from baton.worker.executors.cuda.inputs.uploads import Patches, PinnedRing
 
 _MIN_LONG = 512  # numbers of one row that deserve their own copy
 _USUAL_UPLOAD = 1 << 15  # numbers: the columns of a step, or its short updates
 _ALIGNMENT = 64  # words, as for an allocation
+
+
+class _Updates(NamedTuple):
+    """Runs of new words."""
+
+    firsts: Int64  # index of each run's first word
+    counts: Int64  # words of each run
+    values: Int32  # of all runs, one after the other
 
 
 class DeviceBatch:
@@ -41,24 +50,26 @@ class DeviceBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Applies the plan to the rows: tokens of admitted rows, and new blocks."""
-        firsts: list[NDArray[np.int64]] = []  # index of each update in the words
-        values: list[Int32] = []  # of each update
+        updates: list[_Updates] = []
         if plan.admitted:
             rows = np.array([init.row for init in plan.admitted], np.int64)
             self._num_row_blocks[rows] = 0
             self.num_prompt_tokens[rows] = [init.num_prompt_tokens for init in plan.admitted]
             self._trust.restore(rows)
-            firsts.append(rows * self.token_ids.shape[1])
-            values += [init.token_ids for init in plan.admitted]
+            values = [init.token_ids for init in plan.admitted]
+            counts = np.array([len(each) for each in values], np.int64)
+            updates.append(_Updates(rows * self.token_ids.shape[1], counts, np.concatenate(values)))
         if plan.new_blocks:
             rows = np.array([row for row, _ in plan.new_blocks], np.int64)
-            firsts.append(self._first_block_word + rows * self.max_blocks + self._num_row_blocks[rows])
-            values += [np.array(block_ids, np.int32) for _, block_ids in plan.new_blocks]
-            self._num_row_blocks[rows] += [len(block_ids) for _, block_ids in plan.new_blocks]
-        if values:
-            self._write(np.concatenate(firsts), values)
+            counts = np.array([len(block_ids) for _, block_ids in plan.new_blocks], np.int64)
+            firsts = self._first_block_word + rows * self.max_blocks + self._num_row_blocks[rows]
+            flat = np.array(list(itertools.chain.from_iterable(ids for _, ids in plan.new_blocks)), np.int32)
+            updates.append(_Updates(firsts, counts, flat))
+            self._num_row_blocks[rows] += counts
+        if updates:
+            self._write(_Updates(*map(np.concatenate, zip(*updates, strict=True))))
 
-    def rows_of(self, plan: StepPlan) -> Int32:
+    def rows_of(self, plan: StepPlan) -> Int64:
         """Returns the plan's rows, with -1 for rows that a failed step left in an unknown state."""
         return self._trust.masked(plan.rows)
 
@@ -70,15 +81,17 @@ class DeviceBatch:
         """Returns a copy of int64 `values` on the device."""
         return self._uploads.to_device(values, self._device)
 
-    def _write(self, firsts: NDArray[np.int64], values: Sequence[Int32]) -> None:
-        counts = np.array([len(some) for some in values], np.int64)
-        for index in np.flatnonzero(counts >= _MIN_LONG).tolist():
-            first = int(firsts[index])
-            self._long.copy_to(values[index], self._words[first : first + len(values[index])])
-        short = np.flatnonzero(counts < _MIN_LONG)
-        if len(short):
-            indices = _spread(firsts[short], counts[short])
-            self._patches.write(indices, np.concatenate([values[index] for index in short.tolist()]))
+    def _write(self, updates: _Updates) -> None:
+        firsts, counts, values = updates
+        long = counts >= _MIN_LONG
+        if not long.any():
+            self._patches.write(_spread(firsts, counts), values)
+            return
+        ends = np.cumsum(counts)
+        for first, count, end in zip(firsts[long].tolist(), counts[long].tolist(), ends[long].tolist(), strict=True):
+            self._long.copy_to(values[end - count : end], self._words[first : first + count])
+        if not long.all():
+            self._patches.write(_spread(firsts[~long], counts[~long]), values[np.repeat(~long, counts)])
 
 
 class RowTrust:
@@ -92,20 +105,20 @@ class RowTrust:
         self._unknown = np.zeros(num_rows, np.bool_)
         self._any = False
 
-    def withdraw(self, rows: NDArray[np.int32]) -> None:
+    def withdraw(self, rows: Int64) -> None:
         """Marks these rows as unknown."""
         self._unknown[rows] = True
         self._any = True
 
-    def restore(self, rows: NDArray[np.int64]) -> None:
+    def restore(self, rows: Int64) -> None:
         """Marks these rows as known, because they get new contents."""
         if self._any:
             self._unknown[rows] = False
             self._any = bool(self._unknown.any())
 
-    def masked(self, rows: Int32) -> Int32:
+    def masked(self, rows: Int64) -> Int64:
         """Returns the rows, with -1 for unknown ones."""
-        return np.where(self._unknown[rows], np.int32(-1), rows) if self._any else rows
+        return np.where(self._unknown[rows], np.int64(-1), rows) if self._any else rows
 
 
 def _spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -101,8 +101,8 @@ class DeviceSampler:
     def flags_of(self, plan: StepPlan, masks: TokenMasks | None) -> StepFlags:
         """Returns whether the plan needs `draw_special` and `score`."""
         rows = plan.rows[plan.samples]
-        special = masks is not None or bool(self._special[rows].any())
-        return StepFlags(special, bool(self._asking[rows].any()))
+        special = masks is not None or bool(np.count_nonzero(self._special[rows]))
+        return StepFlags(special, bool(np.count_nonzero(self._asking[rows])))
 
     def take_masks(self, masks: TokenMasks | None) -> None:
         """Uploads the masks of the next draw, in one copy."""

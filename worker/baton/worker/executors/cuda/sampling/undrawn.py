@@ -15,9 +15,9 @@ from baton.worker.executors.cuda.sampling.prompt_logprobs import PendingPromptLo
 class Undrawn(NamedTuple):
     """The results of the forward pass. Rows that are not special already have their tokens."""
 
-    rows: Tensor  # [num_rows] int32, of the batch; -1 is neither sampled nor scored
+    rows: Tensor  # [num_rows, or more] int32, of the batch; -1 is neither sampled nor scored
     tokens: Tensor  # [num_rows] int32
-    logits: Tensor  # [num_rows, vocab_size]
+    logits: Tensor  # [num_rows or more, vocab_size]
     draw_special: Callable[[], None]
     score: Callable[[], None]
     prompt_logprobs: PendingPromptLogprobs | None = None

@@ -6,18 +6,17 @@ Kernels for special rows are separate graphs, replayed after the step if it has 
 from __future__ import annotations
 
 import gc
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.core import Int32
+from baton.worker.core import Int32, Int64
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 
 T = TypeVar("T")
@@ -42,7 +41,14 @@ class Recorded(Protocol):
         """Computes log-probabilities."""
 
 
+class _Staging(NamedTuple):
+    pinned: Tensor
+    values: Int32  # the same memory
+    copied: torch.cuda.Event
+
+
 class _StepGraphs(NamedTuple):
+    numbers: Tensor  # [2 * size], that the step reads
     step: torch.cuda.CUDAGraph
     special: torch.cuda.CUDAGraph
     score: torch.cuda.CUDAGraph
@@ -68,9 +74,7 @@ class DecodeGraphs:
         self._recorded = recorded
         largest = self._sizes[-1]
         self.numbers = torch.zeros(2 * largest, dtype=torch.int32, device=device)
-        self._stagings = [torch.empty(2 * largest, dtype=torch.int32, pin_memory=True) for _ in range(_NUM_STAGINGS)]
-        self._copied = [torch.cuda.Event() for _ in range(_NUM_STAGINGS)]  # type: ignore[no-untyped-call]
-        self._turn = 0
+        self._stagings = itertools.cycle([_new_staging(2 * largest) for _ in range(_NUM_STAGINGS)])
         self._graphs: dict[int, _StepGraphs] = {}
         self._capture_all(recorded, progress)
 
@@ -78,27 +82,22 @@ class DecodeGraphs:
         """Returns the smallest captured size for this many rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
-    def replay(self, rows: Int32, num_computed_tokens: Int32) -> Undrawn:
+    def replay(self, rows: Int64, num_computed_tokens: Int32) -> Undrawn:
         """Queues one step, without the kernels for special rows. The result is valid until the next replay."""
         count = len(rows)
         size = self.size_for(count)
-        staging = self._next_staging(2 * size)
-        values: NDArray[np.int32] = staging.numpy()
+        pinned, values, copied = next(self._stagings)
+        copied.synchronize()
         values[:count] = rows
         values[count:size] = -1
         values[size : size + count] = num_computed_tokens
-        values[size + count :] = 0
-        self.numbers[: 2 * size].copy_(staging, non_blocking=True)
-        self._copied[self._turn].record()
+        values[size + count : 2 * size] = 0
         graphs = self._graphs[size]
+        graphs.numbers.copy_(pinned[: 2 * size], non_blocking=True)
+        copied.record()
         graphs.step.replay()
-        logits = self._recorded.logits[:count]
-        return Undrawn(self.numbers[:count], graphs.tokens[:count], logits, graphs.special.replay, graphs.score.replay)
-
-    def _next_staging(self, length: int) -> Tensor:
-        self._turn = (self._turn + 1) % _NUM_STAGINGS
-        self._copied[self._turn].synchronize()
-        return self._stagings[self._turn][:length]
+        logits = self._recorded.logits
+        return Undrawn(graphs.numbers, graphs.tokens[:count], logits, graphs.special.replay, graphs.score.replay)
 
     def _capture_all(self, recorded: Recorded, progress: Progress) -> None:
         self.numbers.fill_(-1)
@@ -116,9 +115,14 @@ class DecodeGraphs:
             step, tokens = capture(partial(recorded.decode, numbers, size), pool, stream)
             special, _ = capture(partial(recorded.draw_special, numbers, size), pool, stream)
             score, _ = capture(partial(recorded.score, numbers, size), pool, stream)
-            self._graphs[size] = _StepGraphs(step, special, score, tokens)
+            self._graphs[size] = _StepGraphs(numbers, step, special, score, tokens)
             progress(done, len(self._sizes))
         torch.cuda.synchronize(self._device)
+
+
+def _new_staging(length: int) -> _Staging:
+    pinned = torch.empty(length, dtype=torch.int32, pin_memory=True)
+    return _Staging(pinned, pinned.numpy(), torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
 def capture(launch: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
