@@ -236,6 +236,28 @@ class GatewayConfig:
         default=64 << 20,
         metadata={"help": "The most bytes of responses in memory, where there is no redis_url.", "minimum": 1024},
     )
+    batch_store: str = field(
+        default="",
+        metadata={
+            "help": "Where files and batches (/v1/files, /v1/batches) keep their bytes: a folder that all gateways "
+            "see, or s3://BUCKET/PREFIX (also gs:// and az://). Their state is in redis_url. Empty: there are none.",
+            "metavar": "FOLDER|URL",
+        },
+    )
+    max_file_bytes: int = field(
+        default=200 << 20, metadata={"help": "Largest uploaded file (/v1/files), in bytes.", "minimum": 1024}
+    )
+    max_batch_requests: int = field(
+        default=50_000, metadata={"help": "The most requests of one batch.", "minimum": 1, "maximum": 1_000_000}
+    )
+    max_batch_streams: int = field(
+        default=2048,
+        metadata={
+            "help": "The most requests of batches in flight, a part of max_streams. Fewer run where workers refuse "
+            "more.",
+            "minimum": 1,
+        },
+    )
     no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})
     no_console: bool = field(default=False, metadata={"help": "Do not serve the console, the fleet at /console."})
     no_access_log: bool = field(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from baton.gateway.access.identity import Scope
 from baton.gateway.anthropic.routes import anthropic_routes
+from baton.gateway.batches.batch_routes import routes_without_store
+from baton.gateway.batches.batching import Batching
 from baton.gateway.console.routes import console_routes
 from baton.gateway.openai.chat import ChatCompletions
 from baton.gateway.openai.completions import Completions
@@ -33,11 +35,16 @@ _GENERATION = (*_BODY, 429, 500, 503, 504)
 
 
 def rest_routes(
-    serving: ServingContext, store: ResponseStore, missing: Callable[[], list[str]], fleet: FleetControl | None = None
+    serving: ServingContext,
+    store: ResponseStore,
+    missing: Callable[[], list[str]],
+    fleet: FleetControl | None = None,
+    batching: Batching | None = None,
 ) -> list[Route]:
     """Returns all routes. `missing` describes what the gateway still needs before it can serve.
 
-    `fleet` is what the admin routes operate on; without it there are none.
+    `fleet` is what the admin routes operate on; without it there are none. Without `batching`, the routes of files and
+    batches say so.
     """
     service = ResponseService(serving, store)
     responses = responses_routes(service, serving.config.strict_fields)
@@ -51,6 +58,8 @@ def rest_routes(
         *conversation_routes(service.conversations, serving.bodies, serving.config.strict_fields),
         *anthropic_routes(serving),
     ]
+    strict = serving.config.strict_fields
+    api += batching.routes(api, serving.bodies, strict) if batching is not None else routes_without_store()
     system = [*_system_routes(serving, missing), *(admin_routes(serving, fleet) if fleet is not None else ())]
     description = Description(lambda: openapi_document(routes))
     routes = [

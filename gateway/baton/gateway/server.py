@@ -17,6 +17,7 @@ from baton.gateway.access.factory import open_gate
 from baton.gateway.access.gate import Gate
 from baton.gateway.access.rpc_guard import KeyGuard
 from baton.gateway.access_log import switch_access_log
+from baton.gateway.batches.batching import Batching, open_batching
 from baton.gateway.bodies.remote_reader import RemoteReader
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
@@ -30,6 +31,7 @@ from baton.gateway.grpc.responses.calls import ResponseCalls
 from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
+from baton.gateway.http.exchange import Exchange
 from baton.gateway.http.host_check import host_check_of
 from baton.gateway.http.intake import Intake
 from baton.gateway.http.limits import HttpLimits
@@ -145,14 +147,16 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         )
         connections = Connections()
         serving = _serving_context(config, core, connections, tls, bodies)
-        http_server, authorization = _http_server(config, core, serving, store, connections, tls)
+        batching = open_batching(config, core.gate)
+        http_server, authorization = _http_server(config, core, serving, store, connections, tls, batching)
         async with http_server as http:
             async with (
                 _rpc_server(config, core, ResponseService(serving, store), tls.grpc) as rpc,
                 ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
             ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
-                await _until_stopped(core, rpc, stop)
+                async with batching.running() if batching is not None else contextlib.nullcontext():
+                    await _until_stopped(core, rpc, stop)
                 core.admission.drain()
                 seconds = config.drain_timeout
                 cut_short = asyncio.get_running_loop().call_later(seconds, core.generator.shut_down)
@@ -266,11 +270,12 @@ def _http_server(
     store: ResponseStore,
     connections: Connections,
     tls: _AllTls,
+    batching: Batching | None,
 ) -> tuple[HttpServer, ExtAuthzServicer]:
     """Returns the REST server, and the servicer that answers Envoy from the same routes."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    routes = rest_routes(serving, store, lambda: missing_parts(core), core.fleet)
+    routes = rest_routes(serving, store, lambda: missing_parts(core), core.fleet, batching)
     app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     serving.metrics.register(ExtAuthzCollector(authorization))
@@ -284,7 +289,16 @@ def _http_server(
         stall_timeout=config.stall_timeout,
     )
     context = tls.rest.ssl_context() if tls.rest else None
-    intake = Intake(lambda exchange: core.gate.tenant_of(keys_in_headers(exchange.headers)))
+
+    def tenant_of(exchange: Exchange) -> str:
+        return core.gate.tenant_of(keys_in_headers(exchange.headers))
+
+    def spooled_bytes(exchange: Exchange) -> int:
+        if batching is None:
+            return 0
+        return batching.spooled_bytes(exchange, lambda one: not config.api_keys or bool(tenant_of(one)))
+
+    intake = Intake(tenant_of, spooled_bytes)
     return HttpServer(config.rest_listen, app, limits, connections, context, intake), authorization
 
 

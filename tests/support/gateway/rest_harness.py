@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from baton.gateway.access.gate import OpenGate
+from baton.gateway.batches.batching import open_batching
 from baton.gateway.bodies.remote_reader import RemoteReader
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
@@ -18,6 +20,7 @@ from baton.gateway.core import Delta, GenerationRequest, Sink, TokenLogprob, Top
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.host_check import host_check_of
+from baton.gateway.http.intake import Intake
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
 from baton.gateway.metrics.counters import GenerationCounters
@@ -170,8 +173,11 @@ async def rest_side(
     responses = ResponseStore(store or MemoryRecordStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    app = App(rest_routes(serving, responses, lambda: missing), metrics, cors=cors, hosts=hosts)
-    async with bodies, HttpServer("127.0.0.1:0", app, limits, connections) as server:
+    batching = open_batching(config, OpenGate())
+    spooled = Intake() if batching is None else Intake(spooled_bytes=lambda one: batching.spooled_bytes(one, bool))
+    running = contextlib.nullcontext() if batching is None else batching.running()
+    app = App(rest_routes(serving, responses, lambda: missing, None, batching), metrics, cors=cors, hosts=hosts)
+    async with bodies, HttpServer("127.0.0.1:0", app, limits, connections, intake=spooled) as server, running:
         yield Rest(server.port, generator, catalog, admission, metrics, server, responses, missing)
     await responses.close(0)
 

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from baton.gateway.access.counters import AccessCounters, TenantUse
 from baton.gateway.access.errors import RateLimited, Unauthenticated
-from baton.gateway.access.identity import ANONYMOUS, Identity, Scope
+from baton.gateway.access.identity import ANONYMOUS, Identity, Scope, Tenant
 from baton.gateway.access.keys.ring import KeyRing
 from baton.gateway.access.limits.ledger import Reservation
 from baton.gateway.access.limits.limiter import Limiter
 from baton.gateway.access.limits.messages import anthropic_headers, openai_headers
 from baton.gateway.access.limits.usage import RequestCost, TokensUsed
-from baton.rpc.errors import PermissionDenied, ServiceError
+from baton.rpc.errors import NotFound, PermissionDenied, ServiceError
 
 _MISSING = (
     "You didn't provide an API key. Provide it in an Authorization header with Bearer auth "
@@ -48,6 +48,9 @@ class Gate(Protocol):
     def tenant_of(self, keys: Sequence[str]) -> str:
         """Returns the tenant of these keys, or an empty name. Counts nothing: the name only orders waiting requests."""
 
+    def tenant_named(self, name: str) -> Tenant:
+        """Returns a tenant, for work that outlasts its request. Raises NotFound, or Unavailable as `identify`."""
+
     async def admit(self, identity: Identity, cost: RequestCost) -> Permit:
         """Reserves capacity of every limit, or raises RateLimited. Returns within the timeout of Redis."""
 
@@ -62,6 +65,11 @@ class OpenGate:
 
     def tenant_of(self, keys: Sequence[str]) -> str:
         return ""
+
+    def tenant_named(self, name: str) -> Tenant:
+        if name:
+            raise NotFound(f"there is no tenant {name!r}: this gateway has no keys", field="tenant")
+        return ANONYMOUS.tenant
 
     async def admit(self, identity: Identity, cost: RequestCost) -> Permit:
         return FREE_PERMIT
@@ -109,6 +117,9 @@ class KeyGate:
             return self._ring.authenticate(keys[0]).tenant.name
         except ServiceError:
             return ""
+
+    def tenant_named(self, name: str) -> Tenant:
+        return self._ring.tenant(name)
 
     async def admit(self, identity: Identity, cost: RequestCost) -> Permit:
         tenant = identity.tenant

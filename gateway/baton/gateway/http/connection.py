@@ -22,6 +22,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.http.intake import RECEIVED_BYTES, Intake, network_of
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.request_reader import RequestReader, State
+from baton.gateway.http.spool import Spool
 from baton.gateway.http.unread import Unread
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._connections = connections
         self._intake = intake
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(self, limits, self._loop.time)
+        self._reader = RequestReader(self, limits, self._loop.time, self._spool_of)
         self._unread = Unread()
         self._idle_deadline = math.inf  # for waiting for a request, or lingering
         self._stall_deadline = math.inf
@@ -100,6 +101,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pending.clear()
         if self._receipt is not None:
             self._receipt.cancel()
+        self._reader.close()
         self._stop_reading()
         self._stop_current()
 
@@ -155,7 +157,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if now >= self._idle_deadline:
                 self._idle_deadline = math.inf
                 self._transport.close()
-        elif self._unread or self._receives_in_turn:
+        elif self._unread or self._receives_in_turn or self._reader.must_wait:
             # The delay is on this side.
             self._reader.deadline = max(self._reader.deadline, now + self._limits.header_timeout)
         elif now >= self._reader.deadline:
@@ -262,13 +264,17 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _hold_reading(self) -> None:
         """Pauses reading while enough data is unread, or the client's turn to receive has not come."""
-        enough = self._receives_in_turn or len(self._unread) > _MAX_UNREAD_BYTES
+        enough = self._receives_in_turn or len(self._unread) > _MAX_UNREAD_BYTES or self._reader.must_wait
         if enough != self._reading_paused and not self._transport.is_closing():
             if enough:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
             self._reading_paused = enough
+
+    def _spool_of(self, exchange: Exchange) -> Spool | None:
+        max_bytes = self._intake.spooled_bytes(exchange)
+        return Spool(max_bytes, self._hold_reading) if max_bytes else None
 
     def _send_continue(self) -> None:
         # after the responses to earlier requests

@@ -12,6 +12,7 @@ from baton.gateway.access_log import log_exchange
 from baton.gateway.errors.anthropic import AnthropicError, asks_for_anthropic
 from baton.gateway.errors.http import HttpError, http_error_of, reason_phrase
 from baton.gateway.http import ignored_fields as ignored
+from baton.gateway.http.spool import Spool
 from baton.gateway.resume.journal import Journal
 
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -80,6 +81,7 @@ class Exchange:
         "received",
         "rejection",
         "request_id",
+        "spool",
         "status",
     )
 
@@ -95,6 +97,7 @@ class Exchange:
         self.http_version = http_version
         self.headers = headers  # by lower-case name
         self._pieces: Sequence[bytes | bytearray] = ()  # of the body
+        self.spool: Spool | None = None  # the body, if it was received into a file
         self.received = time.perf_counter()
         self.request_id = ""
         self.owner = ""  # owner of the turns for work on this request
@@ -136,6 +139,11 @@ class Exchange:
     def receive(self, pieces: Sequence[bytes | bytearray]) -> None:
         """Sets the body."""
         self._pieces = pieces
+
+    def drop_spool(self) -> None:
+        """Drops the body that was received into a file."""
+        if self.spool is not None:
+            self.spool.close()
 
     @property
     def writable(self) -> bool:
@@ -290,6 +298,7 @@ class Exchange:
         for hook in hooks:
             hook(self)
         self._pieces = ()
+        self.drop_spool()
         self.on_disconnect, self.on_writable = [], []
         self._wire.exchange_ended(self, self._keep_alive)
 

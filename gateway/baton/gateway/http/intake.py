@@ -31,11 +31,17 @@ def _no_tenant(exchange: Exchange) -> str:
     return ""
 
 
+def _in_memory(exchange: Exchange) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """The turns of one server, shared by tenant, or by address without a tenant."""
 
     tenant_of: Callable[[Exchange], str] = _no_tenant  # empty: unknown
+    # The most bytes of a request's body that is received into a file; 0: it is received into memory.
+    spooled_bytes: Callable[[Exchange], int] = _in_memory
     # For handling requests up to their first wait. The placements of one turn go to the router in one message.
     requests: Turns = field(default_factory=partial(Turns, _REQUESTS_SECONDS))
     chunks: Turns = field(default_factory=Turns)  # for reading chunks of bodies

@@ -17,6 +17,7 @@ from baton.gateway.errors.http import HttpError
 from baton.gateway.http.chunk_budget import ChunkBudget
 from baton.gateway.http.exchange import Exchange, ExchangeTransport
 from baton.gateway.http.limits import HttpLimits
+from baton.gateway.http.spool import Spool
 
 _MIN_BODY_RATE = 64 << 10  # bytes per second that extend the body's deadline
 _MAX_HEADERS = 128
@@ -37,11 +38,22 @@ class _Refused(Exception):
     """Ends the parsing of a refused request."""
 
 
+def _in_memory(exchange: Exchange) -> None:
+    return None
+
+
 class RequestReader:
     """Parses the requests of one connection. Stops after a rejection."""
 
-    def __init__(self, wire: ExchangeTransport, limits: HttpLimits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        wire: ExchangeTransport,
+        limits: HttpLimits,
+        clock: Callable[[], float],
+        spool_of: Callable[[Exchange], Spool | None] = _in_memory,
+    ) -> None:
         self._wire = wire
+        self._spool_of = spool_of
         self._limits = limits
         self._clock = clock
         self._parser = httptools.HttpRequestParser(self)
@@ -59,6 +71,16 @@ class RequestReader:
     def chunked(self) -> bool:
         """Returns whether the current body is chunked."""
         return self._chunks is not None
+
+    @property
+    def must_wait(self) -> bool:
+        """Returns whether the body's file is behind."""
+        return self._exchange is not None and self._exchange.spool is not None and self._exchange.spool.full
+
+    def close(self) -> None:
+        """Drops the body that is being read."""
+        if self._exchange is not None:
+            self._exchange.drop_spool()
 
     @property
     def begun(self) -> Exchange | None:
@@ -134,6 +156,9 @@ class RequestReader:
             self._exchange.close_after()
         if b"transfer-encoding" in self._headers:
             self._chunks = ChunkBudget(self._limits.max_header_bytes)
+        self._exchange.spool = spool = self._spool_of(self._exchange)
+        if spool is not None:
+            self._max_body_bytes = spool.max_bytes
         self._check_headers(version)
 
     def on_body(self, data: bytes) -> None:
@@ -161,6 +186,7 @@ class RequestReader:
         self._pieces: list[bytes] = []  # pieces of the current slice
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
+        self._max_body_bytes = self._limits.max_body_bytes
         self._chunks = None
         self._exchange = None
 
@@ -168,6 +194,7 @@ class RequestReader:
         self.rejection = rejection
         self._pieces.clear()
         self._body.clear()
+        self.close()
         raise _Refused
 
     def _join_pieces(self) -> None:
@@ -178,10 +205,12 @@ class RequestReader:
         data = b"".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
         self._pieces.clear()
         self._body_bytes += len(data)
-        if self._body_bytes > self._limits.max_body_bytes:
+        if self._body_bytes > self._max_body_bytes:
             self._refuse(self._too_large())
         self.deadline += len(data) / _MIN_BODY_RATE
-        if len(data) >= _LARGE_PIECE or not self._body:
+        if self._exchange is not None and self._exchange.spool is not None:
+            self._exchange.spool.write(data)
+        elif len(data) >= _LARGE_PIECE or not self._body:
             self._body.append(data)  # not joined, since a growing buffer is copied repeatedly
         elif isinstance(last := self._body[-1], bytearray):
             last += data  # separate pieces of two bytes would each take twenty times their size
@@ -225,7 +254,7 @@ class RequestReader:
             self._refuse(HttpError(400, message, param="transfer-encoding"))
         length = self._headers.get(b"content-length", b"")
         self._length = int(length) if length.isdigit() else 0
-        if self._length > self._limits.max_body_bytes:
+        if self._length > self._max_body_bytes:
             self._refuse(self._too_large())
         expectation = self._headers.get(b"expect", b"").lower()
         if expectation and expectation != b"100-continue":
@@ -233,7 +262,7 @@ class RequestReader:
         self.owes_continue = bool(expectation) and version == "1.1"
 
     def _too_large(self) -> HttpError:
-        message = f"the request body exceeds the limit of {self._limits.max_body_bytes} bytes"
+        message = f"the request body exceeds the limit of {self._max_body_bytes} bytes"
         return HttpError(413, message, code="request_too_large")
 
     def take_continue(self) -> bool:

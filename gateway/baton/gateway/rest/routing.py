@@ -54,6 +54,7 @@ class Route:
     request: type[Struct] | None = None
     response: type[Struct] | None = None  # None: not JSON
     chunk: type[Struct] | None = None  # of the event stream for `stream: true`
+    body_type: str = "application/json"  # of the request
     content_type: str = "application/json"
     errors: tuple[int, ...] = ()  # statuses besides 200 and those of every route
     parameters: tuple[Parameter, ...] = ()

@@ -112,7 +112,7 @@ class _Part:
 
 def _as_tenants(request: GenerationRequest, tenant: Tenant, on_end: Callable[[Usage], None]) -> GenerationRequest:
     # A client may lower its requests' priority, but not raise it above the tenant's.
-    priority = tenant.priority + max(0, request.priority) if tenant.name else request.priority
+    priority = tenant.priority + (max(0, request.priority) if tenant.name else request.priority)
     return replace(
         request,
         tenant=tenant.name,

@@ -98,7 +98,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {"200": _answer(route), **errors},
     }
     if route.request is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": _schema(route.request)}}
+        operation["requestBody"] = {"required": True, "content": {route.body_type: _schema(route.request)}}
     return operation
 
 

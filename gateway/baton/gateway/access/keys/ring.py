@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from baton.gateway.access.counters import AccessCounters
-from baton.gateway.access.identity import Identity
+from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.access.keys.directory import Directory
-from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +51,20 @@ class KeyRing:
 
     def authenticate(self, key: str) -> Identity:
         """Returns the identity of a key. Raises Unauthenticated, or Unavailable while no keys have been read."""
+        return self._read_directory.authenticate(key, self._clock())
+
+    def tenant(self, name: str) -> Tenant:
+        """Returns a tenant. Raises NotFound, or Unavailable while no keys have been read."""
+        tenant = self._read_directory.tenants.get(name)
+        if tenant is None:
+            raise NotFound(f"there is no tenant {name!r} any more", field="tenant")
+        return tenant
+
+    @property
+    def _read_directory(self) -> Directory:
         if self._directory is None:
             raise Unavailable("the API keys have not been read yet", retry_after_ms=1000)
-        return self._directory.authenticate(key, self._clock())
+        return self._directory
 
     @contextlib.asynccontextmanager
     async def watching(self, poll_seconds: float = POLL_SECONDS) -> AsyncIterator[None]:

@@ -1,0 +1,83 @@
+"""Blobs as files of a folder, which all gateways see: one machine's disk, or a shared file system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from baton.gateway.batches.blobs.store import BlobMissing
+from baton.rpc.errors import InvalidRequest, Unavailable
+
+_INCOMPLETE = ".incomplete-"
+
+
+class FolderBlobs:
+    """Implements BlobStore. Creates the folder. Raises InvalidRequest if it cannot be used."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            usable = os.access(self.folder, os.W_OK | os.X_OK)
+        except OSError as error:
+            raise _unusable(folder, error.strerror or str(error)) from error
+        if not usable:
+            raise _unusable(folder, "it is not writable")
+
+    def put(self, name: str, pieces: Iterable[bytes]) -> int:
+        path = self.folder / name
+        incomplete = path.with_name(f"{path.name}{_INCOMPLETE}{uuid.uuid4().hex}")
+        size = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with incomplete.open("wb") as file:
+                for piece in pieces:
+                    size += file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            incomplete.rename(path)
+        except OSError as error:
+            raise _failed("write", error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                incomplete.unlink(missing_ok=True)
+        return size
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        try:
+            with (self.folder / name).open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), length, offset)
+        except FileNotFoundError as error:
+            raise BlobMissing(f"the stored bytes of {name} are missing") from error
+        except OSError as error:
+            raise _failed("read", error) from error
+
+    def delete(self, name: str) -> None:
+        path = self.folder / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _failed("delete", error) from error
+        # The folder of a batch's parts ends with the last of them.
+        if path.parent.parent != self.folder:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self.folder / prefix
+        found = (path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else ()
+        return sorted(path.relative_to(self.folder).as_posix() for path in found)
+
+
+def _unusable(folder: str, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"batch_store: cannot use the folder {folder!r}: {why}; give a writable folder", field="batch_store"
+    )
+
+
+def _failed(what: str, error: OSError) -> Unavailable:
+    reason = error.strerror or str(error)
+    return Unavailable(f"cannot {what} in the folder of batch_store: {reason}; retry later", retry_after_ms=1000)

@@ -1,0 +1,102 @@
+"""Files by tenant: their records in the state store, their bytes in the blob store. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable
+
+import msgspec
+
+from baton.gateway.batches.blobs.threads import Blobs
+from baton.gateway.batches.pages import PageQuery, read_page
+from baton.gateway.batches.records import FILE, StoredFile, file_blob, file_of
+from baton.gateway.batches.state.store import Entry, StateStore
+from baton.gateway.batches.types import FileObject
+from baton.rpc.errors import InvalidRequest, NotFound
+
+# What OpenAI's clients may store. Only files for batches are used here.
+PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
+_EXPIRY_SECONDS = (3600, 30 * 86400)
+_MAX_NAME = 255
+
+
+def new_file_id() -> str:
+    """Returns a new id."""
+    return f"file-{uuid.uuid4().hex}"
+
+
+class Files:
+    """Creates, finds and deletes files. Raises NotFound, also for files of other tenants, and Unavailable."""
+
+    def __init__(self, state: StateStore, blobs: Blobs) -> None:
+        self._state = state
+        self.blobs = blobs
+
+    async def create(
+        self, tenant: str, filename: str, purpose: str, pieces: Iterable[bytes], expires_after: int | None
+    ) -> FileObject:
+        """Stores a file. `pieces` are made on another thread."""
+        file_id, now = new_file_id(), int(time.time())
+        size = await self.blobs.put(file_blob(file_id), pieces)
+        file = FileObject(
+            id=file_id,
+            bytes=size,
+            created_at=now,
+            filename=filename[:_MAX_NAME],
+            purpose=purpose,
+            expires_at=None if expires_after is None else now + expires_after,
+        )
+        await self.register(tenant, file)
+        return file
+
+    async def register(self, tenant: str, file: FileObject) -> None:
+        """Stores the record of a file whose bytes are stored. Idempotent."""
+        record = msgspec.json.encode(StoredFile(tenant=tenant, file=file))
+        await self._state.create(Entry(FILE, tenant, file.id), record, file.created_at, file.expires_at)
+
+    async def get(self, tenant: str, file_id: str, field: str = "file_id") -> FileObject:
+        """Returns a file."""
+        (record,) = await self._state.load(FILE, [file_id])
+        found = None if record is None else _live(file_of(record), tenant)
+        if found is None:
+            raise NotFound(f"No such File object: {file_id[:80]}", field=field)
+        return found
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Deletes a file."""
+        await self.get(tenant, file_id)
+        await self._state.delete(Entry(FILE, tenant, file_id))
+        await self.blobs.delete(file_blob(file_id))
+
+    async def page(self, tenant: str, query: PageQuery) -> tuple[list[FileObject], bool]:
+        """Returns a page of the tenant's files, and whether more follow. Raises InvalidRequest."""
+
+        def decode(record: bytes) -> FileObject | None:
+            file = _live(file_of(record), tenant)
+            return file if file is not None and query.purpose in ("", file.purpose) else None
+
+        return await read_page(self._state, FILE, tenant, query, decode)
+
+
+def check_purpose(purpose: str | None) -> str:
+    """Returns the purpose. Raises InvalidRequest."""
+    if purpose is None:
+        raise InvalidRequest("purpose is required; give batch for the input of a batch", field="purpose")
+    if purpose not in PURPOSES:
+        raise InvalidRequest(f"purpose is {purpose[:40]!r}; give one of {', '.join(PURPOSES)}", field="purpose")
+    return purpose
+
+
+def check_expiry(seconds: int, field: str) -> int:
+    """Returns the seconds until a file expires. Raises InvalidRequest."""
+    least, most = _EXPIRY_SECONDS
+    if not least <= seconds <= most:
+        raise InvalidRequest(f"{field} is {seconds}; it must be from {least} to {most}", field=field)
+    return seconds
+
+
+def _live(stored: StoredFile, tenant: str) -> FileObject | None:
+    expires_at = stored.file.expires_at
+    is_live = expires_at is None or expires_at > time.time()
+    return stored.file if stored.tenant == tenant and is_live else None

@@ -1,0 +1,116 @@
+"""The lines of a batch's input: read in ranges, and checked. Knows no batch's state and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton.gateway.batches.types import BatchError
+
+READ_BYTES = 1 << 20
+MAX_LINES = 50_000
+MAX_LINE_BYTES = 16 << 20
+MAX_CUSTOM_ID = 512  # characters
+_SHOWN = 80
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any = msgspec.json.Decoder()
+
+Read = Callable[[int, int], Awaitable[bytes]]  # from (offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is not blank."""
+
+    number: int  # from 1, blank lines included
+    index: int  # from 0, without blank lines
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    """A checked line."""
+
+    custom_id: str
+    body: bytes  # JSON
+
+
+class LineProblem(Exception):
+    """A line that cannot be run."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+    def at(self, line: int | None) -> BatchError:
+        """Returns the error of an input file."""
+        return BatchError(code=self.code, message=self.message, param=self.param, line=line)
+
+
+async def lines_of(read: Read) -> AsyncIterator[Line]:
+    """Yields the lines of an input. Raises LineProblem for a line that is too long to be read."""
+    number = index = offset = 0
+    rest = bytearray()
+    while piece := await read(offset, READ_BYTES):
+        offset += len(piece)
+        rest += piece
+        *complete, last = rest.split(b"\n")
+        for line in complete:
+            number += 1
+            if line.strip():
+                yield Line(number, index, bytes(line))
+                index += 1
+        if len(last) > MAX_LINE_BYTES:
+            raise LineProblem("line_too_long", f"line {number + 1} has more than {MAX_LINE_BYTES} bytes")
+        rest = last
+    if rest.strip():
+        yield Line(number + 1, index, bytes(rest))
+
+
+def request_of(line: bytes, endpoint: str) -> LineRequest:
+    """Returns the request of a line. Raises LineProblem that names the member."""
+    try:
+        members = _object.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise LineProblem("invalid_json_line", "This line is not parseable as valid JSON.") from None
+    except msgspec.ValidationError:
+        raise LineProblem("invalid_json_line", "This line is not a JSON object.") from None
+    custom_id = _text_of(members, "custom_id")
+    if not custom_id or len(custom_id) > MAX_CUSTOM_ID:
+        message = f"custom_id has {len(custom_id)} characters; it must have 1 to {MAX_CUSTOM_ID}"
+        raise LineProblem("invalid_request", message, "custom_id")
+    method, url = _text_of(members, "method"), _text_of(members, "url")
+    if method != "POST":
+        raise LineProblem("invalid_method", f"method is {method[:_SHOWN]!r}; it must be POST", "method")
+    if url != endpoint:
+        message = f"url is {url[:_SHOWN]!r}; it must be the batch's endpoint, {endpoint}"
+        raise LineProblem("url_mismatch", message, "url")
+    body = members.get("body")
+    if body is None:
+        raise LineProblem("missing_required_parameter", "body is required", "body")
+    if not bytes(memoryview(body)[:1]) == b"{":
+        raise LineProblem("invalid_request", "body must be a JSON object", "body")
+    _check_stream(body)
+    return LineRequest(custom_id, bytes(body))
+
+
+def _text_of(members: dict[str, msgspec.Raw], name: str) -> str:
+    raw = members.get(name)
+    if raw is None:
+        raise LineProblem("missing_required_parameter", f"{name} is required", name)
+    value: Any = _any.decode(raw)
+    if not isinstance(value, str):
+        raise LineProblem("invalid_request", f"{name} must be a string", name)
+    return value
+
+
+def _check_stream(body: msgspec.Raw) -> None:
+    stream = _object.decode(body).get("stream")
+    if stream is not None and bytes(stream) not in (b"false", b"null"):
+        raise LineProblem("invalid_request", "body.stream must be false: a batch's answers are whole", "body.stream")

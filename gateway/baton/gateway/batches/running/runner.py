@@ -1,0 +1,143 @@
+"""Runs the batches of all tenants: takes leases of those that no gateway runs, and keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from baton.gateway.batches.records import BATCH, FILE, batch_of, file_blob
+from baton.gateway.batches.running.batch_run import BatchRun, RunnerParts
+from baton.gateway.batches.state.store import LeaseLost
+from baton.rpc.errors import ServiceError, Unavailable
+
+_log = logging.getLogger(__name__)
+
+# A batch whose gateway died is taken over after this time.
+LEASE_SECONDS = 6.0
+_RENEWALS_PER_LEASE = 4
+_POLL_SECONDS = 1.0
+_SWEEP_SECONDS = 60.0
+_SWEPT_AT_ONCE = 100
+_MAX_BATCHES = 16  # that one gateway runs at once
+
+
+class BatchRunner:
+    """Runs batches for the lifetime of `running`."""
+
+    def __init__(self, parts: RunnerParts, lease_seconds: float = LEASE_SECONDS) -> None:
+        self._parts = parts
+        self._lease_seconds = lease_seconds
+        self._woken = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, BatchRun] = {}
+        self._swept = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Returns the number of batches that run here."""
+        return len(self._tasks)
+
+    def wake(self) -> None:
+        """Looks for batches at once."""
+        self._woken.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs batches. At the end, other gateways may take them at once."""
+        looking = asyncio.get_running_loop().create_task(self._look())
+        try:
+            yield
+        finally:
+            tasks = [looking, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                await self._take()
+                await self._pass_cancellations()
+                await self._sweep()
+            except Unavailable as error:
+                _log.warning("cannot look for batches: %s", error.message)
+            except Exception:
+                _log.exception("cannot look for batches")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)
+            self._woken.clear()
+
+    async def _take(self) -> None:
+        state = self._parts.state
+        for batch_id in await state.open_batches():
+            if len(self._tasks) >= _MAX_BATCHES:
+                return
+            if batch_id in self._tasks:
+                continue
+            fence = await state.lease(batch_id, self._lease_seconds)
+            if fence is not None:
+                task = asyncio.get_running_loop().create_task(self._hold(batch_id, fence))
+                self._tasks[batch_id] = task
+
+    async def _pass_cancellations(self) -> None:
+        names = list(self._runs)
+        for name, cancelled in zip(names, await self._parts.state.cancelled_at(names), strict=True):
+            if cancelled is not None and name in self._runs:
+                self._runs[name].cancelled.set()
+
+    async def _hold(self, batch_id: str, fence: int) -> None:
+        """Runs one batch under its lease."""
+        state = self._parts.state
+        try:
+            (record,) = await state.load(BATCH, [batch_id])
+            if record is None:
+                await state.close_batch(batch_id)
+                return
+            run = self._runs[batch_id] = BatchRun(self._parts, batch_of(record), fence)
+            _log.info("running %s", batch_id, extra={"fence": fence})
+            await self._keep(run, batch_id, fence)
+            _log.info("%s has ended", batch_id)
+        except asyncio.CancelledError:
+            raise
+        except LeaseLost:
+            _log.warning("another gateway took %s over", batch_id)
+        except ServiceError as error:
+            _log.warning("%s stopped and will be run again: %s", batch_id, error.message)
+        except Exception:
+            _log.exception("%s stopped and will be run again", batch_id)
+        finally:
+            self._runs.pop(batch_id, None)
+            self._tasks.pop(batch_id, None)
+
+    async def _keep(self, run: BatchRun, batch_id: str, fence: int) -> None:
+        """Runs a batch and renews its lease. Raises what ended it."""
+        state, work = self._parts.state, asyncio.get_running_loop().create_task(run.run())
+        is_stopped = True
+        try:
+            while not work.done():
+                await asyncio.wait((work,), timeout=self._lease_seconds / _RENEWALS_PER_LEASE)
+                if not work.done():
+                    with contextlib.suppress(Unavailable):  # whether the lease still holds, a commit decides
+                        await state.renew(batch_id, fence, self._lease_seconds)
+            is_stopped = False
+            work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            if is_stopped:
+                with contextlib.suppress(ServiceError):
+                    await state.release(batch_id, fence)
+
+    async def _sweep(self) -> None:
+        """Deletes what has expired."""
+        now = time.time()
+        if now - self._swept < _SWEEP_SECONDS:
+            return
+        self._swept = now
+        for entry in await self._parts.state.expired(now, _SWEPT_AT_ONCE):
+            if entry.kind == FILE:
+                await self._parts.files.blobs.delete(file_blob(entry.name))
+            await self._parts.state.delete(entry)

@@ -1,0 +1,83 @@
+"""Bounds the lines of all batches that run at once: grows while the fleet takes them, shrinks where it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+
+_FIRST = 8
+_SHRINK = 0.75
+_SHRINK_PAUSE_SECONDS = 0.5  # refusals of one moment shrink the window once
+
+
+class Window:
+    """The places of lines in flight. Batches that wait get places in turn, the one with fewest first."""
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self._most = most
+        self._clock = clock
+        self._limit = float(min(_FIRST, most))
+        self._shrunk = float("-inf")
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Returns the number of lines that run."""
+        return self._running.total()
+
+    @property
+    def limit(self) -> int:
+        """Returns the most lines that may run now."""
+        return int(self._limit)
+
+    async def enter(self, batch_id: str) -> None:
+        """Waits for a place of a batch."""
+        if self.in_flight < self.limit and not self._waiting:
+            self._running[batch_id] += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(batch_id, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._leave(batch_id)
+            else:
+                self._drop(batch_id, place)
+            raise
+
+    def leave(self, batch_id: str, served: bool) -> None:
+        """Gives a place back. `served`: the fleet ran the line, so that there may be room for more."""
+        # One more for each line that ran: the window doubles in the time of one line.
+        if served and self.in_flight >= self.limit:
+            self._limit = min(self._limit + 1.0, float(self._most))
+        self._leave(batch_id)
+
+    def refused(self) -> None:
+        """Shrinks the window: the fleet had no room for a line."""
+        now = self._clock()
+        if now - self._shrunk >= _SHRINK_PAUSE_SECONDS:
+            self._shrunk = now
+            self._limit = max(1.0, min(self._limit, float(self.in_flight)) * _SHRINK)
+
+    def _leave(self, batch_id: str) -> None:
+        self._running[batch_id] -= 1
+        if not self._running[batch_id]:
+            del self._running[batch_id]
+        while self._waiting and self.in_flight < self.limit:
+            chosen = min(self._waiting, key=lambda name: self._running[name])
+            place = self._waiting[chosen].popleft()
+            if not self._waiting[chosen]:
+                del self._waiting[chosen]
+            if not place.done():
+                self._running[chosen] += 1
+                place.set_result(None)
+
+    def _drop(self, batch_id: str, place: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(batch_id)
+        if waiting is not None and place in waiting:
+            waiting.remove(place)
+            if not waiting:
+                del self._waiting[batch_id]

@@ -1,0 +1,255 @@
+"""Batches through the official client, with a scripted generator."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
+
+from baton.rpc.errors import NoCapacity
+
+
+def line(custom_id, prompt="Hi", url="/v1/completions", **body):
+    request = {"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": prompt, **body}}
+    return json.dumps(request).encode()
+
+
+@contextlib.asynccontextmanager
+async def running(tmp_path, script=None, generator=None, **settings):
+    folder = str(tmp_path / "store")
+    async with (
+        rest_side(script, generator=generator, batch_store=folder, **settings) as rest,
+        AsyncOpenAI(base_url=f"http://127.0.0.1:{rest.port}/v1", api_key="x", max_retries=0) as client,
+    ):
+        yield rest, client
+
+
+async def begin(client, lines, endpoint="/v1/completions", window="24h", **more):
+    file = await client.files.create(file=("in.jsonl", b"\n".join(lines)), purpose="batch")
+    made = await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window, **more)
+    assert made.status == "validating"
+    return made
+
+
+async def seen(client, batch, condition, seconds=10):
+    """Polls a batch until it fulfils a condition."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        batch = await client.batches.retrieve(batch.id)
+        if condition(batch):
+            return batch
+        assert asyncio.get_running_loop().time() < deadline, batch
+        await asyncio.sleep(0.02)
+
+
+async def ended(client, batch):
+    return await seen(client, batch, lambda one: one.status in ("completed", "failed", "expired", "cancelled"))
+
+
+async def results(client, file_id):
+    if file_id is None:
+        return []
+    return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
+
+
+async def test_every_line_is_answered_once_in_the_output_file(tmp_path):
+    async with running(tmp_path, say("Once", " upon")) as (_, client):
+        lines = [line(f"id-{number}", f"Prompt {number}") for number in range(50)]
+        batch = await begin(client, [lines[0], b"", *lines[1:], b"  "], metadata={"name": "nightly"})
+        done = await ended(client, batch)
+        assert done.status == "completed"
+        assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (50, 50, 0)
+        assert done.metadata == {"name": "nightly"}
+        assert done.error_file_id is None
+        assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at <= done.expires_at
+        assert done.expires_at == done.created_at + 86400
+        found = await results(client, done.output_file_id)
+        assert sorted(one["custom_id"] for one in found) == sorted(f"id-{number}" for number in range(50))
+        assert {one["response"]["status_code"] for one in found} == {200}
+        body = found[0]["response"]["body"]
+        assert body["object"] == "text_completion"
+        assert body["choices"][0]["text"] == "Once upon"
+        assert found[0]["error"] is None
+        assert found[0]["id"].startswith("batch_req_")
+        output = await client.files.retrieve(done.output_file_id)
+        assert output.purpose == "batch_output"
+        assert output.filename == f"{batch.id}_output.jsonl"
+        assert not list((tmp_path / "store" / "batches").glob("*/*"))
+
+
+async def test_a_request_that_fails_goes_to_the_error_file_and_the_rest_goes_on(tmp_path):
+    async with running(tmp_path, say("Yes")) as (_, client):
+        lines = [line("good"), line("bad", max_tokens=-1), line("worse", temperature="warm"), line("fine")]
+        done = await ended(client, await begin(client, lines))
+        assert done.status == "completed"
+        assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (4, 2, 2)
+        assert {one["custom_id"] for one in await results(client, done.output_file_id)} == {"good", "fine"}
+        errors = {one["custom_id"]: one["response"] for one in await results(client, done.error_file_id)}
+        assert {name: one["status_code"] for name, one in errors.items()} == {"bad": 400, "worse": 400}
+        assert errors["bad"]["body"]["error"]["param"] == "max_tokens"
+
+
+async def test_chats_and_responses_are_targets_too(tmp_path):
+    async with running(tmp_path, say("Hello")) as (_, client):
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        for url, body, kind in (
+            ("/v1/chat/completions", chat, "chat.completion"),
+            ("/v1/responses", {"input": "Hi", "store": False}, "response"),
+        ):
+            request = {"custom_id": "a", "method": "POST", "url": url, "body": body}
+            done = await ended(client, await begin(client, [json.dumps(request).encode()], url))
+            (found,) = await results(client, done.output_file_id)
+            assert found["response"]["body"]["object"] == kind
+
+
+async def test_a_wrong_file_fails_with_the_numbers_of_its_lines(tmp_path):
+    async with running(tmp_path) as (rest, client):
+        wrong = [
+            line("a"),
+            b"{not json",
+            b"[]",
+            line("a"),
+            line("b", url="/v1/chat/completions"),
+            line("c").replace(b"POST", b"GET"),
+            b'{"custom_id": 7, "method": "POST", "url": "/v1/completions", "body": {}}',
+            b'{"custom_id": "d", "method": "POST", "url": "/v1/completions"}',
+            b'{"custom_id": "e", "method": "POST", "url": "/v1/completions", "body": []}',
+            line("f", stream=True),
+            b'{"method": "POST", "url": "/v1/completions", "body": {}}',
+        ]
+        done = await ended(client, await begin(client, wrong))
+        assert done.status == "failed"
+        assert done.failed_at
+        assert done.output_file_id is None
+        found = [(one.line, one.code, one.param) for one in done.errors.data]
+        assert found == [
+            (2, "invalid_json_line", None),
+            (3, "invalid_json_line", None),
+            (4, "duplicate_custom_id", "custom_id"),
+            (5, "url_mismatch", "url"),
+            (6, "invalid_method", "method"),
+            (7, "invalid_request", "custom_id"),
+            (8, "missing_required_parameter", "body"),
+            (9, "invalid_request", "body"),
+            (10, "invalid_request", "body.stream"),
+            (11, "missing_required_parameter", "custom_id"),
+        ]
+        assert "line 1" in done.errors.data[2].message
+        assert rest.generator.started == []
+
+
+async def test_a_file_with_too_many_or_no_requests_fails(tmp_path):
+    async with running(tmp_path, max_batch_requests=3) as (_, client):
+        for lines, code in (([line(str(n)) for n in range(4)], "too_many_tasks"), ([b"\n \n"], "empty_batch")):
+            done = await ended(client, await begin(client, lines))
+            assert done.status == "failed"
+            assert [one.code for one in done.errors.data] == [code]
+
+
+async def test_wrong_creations_are_refused(tmp_path):
+    async with running(tmp_path) as (_, client):
+        file = await client.files.create(file=("in.jsonl", line("a")), purpose="batch")
+        other = await client.files.create(file=("in.jsonl", line("a")), purpose="user_data")
+        good = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        for wrong, message in (
+            ({"endpoint": "/v1/moderations"}, "'/v1/moderations' is not served by this gateway; give one of /v1/chat"),
+            ({"endpoint": "/v1/files"}, "'/v1/files' cannot be the target of a batch"),
+            ({"completion_window": "soon"}, "completion_window is 'soon'; give 24h"),
+            ({"completion_window": "31d"}, "up to 30d"),
+            ({"metadata": {"a": "x" * 600}}, "metadata"),
+            ({"input_file_id": other.id}, "has the purpose 'user_data'"),
+        ):
+            with pytest.raises(BadRequestError, match=message):
+                await client.batches.create(**{**good, **wrong})
+        with pytest.raises(NotFoundError, match="No such File object: file-none"):
+            await client.batches.create(**{**good, "input_file_id": "file-none"})
+        with pytest.raises(NotFoundError, match="No batch found with id 'batch_none'"):
+            await client.batches.retrieve("batch_none")
+
+
+async def test_batches_are_listed_newest_first_in_pages(tmp_path):
+    async with running(tmp_path, say("x")) as (_, client):
+        made = [(await begin(client, [line("a")])).id for _ in range(3)]
+        page = await client.batches.list(limit=2)
+        assert [one.id for one in page.data] == [made[2], made[1]]
+        assert page.has_more
+        assert [one.id async for one in client.batches.list(limit=1)] == made[::-1]
+        with pytest.raises(BadRequestError, match="after is 'batch_none'"):
+            await client.batches.list(after="batch_none")
+
+
+async def test_a_cancelled_batch_keeps_what_it_has(tmp_path):
+    async with running(tmp_path, generator=FakeGenerator()) as (rest, client):
+        batch = await begin(client, [line(str(number)) for number in range(20)])
+        first = await rest.generator.next()
+        say("done")(first)
+        await until(lambda: len(rest.generator.started) > 8)
+        shown = await client.batches.cancel(batch.id)
+        assert shown.status == "cancelling"
+        assert shown.cancelling_at
+        done = await ended(client, batch)
+        assert done.status == "cancelled"
+        assert done.cancelled_at
+        (kept,) = await results(client, done.output_file_id)
+        assert kept["response"]["body"]["choices"][0]["text"] == "done"
+        assert done.request_counts.completed == 1
+        assert all(one.aborted.is_set() for one in rest.generator.started[1:])
+        assert rest.admission.in_use == 0
+        with pytest.raises(BadRequestError, match="Cannot cancel a batch with status 'cancelled'"):
+            await client.batches.cancel(batch.id)
+
+
+async def test_lines_that_are_not_run_in_time_expire(tmp_path):
+    async with running(tmp_path, generator=FakeGenerator()) as (rest, client):
+        batch = await begin(client, [line(str(number)) for number in range(12)], window="1s")
+        say("in time")(await rest.generator.next())
+        done = await ended(client, batch)
+        assert done.status == "expired"
+        assert done.expired_at
+        assert len(await results(client, done.output_file_id)) == 1
+        errors = await results(client, done.error_file_id)
+        assert len(errors) == 11
+        assert {one["error"]["code"] for one in errors} == {"batch_expired"}
+        assert {one["response"] for one in errors} == {None}
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+
+
+async def test_counts_move_while_it_runs(tmp_path):
+    async with running(tmp_path, generator=FakeGenerator()) as (rest, client):
+        batch = await begin(client, [line(str(number)) for number in range(8)])
+        await until(lambda: len(rest.generator.started) == 8)
+        for one in rest.generator.started[:3]:
+            say("x")(one)
+        found = await seen(client, batch, lambda one: one.request_counts.completed == 3)
+        assert found.status == "in_progress"
+        assert found.request_counts.total == 8
+
+
+async def test_a_refused_line_waits_until_there_is_room(tmp_path):
+    generator = FakeGenerator(say("later"))
+    generator.refusal = NoCapacity("the queue is full", retry_after_ms=50)
+    async with running(tmp_path, generator=generator) as (_, client):
+        batch = await begin(client, [line(str(number)) for number in range(10)])
+        await asyncio.sleep(0.3)
+        assert (await client.batches.retrieve(batch.id)).request_counts.failed == 0
+        generator.refusal = None
+        done = await ended(client, batch)
+        assert (done.status, done.request_counts.completed) == ("completed", 10)
+
+
+async def test_lines_run_at_low_priority(tmp_path):
+    async with running(tmp_path, say("x")) as (rest, client):
+        await ended(client, await begin(client, [line("a", priority=-5)]))
+        assert rest.generator.started[0].request.priority >= 1000 - 5
+
+
+async def test_an_input_that_is_deleted_fails_the_batch(tmp_path):
+    async with running(tmp_path, say("x")) as (_, client):
+        file = await client.files.create(file=("in.jsonl", line("a")), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        (tmp_path / "store" / "files" / file.id).unlink()
+        done = await ended(client, await made)
+        assert done.status == "failed"
+        assert [one.code for one in done.errors.data] == ["not_found"]
