@@ -46,7 +46,11 @@ CONFIG = {"operations": [{"include-path": path, "phases": {"coverage": {"enabled
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
     """Steps take no time, and contexts are short."""
-    flags = {"worker": ("--sim-slowness", "0", "--max-model-len", "128")}
+    store = str(tmp_path_factory.mktemp("files"))
+    flags = {
+        "worker": ("--sim-slowness", "0", "--max-model-len", "128"),
+        "gateway": ("--batch-store", store),
+    }
     with ExitStack() as cleanup:
         stack = start_stack(tmp_path_factory.mktemp("fuzz"), cleanup, flags, executor="sim", prefill_workers=0)
         yield stack

@@ -27,6 +27,7 @@ from baton.services.up.status_lines import StatusLines
 from baton.services.up.welcome import welcome
 
 _DEVICE_SECONDS = 10.0  # for nvidia-smi
+_BATCH_STORE = "BATON_GATEWAY_BATCH_STORE"  # which --batch-store overrides
 
 # What the plan sets for each service, and what several services of one machine cannot share.
 _WITHHELD: Mapping[str, frozenset[str]] = {
@@ -73,7 +74,7 @@ def main(name: str, argv: Sequence[str], environ: Mapping[str, str], configs: Co
         ports = partial(free_ports, besides=edge)
         plans = tandem.plan(config, layout, model, len(os.sched_getaffinity(0)), ports, loaded.forwarded)
         _check_plans(plans, environ, configs)
-        with _log_folder(config.log_dir) as log_dir:
+        with _log_folder(config.log_dir) as log_dir, _batch_folder(environ) as environ:
             _write_targets(config.metrics_targets, plans)
             greeting = welcome(config, tandem.model_names(config, model))
             launch = Launch(plans, tls, log_dir, config.drain_timeout, config.ready_timeout, greeting)
@@ -148,6 +149,16 @@ def _log_folder(wanted: str) -> Iterator[Path]:
     finally:
         if not wanted:
             shutil.rmtree(log_dir, ignore_errors=True)
+
+
+@contextmanager
+def _batch_folder(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Yields the services' variables with a folder for files and batches, unless one is set. Removes it at the end."""
+    if _BATCH_STORE in environ:
+        yield environ
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-up-batches-", ignore_cleanup_errors=True) as folder:
+        yield {**environ, _BATCH_STORE: folder}
 
 
 def _write_targets(path: str, plans: Sequence[tandem.ServicePlan]) -> None:

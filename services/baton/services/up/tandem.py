@@ -137,13 +137,19 @@ def _gateway(config: TandemConfig, flags: tuple[str, ...]) -> ServicePlan:
             "--log-format",
             config.log_format,
         ),
-        secrets={"BATON_GATEWAY_REDIS_URL": config.redis_url} if config.api_keys and config.redis_url else {},
+        secrets={"BATON_GATEWAY_REDIS_URL": config.redis_url} if _needs_redis(config, flags) else {},
         address=config.grpc_listen,
         metrics=config.rest_listen,
         probe=Probe.HTTP_READY,
         probe_address=config.rest_listen,
         stop_stage=0,
     )
+
+
+def _needs_redis(config: TandemConfig, flags: Sequence[str]) -> bool:
+    """Returns whether the gateway keeps keys, or files and batches that outlast it, in --redis-url."""
+    stores_batches = any(flag.partition("=")[0] == "--batch-store" for flag in flags)
+    return bool(config.redis_url) and (bool(config.api_keys) or stores_batches)
 
 
 def _trace_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
