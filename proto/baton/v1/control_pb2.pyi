@@ -311,6 +311,7 @@ class GetStatsResponse(google.protobuf.message.Message):
     NUM_EMPTY_BLOCKS_FIELD_NUMBER: builtins.int
     ACTIVITY_FIELD_NUMBER: builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: builtins.int
+    NUM_DEFERRED_FIELD_NUMBER: builtins.int
     num_held_blocks: builtins.int
     """Blocks that a request holds, that a transfer has leased, that are cached and
     reusable, and that are empty. They add up to num_blocks.
@@ -321,6 +322,8 @@ class GetStatsResponse(google.protobuf.message.Message):
     activity: global___WorkerActivity.ValueType
     sleep_level: builtins.int
     """The level of Sleep. 0: awake."""
+    num_deferred: builtins.int
+    """Of queue_depth: requests that wait for KV, a prefix or a grammar instead of capacity."""
     @property
     def state(self) -> baton.v1.worker_pb2.WorkerState: ...
     @property
@@ -336,9 +339,10 @@ class GetStatsResponse(google.protobuf.message.Message):
         num_empty_blocks: builtins.int = ...,
         activity: global___WorkerActivity.ValueType = ...,
         sleep_level: builtins.int = ...,
+        num_deferred: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["activity", b"activity", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_deferred", b"num_deferred", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
 
 global___GetStatsResponse = GetStatsResponse
 
@@ -370,6 +374,9 @@ class WorkerCounters(google.protobuf.message.Message):
     HOST_CACHE_FIELD_NUMBER: builtins.int
     STEP_TOKENS_FIELD_NUMBER: builtins.int
     CONSTRAINTS_FIELD_NUMBER: builtins.int
+    NUM_TRANSFERRED_TOKENS_FIELD_NUMBER: builtins.int
+    STEP_COSTS_FIELD_NUMBER: builtins.int
+    KV_RESIDENCY_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -390,6 +397,8 @@ class WorkerCounters(google.protobuf.message.Message):
     """Steps that failed on the device, with their requests."""
     num_discarded_tokens: builtins.int
     """Tokens computed for requests that had ended: the cost of asynchronous steps."""
+    num_transferred_tokens: builtins.int
+    """Of num_prompt_tokens, those whose KV prefill workers sent."""
     @property
     def transfers(self) -> global___TransferCounters: ...
     @property
@@ -400,6 +409,12 @@ class WorkerCounters(google.protobuf.message.Message):
 
     @property
     def constraints(self) -> global___ConstraintCounters: ...
+    @property
+    def step_costs(self) -> global___StepCosts:
+        """Unset unless the worker estimates them."""
+
+    @property
+    def kv_residency(self) -> global___KvResidency: ...
     def __init__(
         self,
         *,
@@ -425,11 +440,73 @@ class WorkerCounters(google.protobuf.message.Message):
         host_cache: global___HostCacheCounters | None = ...,
         step_tokens: global___Histogram | None = ...,
         constraints: global___ConstraintCounters | None = ...,
+        num_transferred_tokens: builtins.int = ...,
+        step_costs: global___StepCosts | None = ...,
+        kv_residency: global___KvResidency | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transfers", b"num_transfers", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class StepCosts(google.protobuf.message.Message):
+    """The estimated arithmetic and memory traffic of all steps, from the model's shapes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FLOPS_FIELD_NUMBER: builtins.int
+    READ_BYTES_FIELD_NUMBER: builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: builtins.int
+    flops: builtins.float
+    """Of matrix products; two for each multiply-add."""
+    read_bytes: builtins.float
+    """Weights and KV."""
+    written_bytes: builtins.float
+    """KV."""
+    def __init__(
+        self,
+        *,
+        flops: builtins.float = ...,
+        read_bytes: builtins.float = ...,
+        written_bytes: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flops", b"flops", "read_bytes", b"read_bytes", "written_bytes", b"written_bytes"]) -> None: ...
+
+global___StepCosts = StepCosts
+
+@typing.final
+class KvResidency(google.protobuf.message.Message):
+    """Seconds of a sample of the cached blocks. Empty without one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIFETIME_FIELD_NUMBER: builtins.int
+    IDLE_BEFORE_EVICT_FIELD_NUMBER: builtins.int
+    REUSE_GAP_FIELD_NUMBER: builtins.int
+    @property
+    def lifetime(self) -> global___Histogram:
+        """From the step that made a block findable to its eviction."""
+
+    @property
+    def idle_before_evict(self) -> global___Histogram:
+        """From its last use to its eviction."""
+
+    @property
+    def reuse_gap(self) -> global___Histogram:
+        """Between two uses."""
+
+    def __init__(
+        self,
+        *,
+        lifetime: global___Histogram | None = ...,
+        idle_before_evict: global___Histogram | None = ...,
+        reuse_gap: global___Histogram | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["idle_before_evict", b"idle_before_evict", "lifetime", b"lifetime", "reuse_gap", b"reuse_gap"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["idle_before_evict", b"idle_before_evict", "lifetime", b"lifetime", "reuse_gap", b"reuse_gap"]) -> None: ...
+
+global___KvResidency = KvResidency
 
 @typing.final
 class ConstraintCounters(google.protobuf.message.Message):
@@ -497,6 +574,8 @@ class HostCacheCounters(google.protobuf.message.Message):
     NUM_RESTORED_BYTES_FIELD_NUMBER: builtins.int
     RESTORE_SECONDS_FIELD_NUMBER: builtins.int
     NUM_DROPPED_BLOCKS_FIELD_NUMBER: builtins.int
+    OFFLOAD_BYTES_FIELD_NUMBER: builtins.int
+    RESTORE_BYTES_FIELD_NUMBER: builtins.int
     num_hit_tokens: builtins.int
     """Of num_cached_tokens, those that came from host memory."""
     num_offloaded_blocks: builtins.int
@@ -509,6 +588,12 @@ class HostCacheCounters(google.protobuf.message.Message):
     restore_seconds: builtins.float
     num_dropped_blocks: builtins.int
     """Evicted from the device without a copy in host memory."""
+    @property
+    def offload_bytes(self) -> global___Histogram:
+        """By copy: bytes to host memory, and back."""
+
+    @property
+    def restore_bytes(self) -> global___Histogram: ...
     def __init__(
         self,
         *,
@@ -520,8 +605,11 @@ class HostCacheCounters(google.protobuf.message.Message):
         num_restored_bytes: builtins.int = ...,
         restore_seconds: builtins.float = ...,
         num_dropped_blocks: builtins.int = ...,
+        offload_bytes: global___Histogram | None = ...,
+        restore_bytes: global___Histogram | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_dropped_blocks", b"num_dropped_blocks", "num_hit_tokens", b"num_hit_tokens", "num_offloaded_blocks", b"num_offloaded_blocks", "num_offloaded_bytes", b"num_offloaded_bytes", "num_restored_blocks", b"num_restored_blocks", "num_restored_bytes", b"num_restored_bytes", "offload_seconds", b"offload_seconds", "restore_seconds", b"restore_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["offload_bytes", b"offload_bytes", "restore_bytes", b"restore_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_dropped_blocks", b"num_dropped_blocks", "num_hit_tokens", b"num_hit_tokens", "num_offloaded_blocks", b"num_offloaded_blocks", "num_offloaded_bytes", b"num_offloaded_bytes", "num_restored_blocks", b"num_restored_blocks", "num_restored_bytes", b"num_restored_bytes", "offload_bytes", b"offload_bytes", "offload_seconds", b"offload_seconds", "restore_bytes", b"restore_bytes", "restore_seconds", b"restore_seconds"]) -> None: ...
 
 global___HostCacheCounters = HostCacheCounters
 
@@ -714,14 +802,22 @@ class StartProfileRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUM_STEPS_FIELD_NUMBER: builtins.int
+    DELAY_STEPS_FIELD_NUMBER: builtins.int
+    NUM_PROFILES_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     """Steps to record. 0: until StopProfile."""
+    delay_steps: builtins.int
+    """Steps before the first one that is recorded, and between two profiles."""
+    num_profiles: builtins.int
+    """Number of profiles, each in a file of its own. 0: one. More need num_steps."""
     def __init__(
         self,
         *,
         num_steps: builtins.int = ...,
+        delay_steps: builtins.int = ...,
+        num_profiles: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delay_steps", b"delay_steps", "num_profiles", b"num_profiles", "num_steps", b"num_steps"]) -> None: ...
 
 global___StartProfileRequest = StartProfileRequest
 

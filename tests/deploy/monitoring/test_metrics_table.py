@@ -56,7 +56,7 @@ def test_the_committed_table_matches_the_exported_metrics():
 
 def test_names_and_helps_are_in_form():
     for row in all_metrics():
-        assert re.fullmatch(r"(baton_|vllm:)[a-z0-9_]+", row.name)
+        assert re.fullmatch(r"(baton_|vllm:|http_)[a-z0-9_]+", row.name)
         assert row.help.endswith(".")
         assert row.kind in ("counter", "gauge", "histogram")
 

@@ -64,7 +64,35 @@ async def test_a_worker_without_a_folder_or_a_device_reports_it(free_port: int, 
 
 def test_profiling_without_a_folder_is_refused() -> None:
     from baton.rpc.errors import Mismatch
-    from baton.worker.process.profiler import StepProfiler
+    from baton.worker.process.profiler import ProfilePlan, StepProfiler
 
     with pytest.raises(Mismatch, match="--profile-dir"):
-        StepProfiler("", "cpu", lambda: 0).start(1)
+        StepProfiler("", "cpu", lambda: 0).start(ProfilePlan(1))
+
+
+def test_a_plan_skips_steps_and_writes_a_file_for_each_profile(tmp_path: Path) -> None:
+    from baton.worker.process.profiler import ProfilePlan, StepProfiler
+
+    steps = [0]
+    profiler = StepProfiler(str(tmp_path), "cpu", lambda: steps[0])
+    first = profiler.start(ProfilePlan(num_steps=2, delay_steps=3, num_profiles=2))
+    recorded = []
+    while profiler.active:
+        steps[0] += 1
+        recorded.append(profiler.recording)
+        profiler.on_step()
+    # Steps 4 and 5, and after three more steps 9 and 10.
+    assert [step for step, was in enumerate(recorded, 1) if was] == [4, 5, 9, 10]
+    last, num_steps = profiler.stop()
+    assert num_steps == 2
+    assert sorted(map(str, tmp_path.iterdir())) == sorted((first, last))
+
+
+def test_several_profiles_without_an_end_are_refused(tmp_path: Path) -> None:
+    from baton.rpc.errors import InvalidRequest
+    from baton.worker.process.profiler import ProfilePlan, StepProfiler
+
+    profiler = StepProfiler(str(tmp_path), "cpu", lambda: 0)
+    with pytest.raises(InvalidRequest, match="num_profiles=2 needs num_steps"):
+        profiler.start(ProfilePlan(num_profiles=2))
+    assert not profiler.active

@@ -297,6 +297,20 @@ class WorkerConfig:
         default="",
         metadata={"help": "A JSON line for each engine step, and a summary at exit. Empty: off.", "metavar": "FILE"},
     )
+    nvtx: bool = field(
+        default=False, metadata={"help": "NVTX ranges around steps, for Nsight Systems. Needs a PyTorch with CUDA."}
+    )
+    mfu_metrics: bool = field(
+        default=False, metadata={"help": "Count the estimated FLOPs and bytes of steps, from the model's shapes."}
+    )
+    kv_cache_metrics_sample: float = field(
+        default=0.0,
+        metadata={
+            "help": "Part of the cached blocks whose lifetime and gaps are measured. 0: none.",
+            "minimum": 0.0,
+            "maximum": 1.0,
+        },
+    )
     otlp_endpoint: str = field(
         default="",
         metadata={

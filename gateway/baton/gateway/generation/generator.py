@@ -43,6 +43,8 @@ class WorkerGenerator:
         info = model.require_info()
         resolved = resolve(request, model.defaults, info, self._limits)
         await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
+        self._services.counters.requested_choices.observe(request.n)
+        self._services.counters.requested_tokens.observe(resolved.stop.max_tokens)
         choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
         prompt = hash_prompt(request, info, self._hashes)
         generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._services)

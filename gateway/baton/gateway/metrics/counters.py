@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from baton.gateway.metrics.histogram import BucketCounts
+
+TOKEN_BOUNDS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
 ENDINGS = ("stop", "length", "tool_calls", "repetition", "abort", "error")
 
 
@@ -24,3 +28,13 @@ class GenerationCounters:
     dropped_reports: int = 0  # outcomes that no router accepted
     # Choices by finish reason; "abort": the client disconnected, "error": the request failed.
     finished_choices: Counter[str] = field(default_factory=Counter)
+    requested_choices: BucketCounts = field(
+        default_factory=lambda: BucketCounts(
+            "baton_gateway_requested_choices", "Choices that a request asks for.", _CHOICES
+        )
+    )
+    requested_tokens: BucketCounts = field(
+        default_factory=lambda: BucketCounts(
+            "baton_gateway_requested_tokens", "Output tokens that a request allows each choice.", TOKEN_BOUNDS
+        )
+    )

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.gateway.metrics.counters import ENDINGS, GenerationCounters
+from baton.gateway.metrics.counters import ENDINGS, TOKEN_BOUNDS, GenerationCounters
 from baton.gateway.metrics.histogram import BucketCounts
+from baton.gateway.metrics.http_requests import HttpRequests
 from baton.gateway.metrics.phase_times import PhaseTimes
 from baton.gateway.metrics.vllm import VllmAliases, VllmEndings
 
@@ -21,7 +22,6 @@ _TTFT_BOUNDS = (
 _REFUSAL_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
 _REFUSED = (429, 503)
 _ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_TOKEN_BOUNDS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _E2E_BOUNDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 # field of GenerationCounters, name, help
@@ -78,28 +78,34 @@ class GatewayMetrics:
             _ITL_BOUNDS,
         )
         self.prompt_sizes = BucketCounts(
-            "baton_gateway_request_prompt_tokens", "Prompt tokens of a complete response.", _TOKEN_BOUNDS
+            "baton_gateway_request_prompt_tokens", "Prompt tokens of a complete response.", TOKEN_BOUNDS
         )
         self.output_sizes = BucketCounts(
-            "baton_gateway_request_output_tokens", "Output tokens of a complete response.", _TOKEN_BOUNDS
+            "baton_gateway_request_output_tokens", "Output tokens of a complete response.", TOKEN_BOUNDS
+        )
+        self.computed_sizes = BucketCounts(
+            "baton_gateway_request_computed_tokens", "Prompt tokens of a complete response not cached.", TOKEN_BOUNDS
         )
         self.refusals = BucketCounts(
             "baton_gateway_rejection_seconds", "Request to its refusal with 429 or 503.", _REFUSAL_BOUNDS
         )
-        for histogram in (self.itl, self.tpot, self.prompt_sizes, self.output_sizes, self.refusals):
+        own = (self.itl, self.tpot, self.prompt_sizes, self.output_sizes, self.computed_sizes, self.refusals)
+        for histogram in (*own, counters.requested_choices, counters.requested_tokens):
             self.registry.register(histogram)
+        self._http = HttpRequests()
         self._generation_counters = counters
         self.registry.register(_GenerationCollector(counters))
         self.phases = phases or PhaseTimes()
         for histogram in self.phases.all:
             self.registry.register(histogram)
 
-    def request_answered(self, route: str, status: int) -> None:
+    def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts an HTTP request. `route` has a fixed set of values and is never a client's text."""
         counter = self._requests_of.get((route, status))
         if counter is None:
             counter = self._requests_of[route, status] = self._requests.labels(route, str(status))
         counter.inc()
+        self._http.answered(route, method, status, seconds)
 
     def generation_rejected(self, reason: str) -> None:
         """Counts a generation that was refused or failed. `reason` is an error type."""
@@ -110,7 +116,7 @@ class GatewayMetrics:
         return generate_latest(self.registry)
 
     def offer_vllm_names(self, model_name: str) -> None:
-        """Exports the metrics of `model_name` under vLLM's names too."""
+        """Exports the metrics of `model_name` under vLLM's names too, and its HTTP requests."""
         histograms: dict[str, Collector] = {
             "vllm:time_to_first_token_seconds": self.ttft,
             "vllm:inter_token_latency_seconds": self.itl,
@@ -118,6 +124,9 @@ class GatewayMetrics:
             "vllm:e2e_request_latency_seconds": self.e2e,
             "vllm:request_prompt_tokens": self.prompt_sizes,
             "vllm:request_generation_tokens": self.output_sizes,
+            "vllm:request_prefill_kv_computed_tokens": self.computed_sizes,
+            "vllm:request_params_max_tokens": self._generation_counters.requested_tokens,
+            "vllm:request_params_n": self._generation_counters.requested_choices,
             "vllm:request_max_num_generation_tokens": self.phases.longest,
             "vllm:request_queue_time_seconds": self.phases.queue,
             "vllm:request_prefill_time_seconds": self.phases.prefill,
@@ -125,6 +134,7 @@ class GatewayMetrics:
             "vllm:request_inference_time_seconds": self.phases.inference,
         }
         self.registry.register(VllmAliases(model_name, histograms))
+        self.registry.register(self._http)
         self.registry.register(VllmEndings(model_name, self._generation_counters))
 
     def register(self, collector: Collector) -> None:
@@ -184,6 +194,7 @@ class AnswerMeter:
         self._metrics.e2e.observe(time.perf_counter() - self._started)
         self._metrics.prompt_sizes.observe(prompt_tokens)
         self._metrics.output_sizes.observe(output_tokens)
+        self._metrics.computed_sizes.observe(prompt_tokens - cached_tokens)
         if len(self._last) == 1 and output_tokens > 1 and self._first:
             self._metrics.tpot.observe((self._last[0] - self._first) / (output_tokens - 1))
         self._metrics.prompt_tokens.inc(prompt_tokens)

@@ -17,16 +17,20 @@ class BucketCounts(Collector):
         self._text = text
         self._bounds = list(bounds)
         self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.sum += value
 
-    def collect(self) -> Iterable[Metric]:
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Returns the counts of all values up to each bound."""
         buckets: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip([*self._bounds, float("inf")], self._counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
-        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+        return buckets
+
+    def collect(self) -> Iterable[Metric]:
+        yield HistogramMetricFamily(self._name, self._text, buckets=self.cumulative(), sum_value=self.sum)

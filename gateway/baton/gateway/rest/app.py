@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import Coroutine, Sequence
 
@@ -103,7 +104,11 @@ class App:
             self._fail(exchange, error)
 
     def _count(self, exchange: Exchange, route: str) -> None:
-        exchange.on_end.append(lambda ended: self._metrics.request_answered(route, ended.status))
+        exchange.on_end.append(
+            lambda ended: self._metrics.request_answered(
+                route, ended.method, ended.status, time.perf_counter() - ended.received
+            )
+        )
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         if not exchange.on_end:

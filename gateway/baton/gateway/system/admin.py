@@ -29,6 +29,7 @@ _MODES = {
     "keep": pb.RUNNING_REQUESTS_KEEP,
 }
 _MOST_SECONDS = 86_400
+_MOST_PROFILES = 100
 _CALL_SECONDS = 30.0  # added to the worker's own timeout
 _PAUSE_SECONDS = 60.0
 _LOAD_SECONDS = 660.0
@@ -58,6 +59,10 @@ _EXTERNAL = Parameter(
     "reset_external", "Changes nothing: host memory is always emptied too.", {"type": "boolean", "default": False}
 )
 _STEPS = Parameter("num_steps", "Number of steps to record. 0: until /stop_profile.", {"type": "integer", "default": 0})
+_DELAY = Parameter(
+    "delay_steps", "Steps before the first recorded one, and between two profiles.", {"type": "integer", "default": 0}
+)
+_PROFILES = Parameter("num_profiles", "Number of profiles, each of num_steps.", {"type": "integer", "default": 1})
 
 Query = Mapping[str, list[str]]
 
@@ -171,7 +176,11 @@ class AdminRoutes:
 
     async def start_profile(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /start_profile: workers record steps."""
-        request = pb.StartProfileRequest(num_steps=_number(query, "num_steps", 0, 0, 2**31))
+        request = pb.StartProfileRequest(
+            num_steps=_number(query, "num_steps", 0, 0, 2**31),
+            delay_steps=_number(query, "delay_steps", 0, 0, 2**31),
+            num_profiles=_number(query, "num_profiles", 1, 1, _MOST_PROFILES),
+        )
         await self._ask(exchange, query, lambda stub: stub.StartProfile(request, timeout=_PAUSE_SECONDS))
 
     async def stop_profile(self, exchange: Exchange, query: Query) -> None:
@@ -267,7 +276,11 @@ def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
             (_WORKERS, _RUNNING, _EXTERNAL),
         ),
         route(
-            "POST", "/start_profile", admin.start_profile, "Starts recording the steps of workers.", (_WORKERS, _STEPS)
+            "POST",
+            "/start_profile",
+            admin.start_profile,
+            "Starts recording the steps of workers.",
+            (_WORKERS, _STEPS, _DELAY, _PROFILES),
         ),
         route("POST", "/stop_profile", admin.stop_profile, "Writes the recordings of workers.", (_WORKERS,)),
     ]

@@ -24,6 +24,7 @@ from baton.worker.engine.steps_in_flight import StepsInFlight
 from baton.worker.executors.base import Executor
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.kv.residency import ResidencyTimes
 from baton.worker.link.step_status import StepStatus
 from baton.worker.requests.outputs import EngineCounters, EngineListener, LoadSnapshot, StepOutputs
 from baton.worker.requests.state import Phase, RequestState
@@ -208,6 +209,15 @@ class Engine:
         left = self._in_flight.num_prefill_tokens_left
         return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
 
+    def residency_times(self) -> ResidencyTimes:
+        """Returns how long measured blocks live and are unused."""
+        return self._scheduler.residency_times
+
+    @property
+    def num_deferred(self) -> int:
+        """Queued requests that wait for KV, a prefix or a grammar instead of capacity."""
+        return self._scheduler.num_deferred
+
     def grammar_stats(self) -> GrammarStats:
         """Returns the cost of constraints."""
         return self._constraints.stats()
@@ -217,6 +227,8 @@ class Engine:
         return dataclasses.replace(
             self._counters,
             step_tokens=self._counters.step_tokens.copy(),
+            offload_bytes=self._counters.offload_bytes.copy(),
+            restore_bytes=self._counters.restore_bytes.copy(),
             num_evicted_blocks=self._scheduler.pool.num_evicted,
             num_dropped_blocks=self._scheduler.offloads.num_dropped,
         )

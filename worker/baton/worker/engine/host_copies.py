@@ -55,6 +55,7 @@ class HostCopier:
             num_blocks = self._scheduler.restore_ended(restore_id, landed=True)
             counters.num_restored_blocks += num_blocks
             counters.num_restored_bytes += num_blocks * self._bytes_per_block
+            counters.restore_bytes.observe(num_blocks * self._bytes_per_block)
             if seconds:
                 landed.timed.append((num_blocks, seconds))
         for num_blocks, seconds in landed.timed:
@@ -69,6 +70,7 @@ class HostCopier:
         if offloads := self._scheduler.offloads.take(self._scheduler.pool.num_empty):
             try:
                 self._host.offload(offloads)
+                self._counters.offload_bytes.observe(len(offloads) * self._bytes_per_block)
             except DeviceLost:
                 raise
             except Exception as error:  # any error of a device: the cache loses the blocks, requests do not

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.worker.models.costs import ModelCosts
+
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
@@ -37,3 +39,4 @@ class DeviceFacts:
     graph_bytes: int = 0  # estimated, of captured steps
     kernels: tuple[KernelChoice, ...] = ()
     off: tuple[Off, ...] = ()
+    costs: ModelCosts | None = None  # None: nothing is computed

@@ -20,6 +20,7 @@ from baton.worker.core import BlockHash, BlockId, Tier
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
 from baton.worker.kv.group_keys import is_key
 from baton.worker.kv.host_tier.offloads import Offloads
+from baton.worker.kv.residency import ResidencyMeter
 
 _POOL_PARTS = 512  # an eviction takes at least one of so many parts of the pool
 
@@ -39,10 +40,16 @@ class BlockPool:
     """Allocates blocks and tracks their contents. Every method is O(1) a block.
 
     All groups of the cache use these blocks; hashes here are keys of group_keys. `offloads` receives every cached block
-    that is added or removed.
+    that is added or removed, `residency` every block that becomes findable, is found, or is evicted.
     """
 
-    def __init__(self, num_blocks: int, offloads: Offloads | None = None, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        offloads: Offloads | None = None,
+        num_groups: int = 1,
+        residency: ResidencyMeter | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self._empty: list[BlockId] = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
@@ -53,6 +60,7 @@ class BlockPool:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._events = events_of(Tier.DEVICE, num_groups)
         self._offloads = offloads
+        self._residency = residency
         # An eviction takes so many blocks, which are one event for the index. Host copies are evicted block by block.
         self._evicted_together = max(1, num_blocks // _POOL_PARTS) if offloads is None else 1
 
@@ -104,6 +112,8 @@ class BlockPool:
                 if offloads is not None:
                     offloads.held(block_id, self._hash(block_id))
             references[block_id] += 1
+        if self._residency is not None:
+            self._residency.used(block_ids)
 
     def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
         """Returns how many of these blocks are not held: touching them reduces num_free by as many."""
@@ -144,6 +154,8 @@ class BlockPool:
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
             hash_of[block_id] = block_hash
         self._events.stored(*block_hashes)
+        if self._residency is not None:
+            self._residency.stored(block_ids)
 
     def lease(self, count: int) -> list[BlockId] | None:
         """Takes blocks that a remote peer may write until settle or free_lease. None: there are too few."""
@@ -178,6 +190,8 @@ class BlockPool:
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
         self._events.clear()
+        if self._residency is not None:
+            self._residency.forget()
         if self._offloads is not None:
             self._offloads.reset()
 
@@ -254,6 +268,8 @@ class BlockPool:
         deque(map(self._block_of.__delitem__, removed), maxlen=0)
         self.num_evicted += count
         self._events.removed(*removed)
+        if self._residency is not None:
+            self._residency.evicted(block_ids)
         if self._offloads is not None:
             for block_id, block_hash in zip(block_ids, removed, strict=True):
                 self._offloads.evicted(block_id, block_hash, in_order)

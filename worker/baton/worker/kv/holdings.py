@@ -14,6 +14,7 @@ from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.slots import HostTier
 from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
+from baton.worker.kv.residency import ResidencyMeter
 from baton.worker.requests.state import Phase, RequestState, num_blocks_for
 
 # Storing all blocks of a long prompt at once would delay the step.
@@ -25,10 +26,16 @@ class Holdings:
     """The pool, and the holder of each block in it."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_model_len: int, num_host_slots: int, num_ahead: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        num_host_slots: int,
+        num_ahead: int,
+        residency: ResidencyMeter | None = None,
     ) -> None:
         self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
-        self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None)
+        self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None, residency=residency)
         self.prefixes = PrefixesInProgress()
         self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len)
         self.collected_step = 0

@@ -16,6 +16,7 @@ from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.link.frames import Kind
 from baton.worker.link.methods import Method
 from baton.worker.process.lifecycle import Lifecycle, Refuse, Reply
+from baton.worker.process.profiler import ProfilePlan
 from baton.worker.process.weight_updates import WeightUpdates
 
 _log = logging.getLogger(__name__)
@@ -50,8 +51,11 @@ class ControlTarget(Protocol):
     def num_requests(self) -> int:
         """Returns the running requests of gateways and prefills of other workers."""
 
-    def start_profile(self, num_steps: int) -> str:
-        """Records steps from now on. Returns the trace's path."""
+    def num_deferred(self) -> int:
+        """Returns the queued requests that wait for KV, a prefix or a grammar."""
+
+    def start_profile(self, plan: ProfilePlan) -> str:
+        """Records steps by a plan. Returns the first trace's path."""
 
     def stop_profile(self) -> tuple[str, int]:
         """Returns the trace's path, and its number of steps."""
@@ -172,6 +176,7 @@ class EngineControl:
             num_empty_blocks=audit.num_empty_blocks,
             activity=self._lifecycle.activity,
             sleep_level=self._lifecycle.sleep_level,
+            num_deferred=self._target.num_deferred(),
         ).SerializeToString()
 
     def _reset_prefix_cache(self, payload: bytes, reply: Reply, refuse: Refuse) -> None:
@@ -184,7 +189,8 @@ class EngineControl:
 
     def _start_profile(self, payload: bytes) -> bytes:
         request = control_pb2.StartProfileRequest.FromString(payload)
-        path = self._target.start_profile(request.num_steps)
+        plan = ProfilePlan(request.num_steps, request.delay_steps, request.num_profiles or 1)
+        path = self._target.start_profile(plan)
         return control_pb2.StartProfileResponse(path=path).SerializeToString()
 
     def _stop_profile(self, payload: bytes) -> bytes:

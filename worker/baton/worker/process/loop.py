@@ -23,11 +23,12 @@ from baton.worker.link.prompts import split_prompts
 from baton.worker.process.control import EngineControl
 from baton.worker.process.lifecycle import Lifecycle
 from baton.worker.process.lifecycle_actions import EngineLifecycleActions
-from baton.worker.process.profiler import StepProfiler
+from baton.worker.process.profiler import ProfilePlan, StepProfiler
 from baton.worker.process.sessions import Sessions
 from baton.worker.process.spans import SpanSender
 from baton.worker.process.state_reporter import StateReporter, host_cache_message, load_message, totals_message
 from baton.worker.process.step_trace import StepTrace
+from baton.worker.process.steps.step_costs import StepCosts
 from baton.worker.process.weight_updates import WeightUpdates
 from baton.worker.requests.outputs import EngineListener, StepOutputs
 
@@ -52,8 +53,10 @@ class EngineLoop(EngineListener, HandoverListener):
         spans: SpanSender | None = None,
         clock: Callable[[], float] = time.monotonic,
         inbox: Inbox | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._link = link
+        self._costs = costs
         self._engine = engine
         self._executor = executor
         self._handover = handover
@@ -149,6 +152,9 @@ class EngineLoop(EngineListener, HandoverListener):
             host_cache=host_cache_message(totals),
             step_tokens=totals.step_tokens.message(),
             constraints=self._engine.grammar_stats().message(),
+            num_transferred_tokens=totals.num_transferred_tokens,
+            step_costs=None if self._costs is None else self._costs.message(),
+            kv_residency=self._engine.residency_times().message(),
         )
 
     def audit(self) -> PoolAudit:
@@ -165,6 +171,10 @@ class EngineLoop(EngineListener, HandoverListener):
         self._events.collect()
         self._state.report(self._clock(), at_once=True)
         return epoch
+
+    def num_deferred(self) -> int:
+        """Returns the queued requests that wait for KV, a prefix or a grammar."""
+        return self._engine.num_deferred
 
     def begin_drain(self) -> None:
         """Refuses new work."""
@@ -185,9 +195,9 @@ class EngineLoop(EngineListener, HandoverListener):
         """Returns the running requests of gateways and prefills of other workers."""
         return self._sessions.num_requests + self._handover.num_prefills
 
-    def start_profile(self, num_steps: int) -> str:
-        """Records steps from now on. Returns the trace's path."""
-        return self._profiler.start(num_steps)
+    def start_profile(self, plan: ProfilePlan) -> str:
+        """Records steps by a plan. Returns the first trace's path."""
+        return self._profiler.start(plan)
 
     def stop_profile(self) -> tuple[str, int]:
         """Returns the trace's path, and its number of steps."""
@@ -198,7 +208,7 @@ class EngineLoop(EngineListener, HandoverListener):
             if kind == Kind.CALL and payload[0] != Method.GET_STATS:
                 self._engine.unwatch_steps()
             self._handlers[kind](channel, payload)
-        self._engine.limits.paused = self._profiler.active or self._control.changing
+        self._engine.limits.paused = self._profiler.recording or self._control.changing
         self._handover.tick()
         outputs = self._step()
         self._sessions.report_waits()

@@ -42,6 +42,8 @@ from baton.worker.process.spans import SpanSender
 from baton.worker.process.start_report import start_report
 from baton.worker.process.state_reporter import model_message
 from baton.worker.process.step_trace import StepTrace, TracedExecutor
+from baton.worker.process.steps.nvtx import NvtxExecutor, nvtx_ranges
+from baton.worker.process.steps.step_costs import MeteredExecutor, StepCosts
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.transfer.kinds.factory import Paths, choose_paths
@@ -114,7 +116,8 @@ def _serve(
         trace = StepTrace(config.trace_steps) if config.trace_steps else None
         if trace is not None:
             cleanup.callback(trace.close)
-        stepped = executor if trace is None else TracedExecutor(executor, trace)
+        costs = StepCosts() if config.mfu_metrics and executor.facts.costs is not None else None
+        stepped = _around_steps(config, executor, trace, costs)
         grammars = _make_grammars(config, executor, link.wake)
         cleanup.callback(grammars.close)
         engine = Engine(
@@ -128,13 +131,25 @@ def _serve(
         cleanup.callback(profiler.close)
         identity = _identity(config, start["worker_id"], engine, executor)
         spans = SpanSender(link.send) if config.otlp_endpoint else None
-        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox)
+        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox, costs=costs)
         if own_process:
             _report_start(config, executor, engine, paths)
             gc.collect()
             gc.freeze()
         # Simulated fleets have many workers on a machine, and few constraints.
         loop.run(grammars.warm_up if own_process and config.executor != "sim" else None)
+
+
+def _around_steps(
+    config: WorkerConfig, executor: ServingExecutor, trace: StepTrace | None, costs: StepCosts | None
+) -> Executor:
+    """Returns the executor with all that is recorded of its steps."""
+    stepped: Executor = executor
+    if costs is not None and executor.facts.costs is not None:
+        stepped = MeteredExecutor(stepped, executor.facts.costs, costs)
+    if config.nvtx:
+        stepped = NvtxExecutor(stepped, nvtx_ranges())
+    return stepped if trace is None else TracedExecutor(stepped, trace)
 
 
 def _engine_settings(config: WorkerConfig) -> EngineSettings:
@@ -148,6 +163,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         prefix_caching=config.prefix_caching,
+        residency_sample=config.kv_cache_metrics_sample,
         cache_outputs=not config.batch_invariant,
         stall_seconds=config.step_stall_ms / 1000,
     )

@@ -51,6 +51,7 @@ class StartReport:
         """Returns the report for programs."""
         values = asdict(self)
         facts = values.pop("facts")
+        del facts["costs"]
         kv_bytes = self.num_blocks * self.bytes_per_block
         derived = {"kv_bytes": kv_bytes, "kv_tokens": self.kv_tokens, "concurrency": round(self.concurrency, 2)}
         return {**values, **facts, **derived, "off": [asdict(one) for one in self.all_off]}

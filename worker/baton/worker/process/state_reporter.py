@@ -86,6 +86,8 @@ def host_cache_message(totals: EngineCounters) -> control_pb2.HostCacheCounters:
         num_restored_bytes=totals.num_restored_bytes,
         restore_seconds=totals.restore_seconds,
         num_dropped_blocks=totals.num_dropped_blocks,
+        offload_bytes=totals.offload_bytes.message(),
+        restore_bytes=totals.restore_bytes.message(),
     )
 
 

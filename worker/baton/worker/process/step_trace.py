@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import BlockId, Int32, StepPlan, StepResult, TokenMasks
-from baton.worker.executors.base import Executor, LayerHook
+from baton.worker.core import StepPlan, StepResult
+from baton.worker.executors.base import Executor
+from baton.worker.process.steps.wrapped_executor import WrappedExecutor
 
 _log = logging.getLogger(__name__)
 
@@ -118,49 +119,18 @@ class StepTrace:
         _log.info("step trace written", extra={"path": self._path})
 
 
-class TracedExecutor:
+class TracedExecutor(WrappedExecutor):
     """An Executor with a trace of its steps."""
 
     def __init__(self, executor: Executor, trace: StepTrace) -> None:
-        self.model = executor.model
-        self.kv_spec = executor.kv_spec
-        self.num_blocks = executor.num_blocks
-        self.depth = executor.depth
-        self.max_step_tokens = executor.max_step_tokens
-        self.kv_bytes = executor.kv_bytes
-        self.kv = executor.kv
-        self.host = executor.host
-        self._executor = executor
+        super().__init__(executor)
         self._trace = trace
 
     def launch(self, plan: StepPlan) -> None:
         self._trace.launch(self._executor.launch, plan)
 
-    def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
-        self._executor.draw(masks, undrawn)
-
     def collect(self) -> StepResult:
         return self._trace.collect(self._executor.collect)
-
-    def ended(self) -> bool:
-        return self._executor.ended()
-
-    def watch(self, wake: Callable[[], None] | None) -> None:
-        self._executor.watch(wake)
-
-    def watch_layers(self, hook: LayerHook | None) -> None:
-        self._executor.watch_layers(hook)
-
-    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray | memoryview:
-        return self._executor.read_blocks(layer, block_ids)
-
-    def write_blocks(
-        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
-    ) -> None:
-        self._executor.write_blocks(layer, block_ids, data, heads)
-
-    def close(self) -> None:
-        self._executor.close()
 
 
 def kind_of(line: Mapping[str, Any]) -> str:

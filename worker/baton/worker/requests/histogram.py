@@ -10,7 +10,8 @@ from baton.v1 import control_pb2
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 # The bounds of vLLM's histograms of the same values.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-BYTES = tuple(2.0**power for power in range(10, 40, 2))  # 1 KiB to 256 GiB
+BYTES = tuple(2.0**power for power in range(11, 39, 2))  # 2 KiB to 128 GiB
+COPIED_BYTES = (1e6, 5e6, 1e7, 2e7, 4e7, 6e7, 8e7, 1e8, 1.5e8, 2e8)
 
 
 @dataclass(slots=True)

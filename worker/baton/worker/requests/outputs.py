@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
-from baton.worker.requests.histogram import STEP_TOKENS, Histogram
+from baton.worker.requests.histogram import COPIED_BYTES, STEP_TOKENS, Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,9 @@ class EngineCounters:
     num_restored_bytes: int = 0
     offload_seconds: float = 0.0  # while copies ran
     restore_seconds: float = 0.0
+    num_transferred_tokens: int = 0  # num_prompt_tokens whose KV prefill workers sent
+    offload_bytes: Histogram = field(default_factory=lambda: Histogram(COPIED_BYTES))  # of one copy to host memory
+    restore_bytes: Histogram = field(default_factory=lambda: Histogram(COPIED_BYTES))  # of one copy back
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))  # computed by a step
 
     def count_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:

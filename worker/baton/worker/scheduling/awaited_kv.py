@@ -84,6 +84,7 @@ class AwaitedKv:
             self._holdings.pin(state)
             return
         state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
+        self._counters.num_transferred_tokens += state.num_transferred_tokens
         state.block_ids += settled
         self._queues.remote.pop(state, None)
         state.phase = Phase.READY  # the same blocks stay pinned

@@ -11,6 +11,7 @@ import numpy as np
 
 from baton.worker.core import BlockId, Int32, Row, TokenMasks
 from baton.worker.kv.holdings import Holdings
+from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
 from baton.worker.requests.outputs import EngineCounters, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.admission import Admissions
@@ -43,7 +44,11 @@ class Scheduler:
         max_step_tokens: int = 1,  # of one decode
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
-        holdings = self._holdings = Holdings(num_blocks, block_size, max_model_len, num_host_slots, num_ahead)
+        sample = settings.residency_sample
+        self.residency = ResidencyMeter(sample, clock) if sample else None
+        holdings = self._holdings = Holdings(
+            num_blocks, block_size, max_model_len, num_host_slots, num_ahead, self.residency
+        )
         self.offloads = holdings.offloads
         self.pool = holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
@@ -76,6 +81,16 @@ class Scheduler:
     def num_queued(self) -> int:
         """Requests without a row that need one."""
         return self.queues.num_waiting + len(self.restores.states) + self._prefixes.num_parked
+
+    @property
+    def num_deferred(self) -> int:
+        """Requests of num_queued that wait for KV, a prefix or a grammar instead of capacity."""
+        return self.num_queued - self.queues.num_queued
+
+    @property
+    def residency_times(self) -> ResidencyTimes:
+        """How long measured blocks live and are unused."""
+        return ResidencyTimes() if self.residency is None else self.residency.times
 
     @property
     def prefill_wanted(self) -> list[PrefillWanted]:

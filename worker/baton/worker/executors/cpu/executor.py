@@ -31,10 +31,12 @@ from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.host.resources import usable_cores, usable_memory
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.executors.pool_head import PoolHead
+from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.costs import model_costs
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
@@ -107,7 +109,7 @@ class CpuExecutor:
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin)
         self._decoder: Model[StepInputs] | None = make_model(loaded.config, loaded.weights, self._device)
-        self.facts = _facts(config, loaded, dtype)
+        self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
         self._undrawn: _Launched | None = None
         self._ended: float | None = None  # when the last step was computed
@@ -234,7 +236,7 @@ class CpuExecutor:
         return self._heads[plan.head].run(plan, inputs, decoder, hidden)
 
 
-def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype) -> DeviceFacts:
+def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: KvSpec) -> DeviceFacts:
     formats = weight_formats(loaded.weights)
     case = Case("cpu", dtype=dtype, block_size=config.block_size)
     choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens, formats)
@@ -248,6 +250,7 @@ def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype) -> Dev
         weight_bytes=loaded.weights.num_bytes,
         kernels=choices.kernels,
         off=choices.refused,
+        costs=model_costs(loaded.config, loaded.weights.num_bytes, spec),
     )
 
 

@@ -139,7 +139,7 @@ class CudaExecutor:
             self._wait,
             device,
         )
-        self.facts = device_facts(config, loaded, dtype, self._kv_dtype, device, step_bytes, captured)
+        self.facts = device_facts(config, loaded, dtype, self._kv_dtype, self.kv_spec, device, step_bytes, captured)
         phases.log(self.num_blocks, config.block_size)
 
     @torch.inference_mode()

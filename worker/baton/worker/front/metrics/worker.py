@@ -36,6 +36,7 @@ _COUNTERS = (
     ("num_output_tokens", "baton_worker_output_tokens", "Tokens generated."),
     ("num_discarded_tokens", "baton_worker_discarded_tokens", "Tokens computed for requests that had ended."),
     ("num_cached_tokens", "baton_worker_cached_tokens", "Prompt tokens found in this worker's cache."),
+    ("num_transferred_tokens", "baton_worker_transferred_tokens", "Prompt tokens whose KV prefill workers sent."),
     ("num_preemptions", "baton_worker_preemptions", "Requests preempted for lack of KV blocks."),
     ("num_evicted_blocks", "baton_worker_evicted_blocks", "Cached blocks evicted for others."),
     ("num_local_fallbacks", "baton_worker_local_fallbacks", "Prompts computed here after a remote prefill failed."),
@@ -50,6 +51,23 @@ _HOST_CACHE = (
     ("num_restored_bytes", "baton_worker_host_cache_restored_bytes", "KV bytes copied from host memory."),
     ("restore_seconds", "baton_worker_host_cache_restore_seconds", "Time while KV was copied from host memory."),
     ("num_dropped_blocks", "baton_worker_host_cache_dropped_blocks", "Blocks evicted without a copy in host memory."),
+)
+# HostCacheCounters field, metric, help
+_HOST_CACHE_SIZES = (
+    ("offload_bytes", "baton_worker_host_cache_offload_bytes", "KV bytes of one copy to host memory."),
+    ("restore_bytes", "baton_worker_host_cache_restore_bytes", "KV bytes of one copy from host memory."),
+)
+# StepCosts field, metric, help
+_STEP_COSTS = (
+    ("flops", "baton_worker_estimated_flops", "FLOPs of all steps, from the model's shapes (--mfu-metrics)."),
+    ("read_bytes", "baton_worker_estimated_read_bytes", "Bytes of weights and KV that all steps read, estimated."),
+    ("written_bytes", "baton_worker_estimated_written_bytes", "Bytes of KV that all steps wrote, estimated."),
+)
+# KvResidency field, metric, help; of --kv-cache-metrics-sample
+_RESIDENCY = (
+    ("lifetime", "baton_worker_kv_block_lifetime_seconds", "A cached block's time until its eviction."),
+    ("idle_before_evict", "baton_worker_kv_block_idle_before_evict_seconds", "Last use to eviction of a block."),
+    ("reuse_gap", "baton_worker_kv_block_reuse_gap_seconds", "Between two uses of a cached block."),
 )
 # ConstraintCounters field, metric, help
 _CONSTRAINTS = (
@@ -180,6 +198,14 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters.host_cache, field))
         yield counter
+    for field, name, text in _STEP_COSTS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.step_costs, field))
+        yield counter
+    for field, name, text in _HOST_CACHE_SIZES:
+        yield histogram_metric(name, text, getattr(stats.counters.host_cache, field), model_name)
+    for field, name, text in _RESIDENCY:
+        yield histogram_metric(name, text, getattr(stats.counters.kv_residency, field), model_name)
     for field, name, text in _CONSTRAINTS:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters.constraints, field))
@@ -199,6 +225,13 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         gauge.add_metric((model_name,), getattr(stats.state.load, field))
         yield gauge
+    deferred = GaugeMetricFamily(
+        "baton_worker_deferred_requests",
+        "Waiting requests that wait for KV, a prefix or a grammar.",
+        labels=_LABELS,
+    )
+    deferred.add_metric((model_name,), stats.num_deferred)
+    yield deferred
     blocks = GaugeMetricFamily("baton_worker_blocks", "KV blocks by use.", labels=("model_name", "use"))
     for field, use in _BLOCKS:
         blocks.add_metric((model_name, use), getattr(stats, field))

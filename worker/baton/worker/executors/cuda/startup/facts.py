@@ -10,7 +10,9 @@ from baton.kernels.table import Case
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.choices import choices_of, weight_formats
 from baton.worker.executors.facts import DeviceFacts, Off
+from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.costs import model_costs
 from baton.worker.weights.loading import LoadedModel
 
 
@@ -19,6 +21,7 @@ def device_facts(
     loaded: LoadedModel,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
+    spec: KvSpec,
     device: torch.device,
     step_bytes: int,
     graph_bytes: int,
@@ -40,6 +43,7 @@ def device_facts(
         graph_bytes=graph_bytes,
         kernels=choices.kernels,
         off=(*choices.refused, *_without_graphs(config, loaded.config)),
+        costs=model_costs(loaded.config, loaded.weights.num_bytes, spec),
     )
 
 
