@@ -8,6 +8,7 @@ from typing import Any
 
 from baton.gateway.access.settings import FROM_REDIS, AccessSettings
 from baton.gateway.http.cors import check_origins
+from baton.gateway.mcp.settings import McpSettings
 from baton.gateway.models.generation_defaults import GenerationFlags, parse_overrides
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
@@ -79,6 +80,33 @@ class GatewayConfig:
     tool_parser_plugin: str = field(
         default="",
         metadata={"help": "A Python file with TOOL_FORMATS or REASONING_FORMATS of your own.", "metavar": "PATH"},
+    )
+    tool_server: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "MCP servers whose tools responses may use by label (tools: [{type: mcp, server_label: LABEL}]); "
+            "HOST:PORT: http://HOST:PORT/sse. Without a label, the host's name. Needs the extra mcp.",
+            "metavar": "[LABEL=]URL,..",
+        },
+    )
+    allowed_mcp_servers: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "MCP servers that requests may name by server_url: these URLs, and paths below them. Empty: none. "
+            "Needs the extra mcp.",
+            "metavar": "URL,..",
+        },
+    )
+    mcp_timeout: float = field(
+        default=30.0, metadata={"help": "Seconds that one call of an MCP tool may take.", "minimum": 0.1}
+    )
+    max_tool_rounds: int = field(
+        default=16,
+        metadata={"help": "Generations of one response that may call MCP tools; the next must answer.", "minimum": 1},
+    )
+    max_tool_output_bytes: int = field(
+        default=64 << 10,
+        metadata={"help": "Bytes of an MCP call's output that the model is shown; the rest is cut.", "minimum": 256},
     )
     chat_template: str = field(
         default="",
@@ -317,6 +345,17 @@ class GatewayConfig:
         return value
 
     @property
+    def mcp(self) -> McpSettings:
+        """Returns the settings of MCP servers."""
+        return McpSettings(
+            self.tool_server,
+            self.allowed_mcp_servers,
+            self.mcp_timeout,
+            self.max_tool_rounds,
+            self.max_tool_output_bytes,
+        )
+
+    @property
     def sampling_defaults(self) -> GenerationFlags:
         """Returns the settings of sampling defaults. Raises InvalidRequest for wrong overrides."""
         return GenerationFlags(self.generation_config, parse_overrides(self.override_generation_config))
@@ -356,6 +395,7 @@ class GatewayConfig:
         check_names(self.served_model_name)
         check_origins(self.cors_origins)
         check_allowed_hosts(self.allowed_hosts)
+        self.mcp.validate()
         self._check_access()
         if self.resumable_streams and not self.redis_url:
             raise InvalidRequest("resumable_streams needs redis_url; give the Redis of all gateways", field="redis_url")

@@ -36,6 +36,7 @@ from baton.gateway.http.host_check import host_check_of
 from baton.gateway.http.intake import Intake
 from baton.gateway.http.limits import HttpLimits
 from baton.gateway.http.server import HttpServer
+from baton.gateway.mcp.sessions import load_client
 from baton.gateway.memory import return_large_blocks
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
@@ -108,6 +109,7 @@ class _AllTls:
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running requests have ended."""
     config.validate()
+    load_client(config.mcp)
     switch_access_log(not config.no_access_log)
     counters = GenerationCounters()
     limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.max_logprobs)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
+import grpc
 import orjson
 
 from baton.gateway.access.errors import RateLimited, Unauthenticated
@@ -37,6 +38,12 @@ _CODES: Mapping[int, str] = {429: "rate_limit_exceeded", 503: "service_unavailab
 
 class ContextTooLong(InvalidRequest):
     """The prompt and its output exceed the model's context. Clients look for the code of this error."""
+
+
+class ToolServerFailed(ServiceError):
+    """A server of tools that the request names does not answer as it should."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class HttpError(Exception):
@@ -84,6 +91,8 @@ def http_error_of(error: Exception) -> HttpError:
     if isinstance(error, Unauthenticated):
         headers, code = {"www-authenticate": "Bearer"}, "invalid_api_key"
         return HttpError(401, error.message, code=code, headers=headers, kind="invalid_request_error")
+    if isinstance(error, ToolServerFailed):
+        return HttpError(424, error.message, param=error.field, code="http_error", kind="external_connector_error")
     if isinstance(error, MissingScope):
         return HttpError(403, error.message, code="missing_scope")
     # The client should leave out a named field that this fleet does not support, and clients retry a 501: hence 400.

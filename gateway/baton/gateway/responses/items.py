@@ -16,6 +16,9 @@ from baton.rpc.errors import InvalidRequest
 
 Item = dict[str, Any]
 
+MCP_LIST, APPROVAL_REQUEST, APPROVAL_RESPONSE = "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"
+_DENIED = "The user did not approve this call."
+
 
 class MessageItem(Struct, kw_only=True):
     """A message."""
@@ -48,6 +51,40 @@ class CustomCallItem(Struct, kw_only=True):
     input: str
 
 
+class McpCallItem(Struct, kw_only=True):
+    """A call that the gateway ran on an MCP server, with its result."""
+
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: str | dict[str, Any] | None = None
+
+
+class McpListItem(Struct, kw_only=True):
+    """The tools of an MCP server."""
+
+    server_label: str
+    tools: list[dict[str, Any]]
+
+
+class ApprovalRequestItem(Struct, kw_only=True):
+    """A call that waits for the client's approval."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+class ApprovalResponseItem(Struct, kw_only=True):
+    """The client's decision."""
+
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
 class ReasoningItem(Struct, kw_only=True):
     """The model's reasoning."""
 
@@ -61,6 +98,10 @@ _KINDS: Mapping[str, type[Struct]] = {
     "function_call_output": FunctionOutputItem,
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": FunctionOutputItem,
+    "mcp_call": McpCallItem,
+    MCP_LIST: McpListItem,
+    APPROVAL_REQUEST: ApprovalRequestItem,
+    APPROVAL_RESPONSE: ApprovalResponseItem,
     "reasoning": ReasoningItem,
 }
 _ID_BYTES = 16
@@ -70,15 +111,18 @@ _PREFIXES: Mapping[str, str] = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "mcp_call": "mcp",
+    MCP_LIST: "mcpl",
+    APPROVAL_REQUEST: "mcpr",
+    APPROVAL_RESPONSE: "mcpa",
     "reasoning": "rs",
 }
 # Items of unsupported tools, which clients of other servers may send.
 _TOOLS = ("web_search", "file_search", "code_interpreter", "computer", "image_generation", "local_shell", "shell")
 _SKIPPED = frozenset(
-    f"{tool}_{what}"
-    for tool in (*_TOOLS, "apply_patch", "tool_search", "mcp")
-    for what in ("call", "call_output", "output", "list_tools", "approval_request", "approval_response")
+    f"{tool}_{what}" for tool in (*_TOOLS, "apply_patch", "tool_search") for what in ("call", "call_output", "output")
 )
+_WITH_ARGUMENTS = ("function_call", "mcp_call", APPROVAL_REQUEST)
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
@@ -120,7 +164,8 @@ def _is_skipped(item: Item) -> bool:
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """Returns the items as chat messages. Consecutive items of the assistant become one message."""
-    check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), "input")
+    check_arguments((item["arguments"] for item in items if item["type"] in _WITH_ARGUMENTS), "input")
+    requests = {item["id"]: item for item in items if item["type"] == APPROVAL_REQUEST}
     chat: list[dict[str, Any]] = []
     if instructions:
         chat.append({"role": "system", "content": instructions})
@@ -130,9 +175,28 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
             chat.append({"role": item["role"], "content": _joined(item["content"])})
         elif kind in OUTPUTS:
             chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": _joined(item["output"])})
-        else:
+        elif kind == "mcp_call":
+            _add_answered_call(chat, item, mcp_output(item))
+        elif kind == APPROVAL_RESPONSE:
+            # An approved call follows as an item of its own.
+            request = requests.get(item["approval_request_id"])
+            if request is not None and not item["approve"]:
+                _add_answered_call(chat, request, f"{_DENIED} {item.get('reason') or ''}".strip())
+        elif kind not in (MCP_LIST, APPROVAL_REQUEST):
             _add_to_assistant(_open_assistant(chat, kind), item)
     return chat
+
+
+def mcp_output(item: Item) -> str:
+    """Returns what the model is shown of a call's result."""
+    error = item.get("error")
+    if not error:
+        return item.get("output") or ""
+    if isinstance(error, str):
+        return f"Error: {error}"
+    if error.get("type") == "mcp_tool_execution_error":
+        return f"Error: {_joined([part for part in error.get('content') or () if isinstance(part, dict)])}"
+    return f"Error: {error.get('message') or error.get('type')}"
 
 
 def _checked(item: Item, where: str, new_id: str) -> Item:
@@ -190,6 +254,16 @@ def _add_to_assistant(message: dict[str, Any], item: Item) -> None:
         arguments = {INPUT: item["input"]} if item["type"] == "custom_tool_call" else read_arguments(item["arguments"])
         function = {"name": name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+
+
+def _add_answered_call(chat: list[dict[str, Any]], item: Item, output: str) -> None:
+    """Adds a call and its result."""
+    call_id = item.get("call_id") or item["id"]
+    name = ToolName(item["name"], server=item["server_label"]).flat
+    function = {"name": name, "arguments": read_arguments(item["arguments"])}
+    call = {"id": call_id, "type": "function", "function": function}
+    _open_assistant(chat, "mcp_call").setdefault("tool_calls", []).append(call)
+    chat.append({"role": "tool", "tool_call_id": call_id, "content": output})
 
 
 def _joined(content: str | Sequence[Item]) -> str:

@@ -16,12 +16,20 @@ from baton.gateway.serving.chat import events_of
 
 StreamEvent = dict[str, Any]  # without its sequence number
 
+# The input of custom tools is complete only at the end.
+_ARGUMENT_DELTAS = {
+    "function_call": "response.function_call_arguments.delta",
+    "mcp_call": "response.mcp_call_arguments.delta",
+}
+# Shown only when they are complete.
+_AT_ONCE = frozenset(("mcp_approval_request",))
+
 
 @dataclass(slots=True)
 class _Open:
     """The item that is being built."""
 
-    kind: str  # message, reasoning, function_call, custom_tool_call
+    kind: str  # message, reasoning, function_call, custom_tool_call, mcp_call, mcp_approval_request
     item: dict[str, Any]  # as in its added event
     index: int
     pieces: list[str] = field(default_factory=list)
@@ -39,7 +47,8 @@ class _Open:
 class OutputItems:
     """The output's items so far. `num_top` is the number of alternatives per token, or None without log-probabilities.
 
-    `names` maps the names that the model uses to the client's tools.
+    `names` maps the names that the model uses to the client's tools. Calls on MCP servers wait in `waiting` for their
+    results.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class OutputItems:
         names: Mapping[str, ToolName] | None = None,
     ) -> None:
         self.complete: list[dict[str, Any]] = []
+        self.waiting: list[dict[str, Any]] = []
         self._new_id = new_id
         self._num_top = num_top
         self._names = names or {}
@@ -71,6 +81,38 @@ class OutputItems:
         self._close(out, status)
         return out
 
+    def add(self, kind: str, fields: Mapping[str, Any], events: Sequence[str] = ()) -> list[StreamEvent]:
+        """Adds a complete item that no model wrote, with these events between its begin and its end."""
+        return self._all_at_once({"id": self._new_id(kind), "type": kind, **fields}, events)
+
+    def _all_at_once(self, item: dict[str, Any], events: Sequence[str] = ()) -> list[StreamEvent]:
+        index = len(self.complete)
+        self.complete.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        return [
+            {"type": "response.output_item.added", "output_index": index, "item": item},
+            *({"type": name, **place} for name in events),
+            {"type": "response.output_item.done", "output_index": index, "item": item},
+        ]
+
+    def begin_call(self, tool: ToolName, arguments: str, call_id: str, approval: str) -> list[StreamEvent]:
+        """Adds a call that the client approved, which then waits for its result."""
+        out: list[StreamEvent] = []
+        self._start("mcp_call", {**_mcp_fields(tool, call_id), "approval_request_id": approval}, out).pieces = [
+            arguments
+        ]
+        self._close(out, "completed")
+        return out
+
+    def settle(self, item: dict[str, Any], status: str, **result: Any) -> list[StreamEvent]:
+        """Ends a waiting call with its result and returns the events."""
+        self.waiting.remove(item)
+        item.update(status=status, **result)
+        index = self.complete.index(item)
+        place = {"item_id": item["id"], "output_index": index}
+        ended = [] if status == "incomplete" else [{"type": f"response.mcp_call.{status}", **place}]
+        return [*ended, {"type": "response.output_item.done", "output_index": index, "item": item}]
+
     def _take(self, event: Event, out: list[StreamEvent]) -> None:
         if isinstance(event, ContentText):
             opened = self._need("message", out)
@@ -90,8 +132,7 @@ class OutputItems:
             self._start_call(event, out)
         elif isinstance(event, CallArguments) and self._open is not None:
             self._open.pieces.append(event.fragment)
-            if self._open.kind == "function_call":  # the input of custom tools is complete only at the end
-                name = "response.function_call_arguments.delta"
+            if name := _ARGUMENT_DELTAS.get(self._open.kind):
                 out.append({"type": name, **self._open.place, "delta": event.fragment})
         elif isinstance(event, CallEnd):
             self._close(out, "completed")
@@ -100,6 +141,9 @@ class OutputItems:
         tool = self._names.get(call.name, ToolName(call.name))
         if tool.is_custom:
             self._start("custom_tool_call", {"call_id": call.id, "name": tool.name, "input": ""}, out)
+            return
+        if tool.server:
+            self._start("mcp_approval_request" if tool.needs_approval else "mcp_call", _mcp_fields(tool, call.id), out)
             return
         namespace = {"namespace": tool.namespace} if tool.namespace else {}
         self._start("function_call", {"call_id": call.id, "name": tool.name, **namespace, "arguments": ""}, out)
@@ -118,18 +162,36 @@ class OutputItems:
         return opened
 
     def _start(self, kind: str, fields: dict[str, Any], out: list[StreamEvent]) -> _Open:
-        item = {"id": self._new_id(kind), "type": kind, "status": "in_progress", **fields}
+        status = {} if kind in _AT_ONCE else {"status": "in_progress"}
+        item = {"id": self._new_id(kind), "type": kind, **status, **fields}
         self._open = _Open(kind, item, len(self.complete))
-        out.append({"type": "response.output_item.added", "output_index": self._open.index, "item": item})
+        if kind not in _AT_ONCE:
+            out.append({"type": "response.output_item.added", "output_index": self._open.index, "item": item})
+        if kind == "mcp_call":
+            out.append({"type": "response.mcp_call.in_progress", **self._open.place})
         return self._open
 
     def _close(self, out: list[StreamEvent], status: str) -> None:
         opened, self._open = self._open, None
         if opened is None:
             return
+        if opened.kind in _AT_ONCE:
+            if status == "completed":
+                item = {**opened.item, "arguments": opened.text}
+                out += self._all_at_once(item)
+            return
         item = {**_ENDS[opened.kind](opened, out), "status": status}
+        if opened.kind == "mcp_call" and status == "completed":
+            item["status"] = "calling"
+            self.complete.append(item)
+            self.waiting.append(item)
+            return
         out.append({"type": "response.output_item.done", "output_index": opened.index, "item": item})
         self.complete.append(item)
+
+
+def _mcp_fields(tool: ToolName, call_id: str) -> dict[str, Any]:
+    return {"server_label": tool.server, "name": tool.name, "arguments": "", "call_id": call_id}
 
 
 def _end_message(opened: _Open, out: list[StreamEvent]) -> dict[str, Any]:
@@ -154,6 +216,11 @@ def _end_call(opened: _Open, out: list[StreamEvent]) -> dict[str, Any]:
     return {**opened.item, "arguments": opened.text}
 
 
+def _end_mcp_call(opened: _Open, out: list[StreamEvent]) -> dict[str, Any]:
+    out.append({"type": "response.mcp_call_arguments.done", **opened.place, "arguments": opened.text})
+    return {**opened.item, "arguments": opened.text, "output": None, "error": None}
+
+
 def _end_custom(opened: _Open, out: list[StreamEvent]) -> dict[str, Any]:
     text = input_of(opened.text)
     out.append({"type": "response.custom_tool_call_input.delta", **opened.place, "delta": text})
@@ -165,6 +232,7 @@ _ENDS: Mapping[str, Callable[[_Open, list[StreamEvent]], dict[str, Any]]] = {
     "message": _end_message,
     "reasoning": _end_reasoning,
     "function_call": _end_call,
+    "mcp_call": _end_mcp_call,
     "custom_tool_call": _end_custom,
 }
 

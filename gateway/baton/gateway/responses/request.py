@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -41,6 +42,7 @@ _WITHOUT_ITEMS = (
 )
 # Fields whose values are returned with the response.
 _KEPT = ("user", "safety_identifier", "prompt_cache_key")
+_REDACTED = "<redacted>"
 _SHARED = tuple(name for name in GenerationFields.__struct_fields__ if name in ResponsesRequest.__struct_fields__)
 
 
@@ -142,7 +144,7 @@ def new_response(request: ResponsesRequest, response_id: str, model: str, defaul
         temperature=defaults.values["temperature"] if request.temperature is None else request.temperature,
         text={**text, "format": text.get("format") or {"type": "text"}},
         tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
+        tools=without_secrets(request.tools),
         top_logprobs=request.top_logprobs or 0,
         top_p=defaults.values["top_p"] if request.top_p is None else request.top_p,
         truncation=request.truncation or "disabled",
@@ -151,6 +153,18 @@ def new_response(request: ResponsesRequest, response_id: str, model: str, defaul
         prompt_cache_key=request.prompt_cache_key,
         metadata=request.metadata or {},
     )
+
+
+def without_secrets(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Returns the tools as a response shows them: without what MCP servers know their clients by."""
+    return [_without_secrets(tool) if tool.get("type") == "mcp" else tool for tool in tools or ()]
+
+
+def _without_secrets(tool: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in tool.items() if name != "authorization"}
+    if isinstance(tool.get("headers"), Mapping):
+        shown["headers"] = dict.fromkeys(tool["headers"], _REDACTED)
+    return shown
 
 
 def _response_format(request: ResponsesRequest) -> ResponseFormat | None:

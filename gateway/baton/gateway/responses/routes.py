@@ -13,7 +13,6 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.responses.followers import DocumentFollower, StreamFollower
 from baton.gateway.responses.items import Item
 from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
-from baton.gateway.responses.request import ignored_of
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.types import (
@@ -73,7 +72,7 @@ class Responses:
 
     def _read(self, exchange: Exchange) -> ResponsesRequest:
         request = self._decoder.read(exchange)
-        exchange.ignore(ignored_of(request))
+        exchange.ignore(self._service.ignored_of(request))
         return request
 
     async def get(self, exchange: Exchange) -> None:
@@ -129,7 +128,7 @@ def responses_routes(service: ResponseService, strict: bool = False) -> list[Rou
             ResponsesRequest,
             Response,
             ResponseStreamEvent,
-            errors=(400, 404, 408, 413, 429, 500, 503, 504),
+            errors=(400, 404, 408, 413, 424, 429, 500, 503, 504),
         ),
         Route(
             "GET",

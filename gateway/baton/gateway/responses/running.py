@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -63,13 +63,13 @@ class RunningResponse:
         self.failure: Exception | None = None  # the cause of `error`
         self.generation: Generation | None = None
         self.tenant = ""  # the owner
-        self._output = output
+        self.cut_short = False  # whether the output ended at the token limit
+        self.output = output
         self._meter = meter
         self._settle = settle
         self._spawn = spawn
         self._followers: list[Follower] = []
         self.ended = False  # whether the generation has ended
-        self._cut_short = False
         self._emit({"type": "response.created"})
         self._emit({"type": "response.queued" if response.background else "response.in_progress"})
 
@@ -98,9 +98,9 @@ class RunningResponse:
         self._begin()
         self.response.usage = _usage_of(usage)
         self._meter.on_done(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        if self._cut_short:
+        if self.cut_short:
             self.response.incomplete_details = IncompleteDetails("max_output_tokens")
-        self._end("incomplete" if self._cut_short else "completed")
+        self._end("incomplete" if self.cut_short else "completed")
 
     def on_error(self, error: ServiceError) -> None:
         self.fail(error)
@@ -119,6 +119,17 @@ class RunningResponse:
         self.response.error = ResponseError(_code_of(self.error), self.error.message)
         self._abort()
         self._end("failed")
+
+    def show(self, events: Iterable[StreamEvent], begin: bool = True) -> None:
+        """Emits events of items that no model wrote. `begin`: followers get them before the generation begins."""
+        if self.ended:
+            return
+        if begin:
+            self._begin()
+        for event in events:
+            self._emit(event)
+        if self.begun:
+            self._notify_followers()
 
     # Requests of clients
 
@@ -165,11 +176,11 @@ class RunningResponse:
         self._begin()
         if delta.token_ids:
             self._meter.on_tokens(0)
-        for event in self._output.take(delta):
+        for event in self.output.take(delta):
             self._emit(event)
         if delta.finish_reason is not None:
-            self._cut_short = delta.finish_reason == "length"
-            for event in self._output.finish("incomplete" if self._cut_short else "completed"):
+            self.cut_short = delta.finish_reason == "length"
+            for event in self.output.finish("incomplete" if self.cut_short else "completed"):
                 self._emit(event)
         self._notify_followers()
 
@@ -187,11 +198,14 @@ class RunningResponse:
 
     def _end(self, status: str) -> None:
         self.ended = True
-        for event in self._output.finish("incomplete"):
+        for event in self.output.finish("incomplete"):
             self._emit(event)
+        for item in list(self.output.waiting):
+            for event in self.output.settle(item, "incomplete"):
+                self._emit(event)
         response = self.response
         response.status = status  # type: ignore[assignment]
-        response.output = self._output.complete
+        response.output = self.output.complete
         if status == "completed":
             response.completed_at = int(time.time())
         if status != "cancelled":

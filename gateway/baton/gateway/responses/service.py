@@ -8,30 +8,37 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from baton.gateway.access.identity import Identity
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.core import GenerationRequest
-from baton.gateway.errors.http import ContextTooLong
 from baton.gateway.fields.chat import check_max_items
+from baton.gateway.mcp.sessions import McpSessions
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
-from baton.gateway.models.prompts.rendering import size_of
 from baton.gateway.models.served import ServedModel
 from baton.gateway.responses.conversations.store import ConversationStore
-from baton.gateway.responses.items import Item, chat_messages, input_items, new_item_id
+from baton.gateway.responses.fitting import TurnFitter
+from baton.gateway.responses.items import Item, input_items, new_item_id
+from baton.gateway.responses.mcp.loop import ToolLoop
+from baton.gateway.responses.mcp.preparation import McpPlan, plan_of
+from baton.gateway.responses.mcp.request import requested_servers
+from baton.gateway.responses.mcp.rounds import ResponseRounds
 from baton.gateway.responses.output import OutputItems
-from baton.gateway.responses.request import FIELDS, check_request, conversation_of, new_response, turn_of
+from baton.gateway.responses.request import (
+    FIELDS,
+    check_request,
+    conversation_of,
+    ignored_of,
+    new_response,
+    turn_of,
+)
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.responses.tools import ServedTools, ToolName, served_tools
-from baton.gateway.responses.truncation import MANY_ITEMS, longest_that_fits, parted
 from baton.gateway.responses.types import ResponsesRequest, StoredResponse
-from baton.gateway.serving.chat import ChatTurn, check_turn, encode_turn, fields_named, generation_of
+from baton.gateway.serving.chat import ChatTurn, fields_named, generation_of
 from baton.gateway.serving.context import Call, ServingContext
 from baton.rpc.errors import InvalidRequest, NotFound
-
-T = TypeVar("T")
 
 _FINAL = ("completed", "incomplete", "failed", "cancelled")
 
@@ -48,18 +55,7 @@ class _Prepared:
     context: Sequence[Item]
     conversation_id: str  # empty: no conversation
     names: Mapping[str, ToolName]  # client's tools by the names that the model sees
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitting:
-    """A turn that fits into the context."""
-
-    turn: ChatTurn
-    token_ids: list[int]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
+    plan: McpPlan | None  # None: no MCP server
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,7 @@ class BegunResponse:
 
     running: RunningResponse
     generation: GenerationRequest
+    loop: ToolLoop | None = None  # runs MCP tools between generations
 
 
 class ResponseService:
@@ -76,12 +73,18 @@ class ResponseService:
     def __init__(self, serving: ServingContext, store: ResponseStore) -> None:
         self._serving = serving
         self._store = store
+        self._fitter = TurnFitter(serving.bodies)
+        self._mcp = serving.config.mcp
         self.conversations = ConversationStore(store.records)
 
     @property
     def bodies(self) -> BodyThread:
         """Returns the thread that reads large requests."""
         return self._serving.bodies
+
+    def ignored_of(self, request: ResponsesRequest) -> list[str]:
+        """Converts other servers' fields in place. Returns the names of all ignored fields. Raises InvalidRequest."""
+        return [*ignored_of(request), *requested_servers(request.tools, self._mcp)[1]]
 
     def counting_rejections(self) -> AbstractContextManager[None]:
         """Counts requests that are refused within the context."""
@@ -93,7 +96,7 @@ class ResponseService:
         """Validates a request and admits it. `requested` is an additional constraint. Raises ServiceError."""
         serving = self._serving
         with serving.counting_rejections():
-            model, served, items = await self._run_on_thread(
+            model, served, items = await self._fitter.run(
                 call.identity.tenant.cache_owner,
                 partial(self._check, call, request),
                 request.input,
@@ -103,9 +106,10 @@ class ResponseService:
             if request.request_id:
                 call.request_id = request.request_id
             admitted = serving.admission.admit(call.request_id, 1)
+            sessions = McpSessions(self._mcp)
             try:
                 with fields_named(FIELDS):
-                    prepared = await self._prepare(call, request, model, served, items, requested)
+                    prepared = await self._prepare(call, request, model, served, items, requested, sessions)
                     running = self._running(call, prepared, admitted.end)
                     generation = generation_of(
                         serving, call, admitted.request_id, prepared.model, prepared.turn, prepared.token_ids
@@ -114,15 +118,20 @@ class ResponseService:
                     await self._store.begin(running, prepared.items, prepared.context)
             except BaseException:
                 admitted.end()
+                self._store.spawn(sessions.close())
                 raise
-        return BegunResponse(running, generation)
+        return BegunResponse(running, generation, self._loop(call, prepared, running, admitted.request_id))
 
     async def start(self, call: Call, begun: BegunResponse) -> None:
         """Starts the generation. A failure becomes the response's error."""
         serving, running = self._serving, begun.running
         try:
-            generator = serving.admitted(call, serving.generator, [begun.generation])
-            running.generation = await generator.start(begun.generation, running)
+            if begun.loop is not None:
+                running.generation = begun.loop
+                await begun.loop.start(begun.generation, self._store.spawn)
+            else:
+                generator = serving.admitted(call, serving.generator, [begun.generation])
+                running.generation = await generator.start(begun.generation, running)
         except asyncio.CancelledError:
             running.abandon()
             raise
@@ -171,10 +180,6 @@ class ResponseService:
             check_max_items(0 if isinstance(request.input, str) else len(request.input))
             return model, served_tools(request.tools), input_items(request.input)
 
-    async def _run_on_thread(self, owner: str, work: Callable[[], T], *values: object) -> T:
-        """Runs `work` on these values; on another thread if they are large."""
-        return await self._serving.bodies.run(work, size_of(values), owner)
-
     async def _prepare(
         self,
         call: Call,
@@ -183,15 +188,20 @@ class ResponseService:
         served: ServedTools,
         items: Sequence[Item],
         requested: RequestedConstraint | None,
+        sessions: McpSessions,
     ) -> _Prepared:
         context, conversation_id = await self._context(call, request)
         prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
+        servers, _ = requested_servers(request.tools, self._mcp)
+        plan = None
+        if servers:
+            plan, served = await plan_of(servers, sessions, served, context, items)
 
         made = partial(turn_of, request, [*context, *items], served)
-        turn = await self._run_on_thread(model.owner, made, context, items, request.tools, request.instructions)
+        turn = await self._fitter.run(model.owner, made, context, items, request.tools, request.instructions)
         turn = replace(turn, requested=requested)
-        fitting = await self._fitting(model, request, turn, [*context, *items])
-        return prepared(fitting.turn, fitting.token_ids, names=served.names)
+        fitting = await self._fitter.fit(model, request, turn, [*context, *items])
+        return prepared(fitting.turn, fitting.token_ids, names=served.names, plan=plan)
 
     async def _context(self, call: Call, request: ResponsesRequest) -> tuple[Sequence[Item], str]:
         """Returns the items before the request's, and the conversation's id if there is one."""
@@ -203,71 +213,6 @@ class ResponseService:
             return (), ""
         tenant = call.identity.tenant.name
         return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
-
-    async def _encode(self, model: ServedModel, turn: ChatTurn) -> list[int]:
-        await self._run_on_thread(model.owner, partial(check_turn, model, turn), turn.messages, turn.tools.tools)
-        return await encode_turn(model, turn)
-
-    async def _fitting(
-        self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item]
-    ) -> _Fitting:
-        """Returns the turn, truncated to the latest items if it is too long and truncation is enabled.
-
-        Raises ContextTooLong.
-        """
-        truncates = request.truncation == "auto"
-        if truncates and len(items) > MANY_ITEMS:
-            found = await self._truncated(model, request, turn, items, 0)
-            if found is not None:
-                return found
-            # Encode only the last unit, for its error: it is too long alone, and rendering all items is expensive.
-            truncates, turn = False, await self._last_unit(model, request, turn, items)
-        try:
-            return _Fitting(turn, await self._encode(model, turn))
-        except ContextTooLong:
-            found = await self._truncated(model, request, turn, items, 1) if truncates else None
-            if found is None:
-                raise
-            return found
-
-    async def _last_unit(
-        self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item]
-    ) -> ChatTurn:
-        def last() -> ChatTurn:
-            conversation = parted(items)
-            kept = conversation.kept(len(conversation.starts) - 1)
-            return replace(turn, messages=chat_messages(request.instructions, kept))
-
-        return await self._run_on_thread(model.owner, last, items)
-
-    async def _truncated(
-        self, model: ServedModel, request: ResponsesRequest, turn: ChatTurn, items: Sequence[Item], fewest: int
-    ) -> _Fitting | None:
-        """Returns the turn over the latest items that leave room for the whole output, or else for one token.
-
-        Drops at least `fewest` units.
-        """
-        context = model.require_info().max_model_len
-        conversation = await self._run_on_thread(model.owner, partial(parted, items), items)
-        wanted = min(request.max_output_tokens or context // 8, context // 2)
-        for max_output in (wanted, 1):
-
-            async def tried(kept: list[Item], max_output: int = max_output) -> _Fitting | None:
-                messages = await self._run_on_thread(
-                    model.owner, partial(chat_messages, request.instructions, kept), kept
-                )
-                shorter = replace(turn, messages=messages)
-                try:
-                    token_ids = await self._encode(model, shorter)
-                except ContextTooLong:
-                    return None
-                least = max_output if len(kept) < len(items) else 1
-                return _Fitting(shorter, token_ids) if len(token_ids) + least <= context else None
-
-            found = await longest_that_fits(conversation, context - max_output, tried, fewest)
-            if found is not None:
-                return found
-        return None
 
     def _running(self, call: Call, prepared: _Prepared, end_admission: Callable[[], None]) -> RunningResponse:
         request, turn = prepared.request, prepared.turn
@@ -292,7 +237,19 @@ class ResponseService:
             store.spawn,
         )
         running.tenant = call.identity.tenant.name
+        if prepared.plan is not None:
+            running.show(prepared.plan.show(running.output), begin=False)
         return running
+
+    def _loop(self, call: Call, prepared: _Prepared, running: RunningResponse, request_id: str) -> ToolLoop | None:
+        plan = prepared.plan
+        if plan is None:
+            return None
+        items = [*prepared.context, *prepared.items]
+        rounds = ResponseRounds(
+            self._serving, self._fitter, call, request_id, prepared.request, prepared.model, prepared.turn, items
+        )
+        return ToolLoop(running, plan.servers, plan.sessions, rounds, self._mcp, plan.approved)
 
 
 def _context_after(stored: StoredResponse) -> Sequence[Item]:

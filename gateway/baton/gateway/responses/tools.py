@@ -29,13 +29,16 @@ class ToolName:
     name: str
     namespace: str = ""
     is_custom: bool = False  # whether its input is a text rather than an object
+    server: str = ""  # label of the MCP server that runs it; empty: the client runs it
+    needs_approval: bool = False  # whether the client must approve calls that a server runs
 
     @property
     def flat(self) -> str:
         """Returns the name that models see, which have no namespaces."""
-        if not self.namespace:
+        prefix = self.server or self.namespace
+        if not prefix:
             return self.name
-        return f"{self.namespace}{'' if self.namespace.endswith('__') else '__'}{self.name}"
+        return f"{prefix}{'' if prefix.endswith('__') else '__'}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,10 @@ class ServedTools:
 
 
 def served_tools(given: Sequence[Mapping[str, Any]] | None) -> ServedTools:
-    """Returns functions, custom tools and the functions of namespaces. Raises InvalidRequest that names the field."""
+    """Returns functions, custom tools and the functions of namespaces. Raises InvalidRequest that names the field.
+
+    Skips MCP servers, which have tools of their own.
+    """
     tools: list[Tool] = []
     names: dict[str, ToolName] = {}
     ignored: list[str] = []
@@ -71,6 +77,8 @@ def tool_use(served: ServedTools, choice: str | Mapping[str, Any] | None, parall
         raise InvalidRequest(f"tool_choice is allowed only with tools; {why}", field="tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _allowed(choice, tools, parallel)
+    if isinstance(choice, Mapping) and choice.get("type") == "mcp" and choice.get("name") is None:
+        return ToolUse(_of_server(choice, served), ToolMode.REQUIRED, parallel=parallel)
     if isinstance(choice, Mapping):
         return ToolUse(tools, ToolMode.NAMED, _chosen(choice, served), parallel)
     try:
@@ -109,6 +117,8 @@ def _made(tool: Mapping[str, Any], index: int, ignored: list[str]) -> list[tuple
         return [(ToolName(made.name, is_custom=True), made, where)]
     if kind == "namespace":
         return _of_namespace(tool, index, ignored)
+    if kind == "mcp":
+        return []
     ignored.append(ignored_tool(index, kind))
     return []
 
@@ -169,8 +179,8 @@ def _allowed(choice: Mapping[str, Any], tools: Sequence[Tool], parallel: bool) -
 
 def _chosen(choice: Mapping[str, Any], served: ServedTools) -> str:
     kind, wanted = choice.get("type"), _flat(choice)
-    if kind not in ("function", "custom"):
-        message = f"tool_choice.type is {kind!r}; give function, custom or allowed_tools"
+    if kind not in ("function", "custom", "mcp"):
+        message = f"tool_choice.type is {kind!r}; give function, custom, mcp or allowed_tools"
         raise InvalidRequest(message, field="tool_choice.type")
     if wanted not in served.names:
         message = f"tool_choice.name is {choice.get('name')!r}, which is not one of the tools"
@@ -178,5 +188,16 @@ def _chosen(choice: Mapping[str, Any], served: ServedTools) -> str:
     return wanted
 
 
+def _of_server(choice: Mapping[str, Any], served: ServedTools) -> tuple[Tool, ...]:
+    """Returns the tools of the chosen MCP server."""
+    label = choice.get("server_label")
+    tools = tuple(tool for tool in served.tools if label and served.names[tool.name].server == label)
+    if not tools:
+        field = "tool_choice.server_label"
+        raise InvalidRequest(f"{field} is {label!r}, which has no tool here", field=field)
+    return tools
+
+
 def _flat(choice: Mapping[str, Any]) -> str:
-    return ToolName(str(choice.get("name")), str(choice.get("namespace") or "")).flat
+    prefix = choice.get("server_label") if choice.get("type") == "mcp" else choice.get("namespace")
+    return ToolName(str(choice.get("name")), str(prefix or "")).flat

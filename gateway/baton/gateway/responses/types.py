@@ -67,7 +67,8 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: CountOrZero | None = None
     include: list[str] | None = None
-    # function, custom, and namespaces of functions; others are skipped and listed in x-baton-ignored.
+    # function, custom, namespaces of functions, and mcp where servers are allowed; others are skipped and listed in
+    # x-baton-ignored.
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # null: true

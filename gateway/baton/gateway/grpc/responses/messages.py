@@ -48,7 +48,7 @@ def event_of(event: str | bytes) -> pb.ResponseEvent | None:
 
 
 def item_of(item: Mapping[str, Any], with_logprobs: bool = False) -> pb.ResponseItem:
-    """Converts an item of a conversation.
+    """Converts an item of a conversation. Items of MCP servers have only their id and status.
 
     Only output has log-probabilities; those in a client's input are not validated.
     """
@@ -70,7 +70,7 @@ def item_of(item: Mapping[str, Any], with_logprobs: bool = False) -> pb.Response
             arguments = arguments_of(item["input"])
             call = pb.ItemFunctionCall(call_id=item["call_id"], name=item["name"], arguments=arguments)
             message.function_call.CopyFrom(call)
-        case _:
+        case "function_call_output" | "custom_tool_call_output":
             output = pb.ItemFunctionOutput(call_id=item["call_id"], output=_joined(item["output"]))
             message.function_output.CopyFrom(output)
     return message
