@@ -34,6 +34,7 @@ SCALES = {
     "residual_multiplier": 0.4,
     "logits_scaling": 5.0,
 }
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # Configs that ask for every part that layers have.
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": BIASED,
@@ -56,6 +57,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         }
     },
     "GPTNeoXForCausalLM": {"num_attention_heads": 1},
+    "Qwen3MoeForCausalLM": {**EXPERTS, "num_experts": 4},
+    "Glm4MoeForCausalLM": {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1},
 }
 
 

@@ -39,7 +39,7 @@ class ExpertsWeights:
     """Vectors and linears of one layer's router and experts."""
 
     input_norm: Tensor | None  # [hidden_size]
-    router: LinearWeights  # [num_experts, hidden_size]
+    router: LinearWeights  # [num_experts, hidden_size], fp32 if spec.router_in_fp32
     correction: Tensor | None  # [num_experts] fp32, added to scores for the choice of experts
     experts: StackedWeights
     shared: SharedExpertWeights | None
@@ -85,7 +85,11 @@ class Experts:
         stream.add(update if self._scale == 1 else update.mul_(self._scale))
 
     def _route(self, stream: Stream, norm: Norm | None) -> tuple[Tensor, Tensor]:
-        return self._kernels.route(self._router.project(stream, norm), self._correction, self._spec.router)
+        if self._spec.router_in_fp32:
+            logits = self._router.multiply(stream.normed(norm, self._kernels).float())
+        else:
+            logits = self._router.project(stream, norm)
+        return self._kernels.route(logits, self._correction, self._spec.router)
 
 
 class _SharedExpert:

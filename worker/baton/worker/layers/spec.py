@@ -87,6 +87,7 @@ class ExpertsSpec:
     gate: Gate = Gate()  # noqa: RUF009 - frozen
     bias: bool = False  # of the experts' linears
     router_bias: bool = False  # of the logits
+    router_in_fp32: bool = False  # logits are computed in fp32 whatever the model's dtype, by weights in fp32
     shared: MlpSpec | None = None
     shared_gate: bool = False  # the shared expert's output is scaled by the sigmoid of a linear of its own
 

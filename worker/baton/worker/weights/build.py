@@ -130,6 +130,10 @@ class _LayerMaker:
         parts = [Part(self.prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
         return self.maker.linear(LinearShape(parts, in_features, bias))
 
+    def in_fp32(self) -> _LayerMaker:
+        """Returns a maker of tensors in fp32."""
+        return replace(self, maker=replace(self.maker, dtype=torch.float32))
+
     def qkv(self, attention: AttentionSpec) -> LinearWeights:
         layer = self
         if self.names.layout is Layout.QKV_BY_HEAD:
@@ -186,9 +190,10 @@ def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> Exper
     shape = ExpertsShape(
         names.experts, layer.prefix, router.num_experts, hidden, experts.intermediate_size, experts.bias
     )
+    router_layer = layer.in_fp32() if experts.router_in_fp32 else layer
     return ExpertsWeights(
         input_norm=layer.norm(names.mlp_input_norm, spec.input_norms),
-        router=layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias),
+        router=router_layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias),
         correction=_correction(layer, router.num_experts) if router.corrected else None,
         experts=layer.maker.experts(shape),
         shared=None if experts.shared is None else _shared_expert(layer, experts.shared, experts.shared_gate),

@@ -36,9 +36,8 @@ def _read_experts(fields: Fields, bias: bool) -> ExpertsSpec:
         smallest_sum=fields.positive_float("moe_norm_min", default=1e-12),
     )
     size, num_shared = fields.positive_int("moe_intermediate_size"), fields.raw.get("moe_num_shared_experts", 2)
-    if not num_shared:
-        return ExpertsSpec(router, size)
-    return ExpertsSpec(router, size, shared=MlpSpec(size * fields.positive_int("moe_num_shared_experts", 2), bias))
+    shared = MlpSpec(size * fields.positive_int("moe_num_shared_experts", 2), bias) if num_shared else None
+    return ExpertsSpec(router, size, router_in_fp32=True, shared=shared)
 
 
 def _read_sparse_layers(fields: Fields, num_layers: int) -> list[int]:

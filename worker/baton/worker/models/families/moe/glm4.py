@@ -19,7 +19,12 @@ def read(fields: Fields) -> ModelConfig:
     attention, num_layers = _read_attention(fields), read_num_layers(fields)
     size = fields.positive_int("moe_intermediate_size")
     num_shared = fields.positive_int("n_shared_experts", default=1)
-    experts = ExpertsSpec(read_grouped_router(fields, ("n_routed_experts",)), size, shared=MlpSpec(num_shared * size))
+    experts = ExpertsSpec(
+        read_grouped_router(fields, ("n_routed_experts",)),
+        size,
+        router_in_fp32=True,
+        shared=MlpSpec(num_shared * size),
+    )
     num_dense = fields.number("first_k_dense_replace", default=1)
     dense = read_mlp(fields)
     layers = [LayerSpec(attention, dense if layer < num_dense else experts) for layer in range(num_layers)]
