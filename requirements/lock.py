@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parent
 PYPROJECT = FOLDER.parent / "pyproject.toml"
-NOT_SHIPPED = frozenset({"dev", "docs", "gguf", "mcp", "mistral", "slow-tokenizers"})
+NOT_SHIPPED = frozenset({"dev", "docs", "mcp", "mistral", "slow-tokenizers"})
 GPU_EXTRAS = frozenset({"cuda", "rdma"})
 # torch, and what only its CUDA build depends on.
 _NOT_ON_CPU = re.compile(r"torch|(nvidia|cuda)-.*")
@@ -75,8 +75,8 @@ def image_files() -> tuple[LockFile, ...]:
     """Returns the lock files that deploy/Dockerfile installs."""
     return (
         LockFile("control.lock", ("gateway", "router"), False, "all.lock"),
-        LockFile("worker.lock", ("cuda", "rdma", "worker"), True, "all.lock"),
-        LockFile("worker-cpu.lock", ("worker",), False, "all.lock"),
+        LockFile("worker.lock", ("cuda", "gguf", "rdma", "worker"), True, "all.lock"),
+        LockFile("worker-cpu.lock", ("gguf", "worker"), False, "all.lock"),
         LockFile("build.lock", (), True),
     )
 

@@ -236,6 +236,11 @@ def test_lock_files_and_torch_are_those_of_the_project(stages):
     assert f"\n{torch}" in (ROOT / "requirements" / "worker.lock").read_text()
 
 
+def test_worker_images_can_read_gguf_files():
+    for name in ("worker.lock", "worker-cpu.lock"):
+        assert re.search(r"^gguf==", (ROOT / "requirements" / name).read_text(), re.MULTILINE), name
+
+
 def _walk(stage: Stage, work: Path, arguments: Mapping[str, str] = MappingProxyType({})) -> None:
     """Does a stage's COPY and RUN in `work`; Debian packages are this machine's."""
     source, prefix = work / "src", work / "prefix"
