@@ -11,6 +11,7 @@ from baton.rpc.model_names import default_name
 from baton.rpc.tls import settings as tls_settings
 from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.worker.config_overrides import parse_overrides
+from baton.worker.kv_events_settings import KvEventsSettings, parse_kv_events
 from baton.worker.transport_kinds import parse_order
 
 AUTO_MODEL_LEN = -1
@@ -64,6 +65,15 @@ class WorkerConfig:
         metadata={
             "help": "The kvstore to publish KV events to, several replicas with commas. Empty: none.",
             "metavar": "HOST:PORT,..",
+        },
+    )
+
+    kv_events_config: str = field(
+        default="",
+        metadata={
+            "help": "Publish the cache's changes over ZeroMQ, in vLLM's format and with its keys: endpoint, "
+            "replay_endpoint, topic and more. Empty: not.",
+            "metavar": "JSON",
         },
     )
 
@@ -332,9 +342,14 @@ class WorkerConfig:
         """The overrides of config.json. Raises InvalidRequest if they are no object."""
         return parse_overrides(self.hf_overrides)
 
+    @property
+    def kv_events(self) -> KvEventsSettings | None:
+        """Where KV events are published. Raises InvalidRequest for a wrong key."""
+        return parse_kv_events(self.kv_events_config)
+
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
-        _ = self.tls, self.config_overrides
+        _ = self.tls, self.config_overrides, self.kv_events
         if self.executor != "sim" and not self.engine_process:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.core import BlockId, FinishReason, Request, Tier, TokenLogprobs
+from baton.worker.core import BlockHash, BlockId, FinishReason, Request, Tier, TokenLogprobs
 from baton.worker.engine.constraints import Constraints
 from baton.worker.engine.host_copies import HostCopier
 from baton.worker.engine.live_requests import LiveRequests
@@ -22,6 +22,7 @@ from baton.worker.engine.queue_limit import check_queue
 from baton.worker.engine.step_limits import StepLimits
 from baton.worker.engine.steps_in_flight import StepsInFlight
 from baton.worker.executors.base import Executor
+from baton.worker.kv.block_origins import BlockOrigin
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.kv.residency import ResidencyTimes
@@ -245,6 +246,11 @@ class Engine:
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         """Returns the cache's changes since the last call, in order within each tier."""
         return [*self._scheduler.pool.take_events(), *self._scheduler.offloads.tier.take_events()]
+
+    def take_origins(self) -> Mapping[BlockHash, BlockOrigin]:
+        """Returns the origins of blocks stored since the last call. Empty without the setting block_origins."""
+        origins = self._scheduler.origins
+        return {} if origins is None else origins.take()
 
     def cached_hashes(self, tier: Tier = Tier.DEVICE) -> bytes:
         """Returns everything findable, 16 bytes a block. Call take_events first for a consistent snapshot."""

@@ -23,7 +23,9 @@ Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 class Cache(Protocol):
     """The operations of an engine that the log uses."""
 
-    epoch: int
+    @property
+    def epoch(self) -> int:
+        """The epoch of the contents."""
 
     def take_events(self) -> Sequence[StoredEvent | RemovedEvent]:
         """Returns the changes since the last call, in order."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from baton.worker.core import BlockHash, BlockId
+from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.slots import HostTier
@@ -33,9 +34,11 @@ class Holdings:
         num_host_slots: int,
         num_ahead: int,
         residency: ResidencyMeter | None = None,
+        origins: BlockOrigins | None = None,
     ) -> None:
         self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
         self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None, residency=residency)
+        self.origins = origins
         self.prefixes = PrefixesInProgress()
         self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len)
         self.collected_step = 0
@@ -172,6 +175,11 @@ class Holdings:
             self.pool.store(block_ids[: len(hashes)], hashes)
         self.pool.free(block_ids)
 
+    def note_origins(self, state: RequestState, start: int, stop: int) -> None:
+        """Records the tokens of the request's blocks [start, stop), which are about to be stored."""
+        if self.origins is not None:
+            self.origins.note(state.block_hashes, start, stop, state.token_ids)
+
     def _take_from(self, state: RequestState) -> list[BlockId]:
         block_ids, state.block_ids = state.block_ids, []
         state.num_stored_blocks = 0
@@ -207,4 +215,6 @@ class Holdings:
     def _hashes(self, state: RequestState, start: int, stop: int, num_computed: int) -> list[BlockHash]:
         """Returns the hashes of the request's blocks [start, stop), without those that are never found."""
         state.hash_up_to(num_computed, self.block_size)
-        return state.block_hashes[start:stop]
+        hashes = state.block_hashes[start:stop]
+        self.note_origins(state, start, start + len(hashes))
+        return hashes

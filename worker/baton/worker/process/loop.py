@@ -14,7 +14,7 @@ from baton.worker.executors.base import ServingExecutor
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.kv.block_pool import PoolAudit
-from baton.worker.kv.event_log import EventLog
+from baton.worker.kv.event_log import Cache, EventLog
 from baton.worker.link.ends import EngineEnd
 from baton.worker.link.frames import Frame, Kind
 from baton.worker.link.inbox import Inbox
@@ -54,6 +54,7 @@ class EngineLoop(EngineListener, HandoverListener):
         clock: Callable[[], float] = time.monotonic,
         inbox: Inbox | None = None,
         costs: StepCosts | None = None,
+        cache: Cache | None = None,  # whose changes are reported; None: the engine's
     ) -> None:
         self._link = link
         self._costs = costs
@@ -75,7 +76,7 @@ class EngineLoop(EngineListener, HandoverListener):
             clock,
             counted=executor.max_step_tokens > 1,
         )
-        self._events = EventLog(engine, identity.worker_id, link.send, clock)
+        self._events = EventLog(cache or engine, identity.worker_id, link.send, clock)
         actions = EngineLifecycleActions(self, engine, executor, handover, identity, link, self._end_drain)
         lifecycle = Lifecycle(actions, clock)
         updates = WeightUpdates(executor, lifecycle, inbox)

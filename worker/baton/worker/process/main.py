@@ -35,6 +35,9 @@ from baton.worker.link.frames import EngineLink, Kind, LinkClosed
 from baton.worker.link.inbox import Inbox
 from baton.worker.link.liveness import answer_probes
 from baton.worker.link.step_status import StepStatus
+from baton.worker.process.kv_events.messages import EventForm
+from baton.worker.process.kv_events.published_cache import PublishedCache
+from baton.worker.process.kv_events.publisher import ZmqPublisher
 from baton.worker.process.logs import LinkLogHandler
 from baton.worker.process.loop import EngineLoop
 from baton.worker.process.profiler import StepProfiler
@@ -131,13 +134,26 @@ def _serve(
         cleanup.callback(profiler.close)
         identity = _identity(config, start["worker_id"], engine, executor)
         spans = SpanSender(link.send) if config.otlp_endpoint else None
-        loop = EngineLoop(link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox, costs=costs)
+        cache = _published_cache(config, engine, cleanup)
+        loop = EngineLoop(
+            link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox, costs=costs, cache=cache
+        )
         if own_process:
             _report_start(config, executor, engine, paths)
             gc.collect()
             gc.freeze()
         # Simulated fleets have many workers on a machine, and few constraints.
         loop.run(grammars.warm_up if own_process and config.executor != "sim" else None)
+
+
+def _published_cache(config: WorkerConfig, engine: Engine, cleanup: contextlib.ExitStack) -> PublishedCache | None:
+    """Returns the engine's cache with its changes published as --kv-events-config says. None: they are not."""
+    settings = config.kv_events
+    if settings is None or not settings.enabled:
+        return None
+    publisher = ZmqPublisher(settings)
+    cleanup.callback(publisher.close)
+    return PublishedCache(engine, EventForm(settings, config.block_size), publisher.publish)
 
 
 def _around_steps(
@@ -163,6 +179,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         prefix_caching=config.prefix_caching,
+        block_origins=config.kv_events is not None and config.kv_events.enabled,
         residency_sample=config.kv_cache_metrics_sample,
         cache_outputs=not config.batch_invariant,
         stall_seconds=config.step_stall_ms / 1000,

@@ -136,6 +136,9 @@ class AwaitedKv:
         state = restore.state
         woken = [] if state is None else [state, *self._holdings.prefixes.end(state)]
         if landed and restore.wanted:
+            if state is not None:
+                first = len(restore.block_ids) - len(restore.slots)
+                self._holdings.note_origins(state, first, first + len(restore.slots))
             self._pool.store(restore.fresh, restore.block_hashes)
             if state is not None:
                 self._counters.num_host_hit_tokens += len(restore.slots) * self._block_size

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from baton.worker.core import BlockId, Int32, Row, TokenMasks
+from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.holdings import Holdings
 from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
 from baton.worker.requests.outputs import EngineCounters, PrefillWanted
@@ -45,9 +46,10 @@ class Scheduler:
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         sample = settings.residency_sample
+        self.origins = BlockOrigins(block_size) if settings.block_origins else None
         self.residency = ResidencyMeter(sample, clock) if sample else None
         holdings = self._holdings = Holdings(
-            num_blocks, block_size, max_model_len, num_host_slots, num_ahead, self.residency
+            num_blocks, block_size, max_model_len, num_host_slots, num_ahead, self.residency, self.origins
         )
         self.offloads = holdings.offloads
         self.pool = holdings.pool

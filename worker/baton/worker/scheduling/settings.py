@@ -22,6 +22,7 @@ class EngineSettings:
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     prefix_caching: bool = True
     cache_outputs: bool = True  # makes blocks of generated tokens findable, too
+    block_origins: bool = False  # records the tokens of blocks that become findable, for take_origins
     residency_sample: float = 0.0  # part of the cached blocks whose times are measured; 0: none
     stall_seconds: float = 0.25  # the shortest limit of a step, after which its device counts as stalled; 0: no limit
 
