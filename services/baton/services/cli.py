@@ -46,6 +46,7 @@ TOOLS: Mapping[str, str] = {
     "up": "Runs all services on this machine.",
     "chat": "Chats with a model in a terminal.",
     "complete": "Continues texts with a model in a terminal.",
+    "run-batch": "Answers a file of requests without a server.",
     "completion": "Prints a script that completes commands in a shell.",
     "certs": "Makes a development CA and certificates for TLS between services.",
     **OPERATIONS,
@@ -72,6 +73,7 @@ NESTED: Mapping[str, tuple[str, ...]] = {
 _MODULES: Mapping[str, str] = {
     **dict.fromkeys(("serve", "up"), "baton.services.up.command"),
     **dict.fromkeys(("chat", "complete"), "baton.services.chat.command"),
+    "run-batch": "baton.services.tools.run_batch",
     "completion": "baton.services.completion.command",
     "certs": "baton.services.certs.command",
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.gateway.config import GatewayConfig
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import TemplateFlags
 from baton.gateway.parsing.format_choice import FormatFlags
@@ -29,7 +30,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     "device": "executor",
 }
 # Settings of a service that have no meaning without one.
-_OF_SERVICES = frozenset({
+OF_SERVICES = frozenset({
     "worker_id", "role", "listen", "advertise", "metrics_listen", "tls_certificate", "tls_key", "tls_ca",
     "metrics_plain", "kv_plain", "transfer_listen", "transports", "kvstore", "min_remote_prefill_tokens", "lease_ms",
     "verify_transfers", "drain_timeout", "step_timeout", "engine_silence_ms", "step_stall_ms", "engine_process",
@@ -97,7 +98,7 @@ def engine_arguments(
     model: str, values: Mapping[str, Any], has_cuda: Callable[[], bool] | None = None
 ) -> EngineArguments:
     """Reads the arguments of LLM. Raises UnknownParameter with the nearest name, or InvalidParameter."""
-    of_worker = {one.name for one in dataclasses.fields(WorkerConfig)} - _OF_SERVICES
+    of_worker = {one.name for one in dataclasses.fields(WorkerConfig)} - OF_SERVICES
     known = {*of_worker, *_OTHER_NAMES, *_NEUTRAL, *_WITHOUT_EFFECT, *_OWN}
     check_known(values, known, "LLM")
     refuse_unsupported(values, _NEUTRAL, "LLM")
@@ -118,6 +119,17 @@ def engine_arguments(
         seed=None if own["seed"] is None else _number("seed", own["seed"], None),
         formats=FormatFlags(tools="none", reasoning=own["reasoning_parser"] or "none"),
         templates=TemplateFlags(path=own["chat_template"] or ""),
+    )
+
+
+def served_arguments(model: str, values: Mapping[str, Any], gateway: GatewayConfig) -> EngineArguments:
+    """Returns what an engine with this gateway's requests is made of. Raises InvalidParameter, InvalidRequest."""
+    return dataclasses.replace(
+        engine_arguments(model, values),
+        limits=RequestLimits(max_n=gateway.max_choices, max_logprobs=gateway.max_logprobs),
+        seed=None,
+        formats=FormatFlags(gateway.tool_call_parser, gateway.reasoning_parser, gateway.tool_parser_plugin),
+        templates=TemplateFlags(gateway.chat_template, gateway.template_variables, gateway.trust_control_tokens),
     )
 
 

@@ -135,7 +135,7 @@ class BatchRun:
         progress = await self._parts.state.progress(self._batch.id)
         async for line in lines_of(self._read):
             if not progress.has(line.index):
-                custom_id = request_of(line.data, self._batch.endpoint).custom_id
+                custom_id = request_of(line.data, (self._batch.endpoint,)).custom_id
                 writer.add(not_run(line.index, custom_id, _EXPIRED))
                 if writer.is_full:
                     await writer.flush()

@@ -46,7 +46,7 @@ class LineRunner:
     async def run(self, line: Line) -> None:
         """Runs a line that has a place, and gives the place back."""
         holds_place, served = True, False
-        request = request_of(line.data, self._endpoint)
+        request = request_of(line.data, (self._endpoint,))
         num_failures = 0
         try:
             while True:

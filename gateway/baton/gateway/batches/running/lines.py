@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class LineRequest:
     """A checked line."""
 
     custom_id: str
+    url: str
     body: bytes  # JSON
 
 
@@ -73,8 +74,8 @@ async def lines_of(read: Read) -> AsyncIterator[Line]:
         yield Line(number + 1, index, bytes(rest))
 
 
-def request_of(line: bytes, endpoint: str) -> LineRequest:
-    """Returns the request of a line. Raises LineProblem that names the member."""
+def request_of(line: bytes, targets: Collection[str]) -> LineRequest:
+    """Returns the request of a line for one of the targets. Raises LineProblem that names the member."""
     try:
         members = _object.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -88,8 +89,8 @@ def request_of(line: bytes, endpoint: str) -> LineRequest:
     method, url = _text_of(members, "method"), _text_of(members, "url")
     if method != "POST":
         raise LineProblem("invalid_method", f"method is {method[:_SHOWN]!r}; it must be POST", "method")
-    if url != endpoint:
-        message = f"url is {url[:_SHOWN]!r}; it must be the batch's endpoint, {endpoint}"
+    if url not in targets:
+        message = f"url is {url[:_SHOWN]!r}; it must be {' or '.join(targets)}"
         raise LineProblem("url_mismatch", message, "url")
     body = members.get("body")
     if body is None:
@@ -97,7 +98,7 @@ def request_of(line: bytes, endpoint: str) -> LineRequest:
     if not bytes(memoryview(body)[:1]) == b"{":
         raise LineProblem("invalid_request", "body must be a JSON object", "body")
     _check_stream(body)
-    return LineRequest(custom_id, bytes(body))
+    return LineRequest(custom_id, url, bytes(body))
 
 
 def _text_of(members: dict[str, msgspec.Raw], name: str) -> str:

@@ -16,7 +16,7 @@ from baton.rpc.errors import ServiceError, Unavailable
 _log = logging.getLogger(__name__)
 
 # A batch whose gateway died is taken over after this time.
-LEASE_SECONDS = 6.0
+LEASE_SECONDS = 3.0
 _RENEWALS_PER_LEASE = 4
 _POLL_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0

@@ -48,7 +48,7 @@ async def validate(read: Read, endpoint: str, max_lines: int = MAX_LINES) -> Val
 
 def _check(line: Line, endpoint: str, seen: dict[bytes, int], found: Validated) -> None:
     try:
-        request = request_of(line.data, endpoint)
+        request = request_of(line.data, (endpoint,))
     except LineProblem as problem:
         found.add(problem.at(line.number))
         return

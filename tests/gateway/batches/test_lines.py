@@ -1,0 +1,103 @@
+"""Input files in pieces of any size, and the window of lines in flight."""
+
+import asyncio
+
+import pytest
+
+from baton.gateway.batches.running import lines as lines_module
+from baton.gateway.batches.running.lines import LineProblem, lines_of
+from baton.gateway.batches.running.validation import validate
+from baton.gateway.batches.running.window import Window
+
+
+def reader(data, piece):
+    async def read(offset, length):
+        return data[offset : offset + min(piece, length)]
+
+    return read
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 1000])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n\r\n", b"\n  "])
+async def test_lines_are_the_same_for_every_size_of_piece(piece, end):
+    data = b'{"a": 1}\n\n  \r\n{"b": "\xc3\xa9"}\r\nlast' + end
+    found = [(one.number, one.index, one.data.strip()) async for one in lines_of(reader(data, piece))]
+    assert found == [(1, 0, b'{"a": 1}'), (4, 1, b'{"b": "\xc3\xa9"}'), (5, 2, b"last")]
+
+
+async def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch):
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
+    with pytest.raises(LineProblem, match="line 2 has more than 1000 bytes"):
+        [one async for one in lines_of(reader(b"{}\n" + b"x" * 5000, 100))]
+    found = await validate(reader(b"x" * 5000, 100), "/v1/completions")
+    assert [one.code for one in found.errors] == ["line_too_long"]
+
+
+async def test_many_errors_are_counted_and_some_are_listed():
+    found = await validate(reader(b"no\n" * 500, 100), "/v1/completions")
+    assert found.num_errors == 500
+    assert len(found.errors) == 100
+    assert found.errors[0].line == 1
+    assert found.errors[-1].message == "401 further lines have errors, which are not listed"
+
+
+async def entered(window, batch, count):
+    for _ in range(count):
+        async with asyncio.timeout(1):
+            await window.enter(batch)
+
+
+async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
+    now = [0.0]
+    window = Window(100, lambda: now[0])
+    await entered(window, "a", 8)
+    waiting = asyncio.create_task(window.enter("a"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    window.leave("a", served=True)
+    await waiting
+    assert window.limit == 9
+    for _ in range(5):
+        window.refused()
+    assert window.limit == 6
+    now[0] += 1.0
+    window.refused()
+    assert window.limit == 4
+    for _ in range(8):
+        window.leave("a", served=False)
+    assert window.in_flight == 0
+
+
+async def test_batches_that_wait_get_places_in_turn():
+    window = Window(4, lambda: 0.0)
+    await entered(window, "large", 4)
+    order = []
+
+    async def wait(batch):
+        await window.enter(batch)
+        order.append(batch)
+
+    tasks = [asyncio.create_task(wait(name)) for name in ("large", "large", "large", "small", "small")]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        window.leave("large", served=False)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == ["small", "small"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert window.in_flight == 4
+
+
+async def test_a_place_given_to_a_line_that_is_cancelled_goes_to_the_next():
+    window = Window(1, lambda: 0.0)
+    await window.enter("a")
+    first, second = (asyncio.create_task(window.enter(name)) for name in ("a", "b"))
+    await asyncio.sleep(0)
+    window.leave("a", served=False)
+    first.cancel()
+    second_done = asyncio.wait_for(second, 1)
+    await asyncio.gather(first, return_exceptions=True)
+    await second_done
+    assert window.in_flight == 1
