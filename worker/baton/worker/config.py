@@ -199,6 +199,15 @@ class WorkerConfig:
             "maximum": 1048576,
         },
     )
+    max_background_prefill_tokens: int = field(
+        default=64,
+        metadata={
+            "help": "Prompt tokens of one step for requests with a priority above 0, as batches have, while others use "
+            "the worker. They also get an eighth of the rows then. 0: no limit.",
+            "minimum": 0,
+            "maximum": 1048576,
+        },
+    )
     max_shared_prefill_tokens: int = field(
         default=256,
         metadata={

@@ -172,6 +172,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
     return EngineSettings(
         max_num_requests=config.max_num_requests,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_background_prefill_tokens=config.max_background_prefill_tokens,
         max_shared_prefill_tokens=config.max_shared_prefill_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         max_num_partial_prefills=config.max_num_partial_prefills,

@@ -12,6 +12,7 @@ from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted
 from baton.worker.requests.state import Phase, Rank, RequestState
 from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.background import Background
 from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.preemption import Preemption
@@ -31,6 +32,7 @@ class Admissions:
         placement: Placement,
         preemption: Preemption,
         partial: PartialPrefills,
+        background: Background,
         counters: EngineCounters,
         clock: Callable[[], float],
     ) -> None:
@@ -42,6 +44,7 @@ class Admissions:
         self._placement = placement
         self._preemption = preemption
         self._partial = partial
+        self._background = background
         self._counters = counters
         self._clock = clock
         self._shares = TenantShares(queues)
@@ -54,6 +57,7 @@ class Admissions:
     def begin_step(self) -> None:
         """Lets requests that waited for pinned blocks try again."""
         self._pin_blocked = None
+        self._background.begin_step()
 
     def prefill(self, draft: Draft) -> None:
         """Continues and admits prompts. Admits none after a preemption."""
@@ -77,7 +81,7 @@ class Admissions:
         """Gives the request all tokens that are left, beside those that it has, or as many as it needs and may."""
         given = draft.chunks.get(state, 0)
         remaining = len(state.token_ids) - int(self._batch.num_computed[state.row])
-        more = self._partial.chunk(remaining, given, draft.budget)
+        more = self._background.take(state, max(0, self._partial.chunk(remaining, given, draft.budget)))
         if more > 0:
             draft.chunks[state] = given + more
             draft.budget -= more
@@ -98,7 +102,8 @@ class Admissions:
 
     def _try_to_admit(self, state: RequestState, draft: Draft) -> Admission:
         # All tokens of a preempted request are known only when its last step is collected.
-        if state.last_step > self._holdings.collected_step or state.mask_pending:
+        unready = state.last_step > self._holdings.collected_step or state.mask_pending
+        if unready or self._background.waits(state):
             return Admission.NOT_YET
         return self._admit_waiting(state, draft)
 
@@ -172,4 +177,5 @@ class Admissions:
             draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, draft.step)
         self._queues.stalled = False
         self._holdings.pin(state)
+        self._background.start(state)
         self._schedule_chunk(state, draft)

@@ -17,6 +17,7 @@ from baton.worker.requests.outputs import EngineCounters, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.admission import Admissions
 from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.background import Background
 from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.preemption import Preemption
@@ -60,6 +61,7 @@ class Scheduler:
         self._prefixes = holdings.prefixes
         self._masks = StepMasks(self.batch)
         self._shared_steps = SharedSteps(queues, settings.max_shared_prefill_tokens, clock)
+        self._background = Background(queues, settings.max_background_prefill_tokens, settings.max_num_requests, clock)
         self._awaited_kv = AwaitedKv(holdings, queues, self.restores, settings, counters, clock)
         self._placement = Placement(holdings, queues, self._awaited_kv)
         self._preemption = Preemption(holdings, queues, self._placement, counters, settings.prefix_caching)
@@ -70,6 +72,7 @@ class Scheduler:
             self._placement,
             self._preemption,
             PartialPrefills(queues, settings, max_model_len),
+            self._background,
             counters,
             clock,
         )
@@ -136,11 +139,13 @@ class Scheduler:
     def place(self, state: RequestState) -> None:
         """Places a new or woken request: it begins a remote prefill, waits for a prefix, or is queued."""
         self._shared_steps.see(state)
+        self._background.see(state)
         self._placement.place(state)
 
     def retire(self, state: RequestState) -> None:
         """Removes a request that has ended. Its lease, if any, stays until free_lease."""
         self._shared_steps.see(state)
+        self._background.see(state)
         if state.phase is Phase.PARKED:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:

@@ -13,6 +13,7 @@ class EngineSettings:
 
     max_num_requests: int = 256  # rows of the running batch
     max_num_batched_tokens: int = 8192  # tokens of one step, prefill chunks and decodes together
+    max_background_prefill_tokens: int = 64  # of one step, of priorities above 0, beside urgent requests; 0: no limit
     max_shared_prefill_tokens: int = 256  # of one step, prompts', while several tenants use the engine; 0: no limit
     long_prefill_token_threshold: int = 0  # tokens of one prompt in a step; longer ones are long; 0: no limit
     max_num_partial_prefills: int = 0  # prompts that are partly computed at a time; 0: no limit
@@ -31,6 +32,7 @@ class EngineSettings:
         least = {
             "max_num_requests": 1,
             "max_num_batched_tokens": 1,
+            "max_background_prefill_tokens": 0,
             "max_shared_prefill_tokens": 0,
             "long_prefill_token_threshold": 0,
             "max_num_partial_prefills": 0,

@@ -4,19 +4,24 @@ A step that has begun cannot be interrupted: a request waits for the rest of the
 the one that computes its prompt. While one tenant is alone, it may fill them; otherwise each is short. A step that can
 finish the only prompts of some tenants holds as many tokens of the others: those wait for one more step, and each of
 the former gets its first token as soon as if its prompt were computed beside its own like.
+
+Background requests count where there is no urgent one: beside those they have limits of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.worker.requests.state import RequestState
+from baton.worker.requests.state import Line, RequestState
+from baton.worker.scheduling.background import is_background
 from baton.worker.scheduling.queues import RequestQueues
 
 # How long a tenant counts after its last request began or ended.
 _RECENT_SECONDS = 10.0
 # The least part of the limit that a step holds for a tenant's only prompt.
 _LEAST_PART = 8
+
+_Seen = tuple[bool, str]  # whether its requests are in the background, and the tenant
 
 
 class SharedSteps:
@@ -26,14 +31,14 @@ class SharedSteps:
         self._queues = queues
         self._limit = limit
         self._clock = clock
-        self._seen: dict[str, float] = {}  # when a tenant's last request began or ended, oldest first
+        self._seen: dict[_Seen, float] = {}  # when a tenant's last request began or ended, oldest first
         self._shortened = False  # the last step was, for a tenant's only prompt
 
     def see(self, state: RequestState) -> None:
         """Records that a request begins or ends."""
-        tenant = state.request.tenant
-        self._seen.pop(tenant, None)
-        self._seen[tenant] = self._clock()
+        seen = _seen(state.line)
+        self._seen.pop(seen, None)
+        self._seen[seen] = self._clock()
 
     def budget(self, budget: int) -> int:
         """Returns how many of a step's remaining tokens may be those of prompts."""
@@ -59,8 +64,13 @@ class SharedSteps:
         since = self._clock() - _RECENT_SECONDS
         while self._seen and self._seen[first := next(iter(self._seen))] < since:
             del self._seen[first]
-        tenants = set(self._seen)
-        if len(tenants) < 2:
-            tenants.update([line.tenant for line in self._queues.waiting.lines])
-            tenants.update([state.request.tenant for state in self._queues.batch.running()])
-        return tenants
+        seen = set(self._seen)
+        if len(seen) < 2:
+            seen.update(map(_seen, self._queues.waiting.lines))
+            seen.update([_seen(state.line) for state in self._queues.batch.running()])
+        urgent = {tenant for is_behind, tenant in seen if not is_behind}
+        return urgent or {tenant for _, tenant in seen}
+
+
+def _seen(line: Line) -> _Seen:
+    return is_background(line.priority), line.tenant
