@@ -33,7 +33,7 @@ from support.processes.stack import MODEL, MODEL_NAME, RedisServer, Stack, start
 
 from baton.llm import LLM, SamplingParams  # noqa: E402
 
-KILLED = ("gateway", "router", "worker-decode-0", "kvstore")
+KILLED = ("gateway", "router", "worker-both-0", "kvstore")
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from support.processes.stack import MODEL_NAME, RedisServer, start_stack
 TENANTS = ("one", "small")
 NUM_LINES = 240
 # In the order of a request's way. The gateway is first: its lease must expire before the batch goes on.
-KILLED = ("gateway", "router", "worker-decode-0", "kvstore")
+KILLED = ("gateway", "router", "worker-both-0", "kvstore")
 
 
 @pytest.fixture(scope="module")

@@ -243,6 +243,11 @@ async def test_lines_run_at_low_priority(tmp_path):
     async with running(tmp_path, say("x")) as (rest, client):
         await ended(client, await begin(client, [line("a", priority=-5)]))
         assert rest.generator.started[0].request.priority >= 1000 - 5
+        text = (await rest.request("GET", "/metrics")).body.decode()
+        counts = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+        # Nobody waits for them: their times are not those of clients.
+        assert float(counts["baton_gateway_ttft_seconds_count"]) == 0
+        assert float(counts["baton_gateway_output_tokens_total"]) == 1
 
 
 async def test_an_input_that_is_deleted_fails_the_batch(tmp_path):

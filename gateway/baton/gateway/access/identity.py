@@ -87,6 +87,7 @@ class Identity:
     tenant: Tenant
     scopes: Collection[Scope] = ALL_SCOPES
     key_id: str = ""  # empty: no key was needed
+    background: bool = False  # nobody waits for its responses
 
     def require(self, scope: Scope) -> None:
         """Raises MissingScope if the key lacks the scope."""

@@ -90,7 +90,7 @@ class Batching:
 
     def _identity_of(self, name: str) -> Identity:
         tenant = self._gate.tenant_named(name)
-        return Identity(_background(tenant))
+        return Identity(_background(tenant), background=True)
 
 
 def open_batching(config: GatewayConfig, gate: Gate) -> Batching | None:

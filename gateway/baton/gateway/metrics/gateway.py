@@ -197,6 +197,9 @@ class AnswerMeter:
         self._metrics.computed_sizes.observe(prompt_tokens - cached_tokens)
         if len(self._last) == 1 and output_tokens > 1 and self._first:
             self._metrics.tpot.observe((self._last[0] - self._first) / (output_tokens - 1))
+        self._count(prompt_tokens, output_tokens, cached_tokens)
+
+    def _count(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.output_tokens.inc(output_tokens)
         self._metrics.cached_tokens.inc(cached_tokens)
@@ -210,3 +213,15 @@ class AnswerMeter:
     def on_abort(self) -> None:
         """Records that the client disconnected."""
         self._metrics.aborted.inc()
+
+
+class BackgroundMeter(AnswerMeter):
+    """Measures a response that nobody waits for: its tokens count, and its times would hide those of others."""
+
+    __slots__ = ()
+
+    def on_tokens(self, index: int) -> None:
+        """Does nothing."""
+
+    def on_done(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
+        self._count(prompt_tokens, output_tokens, cached_tokens)

@@ -18,7 +18,7 @@ from baton.gateway.errors.anthropic import speaks_anthropic
 from baton.gateway.errors.http import http_error_of
 from baton.gateway.generation.beam_search import BeamSearchGenerator
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.metrics.gateway import AnswerMeter, GatewayMetrics
+from baton.gateway.metrics.gateway import AnswerMeter, BackgroundMeter, GatewayMetrics
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
@@ -100,7 +100,8 @@ class ServingContext:
 
     def meter(self, call: Call, num_choices: int) -> AnswerMeter:
         """Returns a meter that starts at the request's arrival."""
-        return AnswerMeter(self.metrics, call.received, num_choices)
+        kind = BackgroundMeter if call.identity.background else AnswerMeter
+        return kind(self.metrics, call.received, num_choices)
 
     def generator_for(self, fields: GenerationFields) -> Generator:
         """Returns the generator for a request."""

@@ -20,7 +20,7 @@ from baton.gateway.batches.running.validation import validate
 from baton.gateway.batches.running.window import Window
 from baton.gateway.batches.state.store import Commit, Entry, Progress, StateStore
 from baton.gateway.batches.types import BatchError, BatchErrors, FileObject
-from baton.rpc.errors import NotFound
+from baton.rpc.errors import InvalidRequest, NotFound
 
 _FLUSH_POLL_SECONDS = 0.1
 _EXPIRED = LineProblem("batch_expired", "This request could not be executed before the completion window expired.")
@@ -58,8 +58,10 @@ class BatchRun:
                 await self._execute()
             if not stored.is_final:
                 await self._finish()
-        except NotFound as error:  # the input file or the tenant was deleted
-            await self._fail([BatchError(code="not_found", message=error.message, param=error.field or None)])
+        except (NotFound, InvalidRequest) as error:
+            # The input file or the tenant was deleted, or this gateway no longer serves the endpoint.
+            code = "not_found" if isinstance(error, NotFound) else "invalid_request"
+            await self._fail([BatchError(code=code, message=error.message, param=error.field or None)])
         await self._clean_up()
 
     async def _validate(self) -> None:

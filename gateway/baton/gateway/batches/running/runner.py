@@ -21,6 +21,7 @@ _RENEWALS_PER_LEASE = 4
 _POLL_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0
 _SWEPT_AT_ONCE = 100
+_STOP_SECONDS = 3.0
 _MAX_BATCHES = 16  # that one gateway runs at once
 
 
@@ -52,9 +53,10 @@ class BatchRunner:
             yield
         finally:
             tasks = [looking, *self._tasks.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for _ in range(2):  # the second time, results that cannot be stored are given up: their lines run again
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=_STOP_SECONDS)
 
     async def _look(self) -> None:
         while True:
