@@ -91,6 +91,7 @@ async def test_every_route_but_health_needs_a_key_in_its_own_protocol(gateway):
             body = {} if method == "post" else None
             place = path.replace("{model}", NAME).replace("{response_id}", "resp_1")
             place = place.replace("{completion_id}", "chatcmpl-1").replace("{conversation_id}", "conv_1")
+            place = place.replace("{file_id}", "file-1").replace("{batch_id}", "batch_1")
             answer = await ask(gateway, method.upper(), place, body)
             if path in PUBLIC:
                 assert answer.status == 200
