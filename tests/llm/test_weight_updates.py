@@ -171,8 +171,8 @@ def test_calls_out_of_order_are_refused(llm):
     llm.start_weight_update()
     with pytest.raises(Mismatch, match="has begun already"):
         llm.start_weight_update()
-    with pytest.raises(InvalidParameter, match="backend is 'nccl'; give local or ipc"):
-        llm.init_weight_transfer_engine({"init_info": {"backend": "nccl"}})
+    with pytest.raises(InvalidParameter, match="backend is 'mpi'; give local, ipc, gloo, nccl or auto"):
+        llm.init_weight_transfer_engine({"init_info": {"backend": "mpi"}})
     with pytest.raises(InvalidParameter, match="is_checkpoint_format=False"):
         llm.start_weight_update(is_checkpoint_format=False)
 

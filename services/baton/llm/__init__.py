@@ -10,6 +10,7 @@ Names of classes, arguments and fields are those of vLLM.
 """
 
 from baton.llm.async_llm import AsyncLLM
+from baton.llm.engine.trainer.sender import WeightSender
 from baton.llm.llm import LLM
 from baton.llm.parameters.beam_search_params import BeamSearchParams
 from baton.llm.parameters.names import InvalidParameter, UnknownParameter
@@ -34,4 +35,5 @@ __all__ = [
     "SamplingParams",
     "StructuredOutputsParams",
     "UnknownParameter",
+    "WeightSender",
 ]

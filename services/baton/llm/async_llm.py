@@ -17,7 +17,7 @@ from baton.llm.engine.weight_transfer import WeightTransfer
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import SamplingParams
 from baton.llm.requests.defaults import default_params
-from baton.llm.requests.prepared import Source, Work, prepare, start
+from baton.llm.requests.prepared import Source, Work, encode, prepare, start
 from baton.llm.requests.prompts import Chat, ChatForm, Messages, check_tokenization, prompt_of
 from baton.llm.results.collector import Collector
 from baton.llm.results.metrics import Metric, snapshots
@@ -37,6 +37,7 @@ class AsyncLLM:
         self._numbers = itertools.count()
         self._opened = AsyncExitStack()
         self._opening: asyncio.Future[LocalEngine] | None = None
+        self._transfer_of_engine: WeightTransfer | None = None
         self._running: dict[str, tuple[Collector, Generation]] = {}
 
     async def __aenter__(self) -> Self:
@@ -54,6 +55,8 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """Ends the engine and frees its memory. Running outputs end with an error. Idempotent."""
+        if self._transfer_of_engine is not None:
+            await self._transfer_of_engine.close()
         await self._opened.aclose()
 
     async def generate(
@@ -162,20 +165,26 @@ class AsyncLLM:
     # New weights from a trainer, as in LLM.
 
     async def init_weight_transfer_engine(self, request: Any = None) -> None:
-        """Accepts the backends "local" (tensors of this process) and "ipc" (handles of another process)."""
-        WeightTransfer(await self.start()).init(request)
+        """Chooses where tensors come from; with "gloo" or "nccl", returns when the trainer has joined."""
+        await (await self._transfer()).init(request)
 
     async def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
         """Begins to replace the weights. Requests run on with the present ones."""
-        await WeightTransfer(await self.start()).start(is_checkpoint_format)
+        await (await self._transfer()).start(is_checkpoint_format)
 
-    async def update_weights(self, request: Any) -> None:
+    async def update_weights(self, request: Any = None) -> None:
         """Adds tensors by name, which must not change before `finish_weight_update` returns."""
-        await WeightTransfer(await self.start()).update(request)
+        await (await self._transfer()).update(request)
 
     async def finish_weight_update(self, mode: Mode = "keep") -> None:
         """Uses the new weights from now on. Kept outputs continue with them, and their KV is computed again."""
-        await WeightTransfer(await self.start()).finish(mode)
+        await (await self._transfer()).finish(mode)
+
+    async def _transfer(self) -> WeightTransfer:
+        engine = await self.start()
+        if self._transfer_of_engine is None:
+            self._transfer_of_engine = WeightTransfer(engine)
+        return self._transfer_of_engine
 
     async def _operations(self) -> Operations:
         return Operations(await self.start())
@@ -195,7 +204,8 @@ class AsyncLLM:
         prepared = prepare(default_params(engine.model) if params is None else params, engine)
         changed = asyncio.Event()
         work = Work(0, name, number, source, prepared, priority)
-        collector, generation = await start(engine, work, lambda _: changed.set())
+        encoded = await encode(engine, work)
+        collector, generation = await start(engine, work, encoded, lambda _: changed.set())
         self._running[name] = (collector, generation)
         try:
             while True:

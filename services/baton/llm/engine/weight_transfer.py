@@ -1,12 +1,16 @@
-"""New weights from a trainer: as tensors of this process, or as handles of another one's. vLLM's four calls."""
+"""New weights from a trainer: tensors of this process, handles of another one's, or sent by it. vLLM's four calls."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from baton.llm.engine.local_engine import LocalEngine
 from baton.llm.engine.operations import Mode, running_requests
+from baton.llm.engine.trainer.channels import BACKENDS as SENT
+from baton.llm.engine.trainer.meeting import Place
+from baton.llm.engine.trainer.receiver import Receiver
 from baton.llm.parameters.names import InvalidParameter, check_known
 from baton.v1 import control_pb2
 from baton.worker.link.methods import Method
@@ -15,8 +19,9 @@ from baton.worker.process.weight_updates import NUMBER
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BACKENDS = ("local", "ipc")
-_KEYS = ("tensors", "names", "dtype_names", "shapes", "ipc_handles", "is_checkpoint_format")
+_WITHOUT_CONNECTION = ("local", "ipc")
+_AUTO = "auto"  # of those that are sent: by the engine's device
+_KEYS = ("tensors", "names", "dtype_names", "shapes", "ipc_handles", "is_checkpoint_format", "packed")
 _HOST = "cpu"
 _DEVICE_INDEX = 6  # of the arguments of PyTorch's rebuild_cuda_tensor
 _CHANGE_SECONDS = 7 * 24 * 3600.0  # for running requests to end
@@ -29,13 +34,30 @@ class WeightTransfer:
     def __init__(self, engine: LocalEngine) -> None:
         self._client = engine.client
         self._engine = engine
+        self._receiver: Receiver | None = None
 
-    def init(self, request: Any = None) -> None:
-        """Checks that the backend is one of those that need no connection: local or ipc."""
+    async def init(self, request: Any = None) -> None:
+        """Chooses where tensors come from. For gloo and nccl, waits until the trainer has joined."""
         info = _unpacked(request, "init_info")
-        backend = info.get("backend", _BACKENDS[0]) if isinstance(info, Mapping) else info
-        if backend not in _BACKENDS:
-            raise InvalidParameter(f"backend is {backend!r}; give {' or '.join(_BACKENDS)}", field="backend")
+        if info and not isinstance(info, Mapping):
+            info = vars(info) if hasattr(info, "__dict__") else {"backend": info}
+        default = _AUTO if "master_address" in info else _WITHOUT_CONNECTION[0]
+        backend = info.get("backend", default)
+        known = (*_WITHOUT_CONNECTION, *SENT, _AUTO)
+        if backend not in known:
+            message = f"backend is {backend!r}; give {', '.join(known[:-1])} or {known[-1]}"
+            raise InvalidParameter(message, field="backend")
+        await self.close()
+        if backend not in _WITHOUT_CONNECTION:
+            if backend == _AUTO:
+                backend = "nccl" if self._engine.arguments.config.executor == "cuda" else "gloo"
+            self._receiver = await asyncio.to_thread(Receiver, Place.of(info), backend)
+
+    async def close(self) -> None:
+        """Leaves the trainer, if there is one."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            await asyncio.to_thread(receiver.close)
 
     async def start(self, is_checkpoint_format: bool = True) -> None:
         """Begins an update. Requests run on with the present weights."""
@@ -47,8 +69,16 @@ class WeightTransfer:
         await self._client.call(Method.START_WEIGHT_UPDATE)
 
     async def update(self, request: Any) -> None:
-        """Adds tensors by name. They are read at the end of the update, and must not change before it."""
-        number = self._client.inbox.put(tensors_of(_unpacked(request, "update_info")))
+        """Adds tensors by name. They are read at the end of the update, and must not change before it.
+
+        With gloo or nccl, they are what the trainer sends, which `request` may describe.
+        """
+        info = _unpacked(request, "update_info")
+        if self._receiver is None:
+            tensors = tensors_of(info)
+        else:
+            tensors = await asyncio.to_thread(self._receiver.receive, _described(info))
+        number = self._client.inbox.put(tensors)
         await self._client.call(Method.ADD_WEIGHTS, NUMBER.pack(number), timeout=_ADD_SECONDS)
 
     async def finish(self, mode: Mode = "keep") -> None:
@@ -59,6 +89,19 @@ class WeightTransfer:
         payload = request.SerializeToString()
         await self._client.call(Method.FINISH_WEIGHT_UPDATE, payload, timeout=2 * _CHANGE_SECONDS)
         await self._engine.refresh()
+
+
+def _described(info: Any) -> Mapping[str, Any]:
+    if info and not isinstance(info, Mapping) and hasattr(info, "__dict__"):
+        info = vars(info)
+    if not isinstance(info, Mapping):
+        message = f"update_info is of type {type(info).__name__}; give names, dtype_names and shapes, or nothing"
+        raise InvalidParameter(message, field="update_info")
+    check_known(info, _KEYS, "update_info")
+    for name in ("tensors", "ipc_handles"):
+        if info.get(name) is not None:
+            raise InvalidParameter(f"{name}: the trainer sends the tensors; leave it out", field=name)
+    return info
 
 
 def tensors_of(info: Any) -> dict[str, Tensor]:

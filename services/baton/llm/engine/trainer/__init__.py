@@ -1,0 +1,1 @@
+"""Weights that a trainer in another process sends: the meeting, what is sent, and how it moves."""
