@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from baton.gateway.core import Generation
 from baton.llm.engine.local_engine import LocalEngine
 from baton.llm.loop_thread import LoopThread
-from baton.llm.requests.prepared import Work
+from baton.llm.requests.prepared import Encoded, Work, encode
 from baton.rpc.errors import ServiceError
 
 R = TypeVar("R")
@@ -19,6 +19,8 @@ R_co = TypeVar("R_co", covariant=True)
 
 # Requests that wait in the engine's queue, as a multiple of its batch: a place that becomes free is taken at once.
 _QUEUED_BATCHES = 1
+# Prompts that are encoded together and then submitted together: the engine's first step should not compute only one.
+_GROUP = 64
 
 
 class Running(Protocol[R_co]):
@@ -31,7 +33,7 @@ class Running(Protocol[R_co]):
 
 
 OnEnd = Callable[[Running[R]], None]
-Start = Callable[[LocalEngine, Work, OnEnd[R]], Coroutine[Any, Any, tuple[Running[R], Generation]]]
+Start = Callable[[LocalEngine, Work, Encoded, OnEnd[R]], Coroutine[Any, Any, tuple[Running[R], Generation]]]
 
 
 class Batch(Generic[R]):
@@ -50,7 +52,8 @@ class Batch(Generic[R]):
         self._in_order = in_order
         self._window = window or engine.arguments.config.max_num_requests * (1 + _QUEUED_BATCHES)
         self._results: queue.SimpleQueue[tuple[int, R | BaseException]] = queue.SimpleQueue()
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # on the loop
+        self._tasks: set[asyncio.Task[None]] = set()  # on the loop
+        self._unfinished: set[int] = set()  # on the loop
         self._generations: dict[int, Generation] = {}  # on the loop
         self._closed = False  # on the loop
 
@@ -63,15 +66,18 @@ class Batch(Generic[R]):
         has_more = True
         try:
             while has_more or open_works:
-                while has_more and (num_outputs < self._window or not open_works):
+                fresh: dict[int, Work] = {}
+                while has_more and (num_outputs < self._window or not (open_works or fresh)):
                     work = next(following, None)
                     if work is None:
                         has_more = False
                         break
-                    open_works[num_started] = work
+                    fresh[num_started] = work
                     num_outputs += work.prepared.n
-                    self._thread.call(self._begin, num_started, work)
                     num_started += 1
+                if fresh:
+                    open_works.update(fresh)
+                    self._thread.call(self._begin, fresh)
                 if not open_works:
                     break
                 index, result = self._results.get()
@@ -96,32 +102,50 @@ class Batch(Generic[R]):
 
     # On the loop.
 
-    def _begin(self, index: int, work: Work) -> None:
-        self._tasks[index] = asyncio.get_running_loop().create_task(self._start(index, work))
+    def _begin(self, works: Mapping[int, Work]) -> None:
+        self._unfinished.update(works)
+        items = list(works.items())
+        for first in range(0, len(items), _GROUP):
+            self._run_task(self._encode(items[first : first + _GROUP]))
 
-    async def _start(self, index: int, work: Work) -> None:
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _encode(self, items: Sequence[tuple[int, Work]]) -> None:
+        found = await asyncio.gather(*(encode(self._engine, work) for _, work in items), return_exceptions=True)
+        for (index, work), encoded in zip(items, found, strict=True):
+            if isinstance(encoded, BaseException):
+                self._results.put((index, encoded))
+            else:
+                self._run_task(self._start(index, work, encoded))
+
+    async def _start(self, index: int, work: Work, encoded: Encoded) -> None:
         try:
-            _, generation = await self._start_one(self._engine, work, lambda running: self._finish(index, running))
+            _, generation = await self._start_one(
+                self._engine, work, encoded, lambda running: self._finish(index, running)
+            )
         except Exception as error:
             self._results.put((index, error))
             return
         if self._closed:
             generation.abort()
-        elif index in self._tasks:
+        elif index in self._unfinished:
             self._generations[index] = generation
 
     def _finish(self, index: int, running: Running[R]) -> None:
-        self._tasks.pop(index, None)
+        self._unfinished.discard(index)
         self._generations.pop(index, None)
         self._results.put((index, running.error or running.snapshot()))
 
     def _close(self) -> None:
         self._closed = True
-        for task in self._tasks.values():
+        for task in self._tasks:
             task.cancel()
         for generation in self._generations.values():
             generation.abort()
-        self._tasks.clear()
+        self._unfinished.clear()
         self._generations.clear()
 
 

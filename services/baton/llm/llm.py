@@ -31,6 +31,9 @@ from baton.llm.results.outputs import RequestOutput
 from baton.v1 import control_pb2
 
 ManyParams = SamplingParams | Sequence[SamplingParams] | None
+# Callers get complete outputs, so tokens of several steps are handled together.
+_PACE_SECONDS = 0.1
+
 Wanted = bool | Callable[..., Any]  # True: a bar of ours; a callable makes tqdm bars
 
 
@@ -48,9 +51,11 @@ class LLM:
         self._opened = AsyncExitStack()
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._opened)
         try:
-            self._engine: LocalEngine = self._thread.run(self._opened.enter_async_context(open_engine(read)))
+            opening = open_engine(read, _PACE_SECONDS)
+            self._engine: LocalEngine = self._thread.run(self._opened.enter_async_context(opening))
             self._operations = Operations(self._engine)
             self._transfer = WeightTransfer(self._engine)
+            self._opened.push_async_callback(self._transfer.close)
         except BaseException:
             self._finalizer()
             raise
@@ -216,16 +221,21 @@ class LLM:
     # New weights from a trainer.
 
     def init_weight_transfer_engine(self, request: Any = None) -> None:
-        """Accepts the backends "local" (tensors of this process) and "ipc" (handles of another process)."""
-        self._transfer.init(request)
+        """Chooses where tensors come from: "local" or "ipc", or "gloo" or "nccl" from a trainer's WeightSender.
+
+        `init_info` of the last two: vLLM's `master_address`, `master_port`, `rank_offset` and `world_size`, and perhaps
+        `timeout` in seconds. Returns when the trainer has joined.
+        """
+        self._thread.run(self._transfer.init(request))
 
     def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
         """Begins to replace the weights."""
         self._thread.run(self._transfer.start(is_checkpoint_format))
 
-    def update_weights(self, request: Any) -> None:
+    def update_weights(self, request: Any = None) -> None:
         """Adds tensors: a mapping by the names of the checkpoint, pairs, or vLLM's update_info with `ipc_handles`.
 
+        With a WeightSender: what it sends; update_info, if given, must agree with it.
         Tensors are read by `finish_weight_update`, and must not change before it. Raises InvalidRequest for one that
         does not fit the model.
         """

@@ -18,10 +18,10 @@ MIB = 1 << 20
 class Front:
     """A link with what its front received."""
 
-    def __init__(self):
+    def __init__(self, pace_seconds=0.0):
         self.frames = []
         self.num_ends = 0
-        self.link = LocalLink(self.frames.append, self.end)
+        self.link = LocalLink(self.frames.append, self.end, pace_seconds)
 
     def end(self):
         self.num_ends += 1
@@ -146,3 +146,40 @@ async def test_an_engine_outlives_a_closed_event_loop():
 
 async def _made():
     return LocalLink(lambda frame: None, lambda: None)
+
+
+async def test_outputs_of_a_busy_engine_are_delivered_together():
+    side = Front(pace_seconds=60)
+    engine = side.link.engine
+    engine.send(Kind.GENERATE_PLAIN, 1, b"a")
+    engine.flush()  # the first one of a while is delivered at once
+    await side.until(lambda: side.frames)
+    for payload in (b"b", b"c"):
+        engine.send(Kind.GENERATE_PLAIN, 1, payload)
+        assert engine.receive(0) == []  # it has another step to compute
+    await asyncio.sleep(0.01)
+    assert [frame.payload for frame in side.frames] == [b"a"]
+    waiting = threading.Thread(target=engine.receive, args=(5,))
+    waiting.start()
+    await side.until(lambda: len(side.frames) == 3)
+    engine.wake()
+    waiting.join()
+    engine.send(Kind.GENERATE_PLAIN, 1, b"d")
+    engine.send(Kind.REPLY, 2, b"e")
+    engine.flush()
+    await side.until(lambda: len(side.frames) == 5)
+    assert [frame.payload for frame in side.frames] == [b"a", b"b", b"c", b"d", b"e"]
+    engine.close()
+    await side.until(lambda: side.num_ends)
+
+
+async def test_large_outputs_of_a_busy_engine_do_not_wait():
+    side = Front(pace_seconds=60)
+    for _ in range(2):
+        side.link.engine.send(Kind.GENERATE_PLAIN, 1, bytes(MIB))
+        side.link.engine.flush()
+    side.link.engine.send(Kind.GENERATE_PLAIN, 1, b"")
+    side.link.engine.flush()
+    await side.until(lambda: len(side.frames) == 3)
+    side.link.engine.close()
+    await side.until(lambda: side.num_ends)

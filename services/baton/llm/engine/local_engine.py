@@ -64,9 +64,12 @@ class LocalEngine:
 
 
 @contextlib.asynccontextmanager
-async def open_engine(arguments: EngineArguments) -> AsyncIterator[LocalEngine]:
-    """Starts the engine's thread. Raises a ServiceError if the model or a setting is wrong."""
-    client = EngineClient(arguments.config)
+async def open_engine(arguments: EngineArguments, pace_seconds: float = 0.0) -> AsyncIterator[LocalEngine]:
+    """Starts the engine's thread, whose outputs wait up to `pace_seconds` to be handled together.
+
+    Raises a ServiceError if the model or a setting is wrong.
+    """
+    client = EngineClient(arguments.config, pace_seconds)
     server = InProcessServer()
     front = WorkerFront(client)
     WorkerFront.register(front, server)  # type: ignore[arg-type]

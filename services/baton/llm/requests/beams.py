@@ -11,7 +11,7 @@ from baton.llm.engine.local_engine import LocalEngine
 from baton.llm.parameters.beam_search_params import BeamSearchParams
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import RequestOutputKind
-from baton.llm.requests.prepared import Prepared, Work
+from baton.llm.requests.prepared import Encoded, Prepared, Work
 from baton.llm.results.beams import BeamSearchOutput, BeamSearchSequence
 from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
@@ -77,10 +77,14 @@ def prepare_beams(params: BeamSearchParams) -> Prepared:
 
 
 async def start_beams(
-    engine: LocalEngine, work: Work, on_change: Callable[[BeamCollector], None], params: BeamSearchParams
+    engine: LocalEngine,
+    work: Work,
+    encoded: Encoded,
+    on_change: Callable[[BeamCollector], None],
+    params: BeamSearchParams,
 ) -> tuple[BeamCollector, Generation]:
-    """Encodes one prompt and starts its search. Raises a ServiceError."""
-    _, token_ids = await work.source.encode(engine.model)
+    """Starts the search of one prompt. Raises a ServiceError."""
+    token_ids = encoded.token_ids
     keeps_stop = params.include_stop_str_in_output
     collector = BeamCollector(engine, token_ids, keeps_stop, lambda: on_change(collector))
     width = params.beam_width

@@ -65,6 +65,15 @@ class Work:
     priority: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A request's prompt as tokens."""
+
+    text: str | None  # None: the prompt was given as tokens
+    token_ids: list[int]
+    received: float  # seconds of time.perf_counter
+
+
 def prepare(params: SamplingParams, engine: LocalEngine, kind: RequestOutputKind | None = None) -> Prepared:
     """Converts parameters. `kind` replaces theirs. Raises InvalidRequest."""
     if not isinstance(params, SamplingParams):
@@ -90,16 +99,22 @@ def prepare(params: SamplingParams, engine: LocalEngine, kind: RequestOutputKind
     )
 
 
-async def start(
-    engine: LocalEngine, work: Work, on_change: Callable[[Collector], None]
-) -> tuple[Collector, Generation]:
-    """Encodes and submits one request. `on_change` is called as the output grows. Raises a ServiceError."""
-    prepared, received = work.prepared, time.perf_counter()
+async def encode(engine: LocalEngine, work: Work) -> Encoded:
+    """Returns the prompt of one request as tokens. Raises a ServiceError."""
+    received = time.perf_counter()
     text, token_ids = await work.source.encode(engine.model)
-    meter = AnswerMeter(engine.metrics, received, prepared.n)
+    return Encoded(text, token_ids, received)
+
+
+async def start(
+    engine: LocalEngine, work: Work, encoded: Encoded, on_change: Callable[[Collector], None]
+) -> tuple[Collector, Generation]:
+    """Submits one request. `on_change` is called as the output grows. Raises a ServiceError."""
+    prepared, token_ids = work.prepared, encoded.token_ids
+    meter = AnswerMeter(engine.metrics, encoded.received, prepared.n)
     collector = Collector(
         work.request_id,
-        text,
+        encoded.text,
         token_ids,
         prepared.n,
         prepared.kind,

@@ -38,10 +38,14 @@ Handler = Callable[[int, bytes], None]  # channel, payload
 
 
 class EngineClient:
-    """One engine. `ready` is set when it accepts requests; `ended` when it is gone, with the reason in `end`."""
+    """One engine. `ready` is set when it accepts requests; `ended` when it is gone, with the reason in `end`.
 
-    def __init__(self, config: WorkerConfig) -> None:
+    `pace_seconds`: how long outputs of an engine that is a thread of this process wait for each other.
+    """
+
+    def __init__(self, config: WorkerConfig, pace_seconds: float = 0.0) -> None:
         self._config = config
+        self._pace_seconds = pace_seconds
         self._handlers: dict[int, Handler] = {
             Kind.READY: lambda channel, payload: self.ready.set(),
             Kind.FAILED: self._on_failed,
@@ -75,7 +79,7 @@ class EngineClient:
             self._link = await FrontLink.connect(ours, self._on_frame, self._on_link_closed)
             await self._spawn(theirs)
         else:
-            link = LocalLink(self._on_frame, self._on_link_closed)
+            link = LocalLink(self._on_frame, self._on_link_closed, self._pace_seconds)
             self._link = link.front
             self._run_thread(link.engine)
         start = {
