@@ -14,7 +14,7 @@ from baton.services.certs.command import main as make_certs
 from baton.services.certs.command import tls_flags
 from baton.services.doctor.finding import Level
 from baton.services.doctor.machine import clocks, fabric, gpus, limits, versions
-from baton.services.doctor.service import certificates, kubernetes, listening, model, peers, redis_server
+from baton.services.doctor.service import certificates, kubernetes, listening, model, peers, redis_server, weight_files
 from baton.services.doctor.targets import Address, Targets, targets_of
 from baton.services.machine import gpus as machine_gpus
 
@@ -220,7 +220,7 @@ def test_a_folder_that_is_not_whole(tmp_path):
     header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
     whole = struct.pack("<Q", len(header)) + header + bytes(16)
     (tmp_path / "model-1.safetensors").write_bytes(whole)
-    assert model.why_broken(tmp_path / "model-1.safetensors") == ""
+    assert weight_files.why_broken(tmp_path / "model-1.safetensors") == ""
     facts = model.observe_model(targets)
     assert facts.missing == ("model-2.safetensors",)
     (tmp_path / "model-2.safetensors").write_bytes(whole[:-5])

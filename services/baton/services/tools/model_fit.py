@@ -94,8 +94,8 @@ def _read(options: argparse.Namespace) -> tuple[ModelDescription, ModelFacts]:
         return _described(Fields(PRESETS[model], f"preset {model}"), Path(), options), ModelFacts(model)
     folder = resolve_config(model)
     description = _described(read_folder(folder), folder, options)
-    if Path(model).expanduser().is_dir():
-        return description, observe_model(Targets("worker", model=str(folder)))
+    if Path(model).expanduser().exists():
+        return description, observe_model(Targets("worker", model=model))
     return description, _of_hub(model, folder, description)
 
 
@@ -126,9 +126,11 @@ def _of_hub(model: str, folder: Path, description: ModelDescription) -> ModelFac
 
 def _problems(facts: ModelFacts) -> Iterator[str]:
     if facts.exists and not facts.num_values and not facts.missing and not facts.broken:
-        yield f"{facts.folder} has no *.safetensors"
-    yield from (f"{name} is missing, which the index names" for name in facts.missing)
+        yield f"{facts.folder} has no {facts.wanted}"
+    yield from (f"{name} is missing, which other files name" for name in facts.missing)
     yield from facts.broken
+    if facts.package:
+        yield facts.package
 
 
 def _memory(executor: str | None, gib: float | None) -> _Memory:
