@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 from markdown_text import GENERATED_NOTE, cell, code, table
 
+from baton.gateway.config import GatewayConfig
 from baton.gateway.rest.routing import Route
 from baton.gateway.rest_routes import rest_routes
 
@@ -20,7 +21,9 @@ _LIMITS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exc
 def rest_page() -> str:
     """Returns every route, and the fields of every request and answer."""
     # The routes' handlers are not called, but for the one that returns the document.
-    routes = [route for route in rest_routes(MagicMock(), MagicMock(), list, MagicMock()) if _is_api(route)]
+    serving = MagicMock()
+    serving.config = GatewayConfig(model=".", enable_tokenizer_info_endpoint=True)
+    routes = [route for route in rest_routes(serving, MagicMock(), list, MagicMock()) if _is_api(route)]
     document = _document(routes)
     parts = [
         f"# REST API\n\n{GENERATED_NOTE}\n"

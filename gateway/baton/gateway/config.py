@@ -147,6 +147,18 @@ class GatewayConfig:
             "metavar": "JSON",
         },
     )
+    enable_tokenizer_info_endpoint: bool = field(
+        default=False,
+        metadata={"help": "Serve GET /tokenizer_info and gRPC's GetTokenizer: tokenizer files and chat template."},
+    )
+    stream_interval: int = field(
+        default=1,
+        metadata={
+            "help": "Tokens of each event of a stream. The first token is sent at once, and the rest at the end.",
+            "minimum": 1,
+            "maximum": 65_536,
+        },
+    )
     enable_force_include_usage: bool = field(
         default=False, metadata={"help": "Every stream ends with its usage, whether or not the request asks for it."}
     )
@@ -287,6 +299,16 @@ class GatewayConfig:
         },
     )
     no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})
+    no_docs: bool = field(
+        default=False, metadata={"help": "Do not serve /docs, /redoc and /openapi.json, the description of the API."}
+    )
+    tokens_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Serve token ids in and out alone (/inference/v1/generate, /abort_requests), beside the models and "
+            "the system's routes: no chats, no texts and no playground."
+        },
+    )
     no_console: bool = field(default=False, metadata={"help": "Do not serve the console, the fleet at /console."})
     no_access_log: bool = field(
         default=False, metadata={"help": "Do not log a line for each answer, of REST and of gRPC."}

@@ -31,6 +31,8 @@ class GenerationRequest:
     tenant_salt: str = ""  # namespace of the tenant's prefix cache; empty: the tenant's name
     tenant_weight: float = 0.0  # relative share of a full fleet; 0 means 1
     traceparent: str = ""
+    session_id: str = ""  # the router's name of the session; empty: none
+    worker_id: str = ""  # the only worker that may decode; empty: any
     detokenize: bool = True  # False: deltas have token ids and no text
     skip_special_tokens: bool = True
     # what the output must follow; combined with the constraint of `output_parsing`
@@ -75,7 +77,7 @@ class Delta:
     text: str
     token_ids: Sequence[int]
     logprobs: list[TokenLogprob] | None = None  # one per entry of token_ids, if requested
-    finish_reason: str | None = None  # "stop" | "length" | "tool_calls" | "repetition", in the choice's last delta
+    finish_reason: str | None = None  # stop, length, tool_calls, repetition or abort, in a choice's last delta
     stop_reason: str | int | None = None  # the stop string or stop token id that matched; None for end-of-sequence
     events: list[Event] | None = None  # parsed text; None without a parser: all text is the answer
     # for the prompt's tokens except the first; in the first delta of choice 0
@@ -118,6 +120,9 @@ class Generation(Protocol):
 
         Idempotent; allowed after the end.
         """
+
+    def cancel(self) -> None:
+        """Ends the request with the output so far: its choices get the finish reason abort. Idempotent."""
 
     def resume(self) -> None:
         """Resumes deltas after the sink has become writable again."""

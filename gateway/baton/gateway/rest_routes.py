@@ -24,11 +24,15 @@ from baton.gateway.rest.routing import Route
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.schemas import answers
 from baton.gateway.schemas import requests as types
+from baton.gateway.serving.affinity import PLACING
 from baton.gateway.serving.context import ServingContext
+from baton.gateway.system.aborts import abort_routes
 from baton.gateway.system.admin import admin_routes
 from baton.gateway.system.models import model_routes
-from baton.gateway.system.openapi import ApiDescription, openapi_document
-from baton.gateway.system.routes import Description, Status, Tokens
+from baton.gateway.system.openapi import openapi_document
+from baton.gateway.system.routes import Status, Tokens, description_routes
+from baton.gateway.system.server_info import server_info_routes
+from baton.gateway.system.tokenizer_info import tokenizer_info_routes
 
 _BODY = (400, 404, 408, 413)
 _GENERATION = (*_BODY, 429, 500, 503, 504)
@@ -46,29 +50,37 @@ def rest_routes(
     `fleet` is what the admin routes operate on; without it there are none. Without `batching`, the routes of files and
     batches say so.
     """
+    config = serving.config
+    api = [*model_routes(serving.catalog), *token_routes(serving), *abort_routes(serving)]
+    if not config.tokens_only:
+        api += _text_routes(serving, store)
+        strict = config.strict_fields
+        api += batching.routes(api, serving.bodies, strict) if batching is not None else routes_without_store()
+    system = [
+        *_system_routes(serving, missing),
+        *server_info_routes(serving),
+        *(tokenizer_info_routes(serving.catalog) if config.enable_tokenizer_info_endpoint else ()),
+        *(admin_routes(serving, fleet) if fleet is not None else ()),
+    ]
+    routes = [*api, *system]
+    if not config.no_docs:
+        routes += description_routes(lambda: openapi_document(routes))
+    playground = playground_routes(not (config.no_playground or config.tokens_only))
+    return [*routes, *playground, *console_routes(serving, fleet)]
+
+
+def _text_routes(serving: ServingContext, store: ResponseStore) -> list[Route]:
+    strict = serving.config.strict_fields
     service = ResponseService(serving, store)
-    responses = responses_routes(service, serving.config.strict_fields)
     chats = ChatStore(store.records, store.spawn)
-    api = [
+    return [
         *_api_routes(serving, chats),
-        *model_routes(serving.catalog),
-        *stored_chat_routes(chats, serving.catalog.primary_name, serving.bodies, serving.config.strict_fields),
-        *token_routes(serving),
-        *responses,
-        *conversation_routes(service.conversations, serving.bodies, serving.config.strict_fields),
+        *_tokenization_routes(serving),
+        *stored_chat_routes(chats, serving.catalog.primary_name, serving.bodies, strict),
+        *responses_routes(service, strict),
+        *conversation_routes(service.conversations, serving.bodies, strict),
         *anthropic_routes(serving),
     ]
-    strict = serving.config.strict_fields
-    api += batching.routes(api, serving.bodies, strict) if batching is not None else routes_without_store()
-    system = [*_system_routes(serving, missing), *(admin_routes(serving, fleet) if fleet is not None else ())]
-    description = Description(lambda: openapi_document(routes))
-    routes = [
-        *api,
-        *system,
-        Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription, scope=None),
-        Route("GET", "/docs", description.docs, "This API as a page for people.", content_type="text/html", scope=None),
-    ]
-    return [*routes, *playground_routes(not serving.config.no_playground), *console_routes(serving, fleet)]
 
 
 def _api_routes(serving: ServingContext, chats: ChatStore) -> list[Route]:
@@ -82,6 +94,7 @@ def _api_routes(serving: ServingContext, chats: ChatStore) -> list[Route]:
             answers.ChatCompletion,
             answers.ChatCompletionChunk,
             errors=_GENERATION,
+            parameters=PLACING,
         ),
         Route(
             "POST",
@@ -92,16 +105,16 @@ def _api_routes(serving: ServingContext, chats: ChatStore) -> list[Route]:
             answers.Completion,
             answers.Completion,
             errors=_GENERATION,
+            parameters=PLACING,
         ),
     ]
 
 
-def _system_routes(serving: ServingContext, missing: Callable[[], list[str]]) -> list[Route]:
+def _tokenization_routes(serving: ServingContext) -> list[Route]:
     config = serving.config
     tokens = Tokens(
         serving.catalog, serving.bodies, trust_templates=config.trust_request_chat_template, strict=config.strict_fields
     )
-    status = Status(serving.metrics, missing, lambda: serving.admission.in_use)
     return [
         Route(
             "POST",
@@ -121,6 +134,12 @@ def _system_routes(serving: ServingContext, missing: Callable[[], list[str]]) ->
             answers.DetokenizeResponse,
             errors=_BODY,
         ),
+    ]
+
+
+def _system_routes(serving: ServingContext, missing: Callable[[], list[str]]) -> list[Route]:
+    status = Status(serving.metrics, missing, lambda: serving.admission.in_use)
+    return [
         Route("GET", "/health", status.health, "Returns 200 while the process is alive.", public=True, any_host=True),
         Route("GET", "/ping", status.health, "As /health.", public=True, any_host=True),
         Route("POST", "/ping", status.health, "As /health.", public=True, any_host=True),

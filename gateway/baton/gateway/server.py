@@ -28,6 +28,7 @@ from baton.gateway.generation.generator import WorkerGenerator
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.grpc.admission import AdmissionInterceptor, edge_options
 from baton.gateway.grpc.responses.calls import ResponseCalls
+from baton.gateway.grpc.server_methods import ServerFacts
 from baton.gateway.grpc.servicer import InferenceServicer
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
@@ -129,7 +130,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         BodyThread(RemoteReader()) as bodies,
     ):
         traced = GatewayTracing(tracer) if tracer is not None else None
-        generator = WorkerGenerator(catalog, router, streams, counters, limits, traced)
+        generator = WorkerGenerator(catalog, router, streams, counters, limits, traced, config.stream_interval)
         core = _Core(
             catalog,
             counters,
@@ -153,7 +154,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         http_server, authorization = _http_server(config, core, serving, store, connections, tls, batching)
         async with http_server as http:
             async with (
-                _rpc_server(config, core, ResponseService(serving, store), tls.grpc) as rpc,
+                _rpc_server(config, core, serving, store, tls.grpc) as rpc,
                 ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
             ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
@@ -304,7 +305,10 @@ def _http_server(
     return HttpServer(config.rest_listen, app, limits, connections, context, intake), authorization
 
 
-def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, tls: EdgeTls | None) -> RpcServer:
+def _rpc_server(
+    config: GatewayConfig, core: _Core, serving: ServingContext, store: ResponseStore, tls: EdgeTls | None
+) -> RpcServer:
+    responses = ResponseService(serving, store)
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     servicer = InferenceServicer(
         core.generator,
@@ -315,6 +319,13 @@ def _rpc_server(config: GatewayConfig, core: _Core, responses: ResponseService, 
         ResponseCalls(responses),
         config.trust_request_chat_template,
         core.tracing,
+        config.grpc_listen,
+        serving.running,
+        ServerFacts(
+            gives_tokenizer=config.enable_tokenizer_info_endpoint,
+            num_running=lambda: core.admission.in_use,
+            is_ready=lambda: not missing_parts(core),
+        ),
     )
     service = Service(_SERVICE, servicer, register)
     return RpcServer(

@@ -451,6 +451,8 @@ class GenerateRequest(google.protobuf.message.Message):
     RESUME_FIELD_NUMBER: builtins.int
     KEEP_PROMPT_START_FIELD_NUMBER: builtins.int
     OMIT_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     text: builtins.str
@@ -478,6 +480,14 @@ class GenerateRequest(google.protobuf.message.Message):
     """max_prompt_tokens keeps the prompt's beginning instead."""
     omit_special_tokens: builtins.bool
     """`text` is encoded without the special tokens that the model adds around texts."""
+    session_id: builtins.str
+    """Requests of a session continue each other, and go to one worker if that adds no delay. Sessions of two tenants are
+    never the same. At most 512 bytes. Empty: no session.
+    """
+    worker_id: builtins.str
+    """The only worker that may decode. PERMISSION_DENIED without the scope admin. NOT_FOUND: no such live worker of the
+    model. UNAVAILABLE: it cannot decode now. Empty: any.
+    """
     @property
     def chat(self) -> global___ChatPrompt: ...
     @property
@@ -527,9 +537,11 @@ class GenerateRequest(google.protobuf.message.Message):
         resume: global___ResumePosition | None = ...,
         keep_prompt_start: builtins.bool = ...,
         omit_special_tokens: builtins.bool = ...,
+        session_id: builtins.str = ...,
+        worker_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["beam_search", b"beam_search", "chat", b"chat", "constraint", b"constraint", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_prompt_start", b"keep_prompt_start", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "omit_special_tokens", b"omit_special_tokens", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "return_prompt", b"return_prompt", "sampling", b"sampling", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "keep_prompt_start", b"keep_prompt_start", "keep_special_tokens", b"keep_special_tokens", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "n", b"n", "omit_special_tokens", b"omit_special_tokens", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "return_prompt", b"return_prompt", "sampling", b"sampling", "session_id", b"session_id", "skip_detokenize", b"skip_detokenize", "stop", b"stop", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "worker_id", b"worker_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["chat", "text", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -839,6 +851,116 @@ class DetokenizeResponse(google.protobuf.message.Message):
 global___DetokenizeResponse = DetokenizeResponse
 
 @typing.final
+class GetTokenizerRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Empty: the only model served."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___GetTokenizerRequest = GetTokenizerRequest
+
+@typing.final
+class GetTokenizerResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    chunk: builtins.bytes
+    """The next piece of the archive."""
+    sha256: builtins.bytes
+    """SHA-256 of the whole archive, 32 bytes; in the last piece only."""
+    def __init__(
+        self,
+        *,
+        chunk: builtins.bytes = ...,
+        sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "sha256", b"sha256"]) -> None: ...
+
+global___GetTokenizerResponse = GetTokenizerResponse
+
+@typing.final
+class GetServerInfoRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___GetServerInfoRequest = GetServerInfoRequest
+
+@typing.final
+class GetServerInfoResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    UPTIME_MS_FIELD_NUMBER: builtins.int
+    NUM_RUNNING_FIELD_NUMBER: builtins.int
+    READY_FIELD_NUMBER: builtins.int
+    version: builtins.str
+    """Of the gateway."""
+    uptime_ms: builtins.int
+    """Milliseconds since the gateway started."""
+    num_running: builtins.int
+    """Generations in flight, of all tenants. Unset for keys without the scope metrics."""
+    ready: builtins.bool
+    """Whether a worker can serve now."""
+    def __init__(
+        self,
+        *,
+        version: builtins.str = ...,
+        uptime_ms: builtins.int = ...,
+        num_running: builtins.int | None = ...,
+        ready: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_num_running", b"_num_running", "num_running", b"num_running"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_num_running", b"_num_running", "num_running", b"num_running", "ready", b"ready", "uptime_ms", b"uptime_ms", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_num_running", b"_num_running"]) -> typing.Literal["num_running"] | None: ...
+
+global___GetServerInfoResponse = GetServerInfoResponse
+
+@typing.final
+class AbortRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As the gateway named the requests in its responses, or as the caller named them."""
+
+    def __init__(
+        self,
+        *,
+        request_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_ids", b"request_ids"]) -> None: ...
+
+global___AbortRequest = AbortRequest
+
+@typing.final
+class AbortResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_ABORTED_FIELD_NUMBER: builtins.int
+    num_aborted: builtins.int
+    """Number of requests that were ended."""
+    def __init__(
+        self,
+        *,
+        num_aborted: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_aborted", b"num_aborted"]) -> None: ...
+
+global___AbortResponse = AbortResponse
+
+@typing.final
 class CreateResponseRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -899,6 +1021,7 @@ class CreateResponseRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     CONVERSATION_ID_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Empty: the only model served."""
     instructions: builtins.str
@@ -932,6 +1055,8 @@ class CreateResponseRequest(google.protobuf.message.Message):
     in one step at its end. NOT_FOUND: the tenant has no such conversation. INVALID_ARGUMENT with previous_response_id.
     Empty: none.
     """
+    session_id: builtins.str
+    """As of GenerateRequest. Empty: that of the conversation, or none."""
     @property
     def input(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[baton.v1.response_pb2.ResponseItem]:
         """New items of the conversation; at least one."""
@@ -988,9 +1113,10 @@ class CreateResponseRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         keep_special_tokens: builtins.bool = ...,
         conversation_id: builtins.str = ...,
+        session_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "constraint", b"constraint", "sampling", b"sampling", "stop", b"stop", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "background", b"background", "cache_salt", b"cache_salt", "constraint", b"constraint", "conversation_id", b"conversation_id", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "do_not_store", b"do_not_store", "input", b"input", "instructions", b"instructions", "keep_special_tokens", b"keep_special_tokens", "metadata", b"metadata", "model", b"model", "omit_reasoning", b"omit_reasoning", "previous_response_id", b"previous_response_id", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_conversation", b"truncate_conversation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_thinking_token_budget", b"_thinking_token_budget", "background", b"background", "cache_salt", b"cache_salt", "constraint", b"constraint", "conversation_id", b"conversation_id", "disable_parallel_tool_calls", b"disable_parallel_tool_calls", "do_not_store", b"do_not_store", "input", b"input", "instructions", b"instructions", "keep_special_tokens", b"keep_special_tokens", "metadata", b"metadata", "model", b"model", "omit_reasoning", b"omit_reasoning", "previous_response_id", b"previous_response_id", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "template_variables", b"template_variables", "thinking_token_budget", b"thinking_token_budget", "tool_choice", b"tool_choice", "tools", b"tools", "truncate_conversation", b"truncate_conversation"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]) -> typing.Literal["thinking_token_budget"] | None: ...
 
 global___CreateResponseRequest = CreateResponseRequest

@@ -60,6 +60,21 @@ class InferenceServiceStub(object):
                 request_serializer=baton_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_stream(
+                '/baton.v1.InferenceService/GetTokenizer',
+                request_serializer=baton_dot_v1_dot_inference__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/baton.v1.InferenceService/GetServerInfo',
+                request_serializer=baton_dot_v1_dot_inference__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/baton.v1.InferenceService/Abort',
+                request_serializer=baton_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+                _registered_method=True)
         self.CreateResponse = channel.unary_stream(
                 '/baton.v1.InferenceService/CreateResponse',
                 request_serializer=baton_dot_v1_dot_inference__pb2.CreateResponseRequest.SerializeToString,
@@ -164,6 +179,29 @@ class InferenceServiceServicer(object):
 
     def Detokenize(self, request, context):
         """Turns token ids into text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTokenizer(self, request, context):
+        """Streams the files that the model's tokenizer is made of, as a zip archive in pieces of at most 64 KiB.
+        FAILED_PRECONDITION: the gateway has no --enable-tokenizer-info-endpoint. NOT_FOUND: unknown model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServerInfo(self, request, context):
+        """Describes the gateway. Costs nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
+        Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,6 +332,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.AbortRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
             ),
             'CreateResponse': grpc.unary_stream_rpc_method_handler(
                     servicer.CreateResponse,
@@ -478,6 +531,87 @@ class InferenceService(object):
             '/baton.v1.InferenceService/Detokenize',
             baton_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.InferenceService/GetTokenizer',
+            baton_dot_v1_dot_inference__pb2.GetTokenizerRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/GetServerInfo',
+            baton_dot_v1_dot_inference__pb2.GetServerInfoRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/Abort',
+            baton_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,28 @@ class InferenceServiceStub:
     ]
     """Turns token ids into text."""
 
+    GetTokenizer: grpc.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.GetTokenizerRequest,
+        baton.v1.inference_pb2.GetTokenizerResponse,
+    ]
+    """Streams the files that the model's tokenizer is made of, as a zip archive in pieces of at most 64 KiB.
+    FAILED_PRECONDITION: the gateway has no --enable-tokenizer-info-endpoint. NOT_FOUND: unknown model.
+    """
+
+    GetServerInfo: grpc.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.GetServerInfoRequest,
+        baton.v1.inference_pb2.GetServerInfoResponse,
+    ]
+    """Describes the gateway. Costs nothing."""
+
+    Abort: grpc.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.AbortRequest,
+        baton.v1.inference_pb2.AbortResponse,
+    ]
+    """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
+    Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
+    """
+
     CreateResponse: grpc.UnaryStreamMultiCallable[
         baton.v1.inference_pb2.CreateResponseRequest,
         baton.v1.response_pb2.CreateResponseResponse,
@@ -180,6 +202,28 @@ class InferenceServiceAsyncStub:
         baton.v1.inference_pb2.DetokenizeResponse,
     ]
     """Turns token ids into text."""
+
+    GetTokenizer: grpc.aio.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.GetTokenizerRequest,
+        baton.v1.inference_pb2.GetTokenizerResponse,
+    ]
+    """Streams the files that the model's tokenizer is made of, as a zip archive in pieces of at most 64 KiB.
+    FAILED_PRECONDITION: the gateway has no --enable-tokenizer-info-endpoint. NOT_FOUND: unknown model.
+    """
+
+    GetServerInfo: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.GetServerInfoRequest,
+        baton.v1.inference_pb2.GetServerInfoResponse,
+    ]
+    """Describes the gateway. Costs nothing."""
+
+    Abort: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.AbortRequest,
+        baton.v1.inference_pb2.AbortResponse,
+    ]
+    """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
+    Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
+    """
 
     CreateResponse: grpc.aio.UnaryStreamMultiCallable[
         baton.v1.inference_pb2.CreateResponseRequest,
@@ -315,6 +359,34 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[baton.v1.inference_pb2.DetokenizeResponse]]:
         """Turns token ids into text."""
+
+    @abc.abstractmethod
+    def GetTokenizer(
+        self,
+        request: baton.v1.inference_pb2.GetTokenizerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.inference_pb2.GetTokenizerResponse], collections.abc.AsyncIterator[baton.v1.inference_pb2.GetTokenizerResponse]]:
+        """Streams the files that the model's tokenizer is made of, as a zip archive in pieces of at most 64 KiB.
+        FAILED_PRECONDITION: the gateway has no --enable-tokenizer-info-endpoint. NOT_FOUND: unknown model.
+        """
+
+    @abc.abstractmethod
+    def GetServerInfo(
+        self,
+        request: baton.v1.inference_pb2.GetServerInfoRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.inference_pb2.GetServerInfoResponse, collections.abc.Awaitable[baton.v1.inference_pb2.GetServerInfoResponse]]:
+        """Describes the gateway. Costs nothing."""
+
+    @abc.abstractmethod
+    def Abort(
+        self,
+        request: baton.v1.inference_pb2.AbortRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.inference_pb2.AbortResponse, collections.abc.Awaitable[baton.v1.inference_pb2.AbortResponse]]:
+        """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
+        Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
+        """
 
     @abc.abstractmethod
     def CreateResponse(

@@ -85,6 +85,7 @@ class PlaceRequest(google.protobuf.message.Message):
     TENANT_WEIGHT_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     NUM_CHOICES_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     block_hashes: builtins.bytes
@@ -107,6 +108,10 @@ class PlaceRequest(google.protobuf.message.Message):
     """W3C trace context. Empty: none."""
     num_choices: builtins.int
     """Outputs that will run at once on the decode worker, each in a slot of its batch. 0 is 1."""
+    worker_id: builtins.str
+    """The only worker that may decode; others may still prefill for it. NOT_FOUND: no such live worker of the model.
+    UNAVAILABLE: it cannot decode now. Empty: any.
+    """
     @property
     def excluded_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers that just failed this request."""
@@ -128,8 +133,9 @@ class PlaceRequest(google.protobuf.message.Message):
         tenant_weight: builtins.float = ...,
         traceparent: builtins.str = ...,
         num_choices: builtins.int = ...,
+        worker_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_choices", b"num_choices", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "max_tokens", b"max_tokens", "model", b"model", "num_choices", b"num_choices", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "session_id", b"session_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "worker_id", b"worker_id"]) -> None: ...
 
 global___PlaceRequest = PlaceRequest
 

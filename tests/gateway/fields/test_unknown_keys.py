@@ -64,9 +64,9 @@ def test_the_search_of_a_large_body_is_bounded():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_lists_ignored_fields(stream):
     async with rest_side(say("ok")) as rest:
-        answer = await rest.chat(stream=stream, foo=1, bar=2, user="me", prediction={"type": "content", "content": "x"})
+        answer = await rest.chat(stream=stream, foo=1, bar=2, service_tier="flex", prediction={"type": "content"})
         assert answer.status == 200
-        assert answer.headers[HEADER] == "foo, bar, prediction, user"
+        assert answer.headers[HEADER] == "foo, bar, prediction, service_tier"
         assert HEADER not in (await rest.chat(stream=stream)).headers
 
 
@@ -105,7 +105,9 @@ async def test_strict_fields_suggest_the_right_name():
         assert answer.error["param"] == "tools.0.function.paramters"
         assert answer.error["message"].endswith("did you mean parameters?")
         # Known fields without effect are no reason to refuse.
-        assert (await rest.chat(user="me", service_tier="flex", nothing=None)).headers[HEADER] == "service_tier, user"
+        assert (await rest.chat(verbosity="low", service_tier="flex", nothing=None)).headers[HEADER] == (
+            "service_tier, verbosity"
+        )
 
 
 async def test_hostile_names_do_not_reach_the_header():

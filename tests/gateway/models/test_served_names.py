@@ -48,7 +48,13 @@ async def test_openais_client_lists_and_finds_every_name(gateway):
         for name, model in zip(NAMES, listed, strict=True):
             fields = model.model_dump()
             assert fields == (await client.models.retrieve(name)).model_dump()
-            assert (fields["root"], fields["parent"], fields["permission"]) == (NAME, None, [])
+            assert (fields["root"], fields["parent"]) == (NAME, None)
+            (permission,) = fields["permission"]
+            assert permission["id"].startswith("modelperm-")
+            assert (permission["object"], permission["created"]) == ("model_permission", fields["created"])
+            allowed = {name for name, value in permission.items() if value is True}
+            assert allowed == {"allow_sampling", "allow_logprobs", "allow_view"}
+            assert (permission["organization"], permission["group"]) == ("*", None)
             assert fields["max_model_len"] == listed[0].model_dump()["max_model_len"] > 0
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("gpt-6")

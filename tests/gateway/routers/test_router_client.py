@@ -10,7 +10,7 @@ from support.gateway.scripted_services import MODEL, ScriptedRouter, ScriptedWor
 
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.routers.client import RouterClient, RouterTimes
-from baton.rpc.errors import NoCapacity, Unavailable
+from baton.rpc.errors import NoCapacity, NotFound, Unavailable
 from baton.v1 import router_pb2, types_pb2
 
 TIMES = RouterTimes(attempt=0.3, total=1.0, no_worker=0.3, first_delay=0.02, report_interval=0.01)
@@ -187,3 +187,13 @@ async def test_a_placement_that_comes_after_its_request_left_is_reported(routers
             await waiting
         await until(lambda: routers[0].outcomes)
         assert {outcome.placement_id for outcome in routers[0].outcomes} == {7}
+
+
+async def test_an_unknown_pinned_worker_is_refused_at_once(routers):
+    for router in routers:
+        router.refusal = NotFound("worker_id is 'x'; the live workers are: w1", field="worker_id")
+    async with client([router.address for router in routers]) as router:
+        with pytest.raises(NotFound, match="w1") as refused:
+            await router.place(router_pb2.PlaceRequest(worker_id="x"))
+        assert refused.value.field == "worker_id"
+    assert sum(len(one.places) for one in routers) == 1

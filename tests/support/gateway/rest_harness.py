@@ -55,6 +55,12 @@ class FakeGeneration:
     def abort(self) -> None:
         self.aborted.set()
 
+    def cancel(self) -> None:
+        for index in range(self.request.n):
+            self.emit("", index, token_ids=(), finish_reason="abort")
+        self.done(0)
+        self.aborted.set()
+
     def resume(self) -> None:
         self.resumed.set()
 
@@ -146,7 +152,8 @@ def _loaded() -> ServedModel:
 def sample_model() -> ServedModel:
     """Returns the sample model with a new tokenizer, because tokenizers have caches. The template is compiled once."""
     one = _loaded()
-    return ServedModel(one.name, Tokenizer(SAMPLE / "tokenizer.json"), one.template, one.defaults, one.output_format)
+    tokenizer = Tokenizer(SAMPLE / "tokenizer.json")
+    return ServedModel(one.name, tokenizer, one.template, one.defaults, one.output_format, files=one.files)
 
 
 @contextlib.asynccontextmanager

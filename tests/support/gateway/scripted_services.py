@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from baton.rpc.errors import NoCapacity, ServiceError, Unavailable, Unsupported
@@ -123,6 +123,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
             else:
                 tokens = self.script(submit)[: submit.stop.max_tokens]
                 active[submit.slot] = (submit, tokens[len(submit.resume.output_token_ids) :])
+                self._add_prompt_logprobs(frame, submit)
 
     def _advance(self, active: dict[int, Any], frame: Any) -> None:
         for slot, (submit, left) in list(active.items()):
@@ -143,16 +144,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
             del frame.token_counts[:]
 
     def _add_logprobs(self, frame: Any, submit: worker_pb2.SubmitRequest, new: list[int]) -> None:
-        if not submit.sampling.HasField("logprobs"):
-            return
-        top = range(submit.sampling.logprobs)
-        entries = [
-            types_pb2.TokenLogprobs(
-                logprob=-0.5, rank=1, top_token_ids=[token + at for at in top], top_logprobs=[-0.5 - at for at in top]
-            )
-            for token in new
-        ]
-        frame.logprobs.add(slot=submit.slot, tokens=entries)
+        if submit.sampling.HasField("logprobs"):
+            frame.logprobs.add(slot=submit.slot, tokens=_logprobs(new, submit.sampling.logprobs))
+
+    def _add_prompt_logprobs(self, frame: Any, submit: worker_pb2.SubmitRequest) -> None:
+        if submit.sampling.HasField("prompt_logprobs") and len(submit.prompt_token_ids) > 1:
+            entries = _logprobs(submit.prompt_token_ids[1:], submit.sampling.prompt_logprobs)
+            frame.prompt_logprobs.add(slot=submit.slot, first_position=1, tokens=entries)
 
     def _finish(self, frame: Any, submit: worker_pb2.SubmitRequest, new: list[int]) -> None:
         last = new[-1] if new else -1
@@ -163,6 +161,16 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         elif last in submit.stop.stop_token_ids:
             finish.reason = types_pb2.FINISH_REASON_STOP
             finish.stop_token_id = last
+
+
+def _logprobs(token_ids: Sequence[int], num_top: int) -> list[types_pb2.TokenLogprobs]:
+    top = range(num_top)
+    return [
+        types_pb2.TokenLogprobs(
+            logprob=-0.5, rank=1, top_token_ids=[token + at for at in top], top_logprobs=[-0.5 - at for at in top]
+        )
+        for token in token_ids
+    ]
 
 
 class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):

@@ -20,6 +20,7 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
 from baton.gateway.rest.routing import Parameter, Route
+from baton.gateway.serving.affinity import PLACING
 from baton.gateway.serving.chat import ChatTurn, check_turn, encode_turn, fields_named, generation_of
 from baton.gateway.serving.context import ServingContext
 
@@ -98,7 +99,7 @@ def anthropic_routes(serving: ServingContext) -> list[Route]:
             Message,
             StreamEvent,
             errors=(*body, 429, 504),
-            parameters=parameters,
+            parameters=(*parameters, *PLACING),
         ),
         Route(
             "POST",

@@ -121,6 +121,14 @@ class _Search:
     def abort(self) -> None:
         self._task.cancel()
 
+    def cancel(self) -> None:
+        if self._task.done():
+            return
+        self._task.cancel()
+        for index in range(self._request.n):
+            self._sink.on_delta(Delta(index, "", (), finish_reason="abort"))
+        self._sink.on_done(Usage(len(self._request.prompt_token_ids), 0, self._cached_tokens))
+
     def resume(self) -> None:
         """Does nothing: all deltas are sent at the end."""
 

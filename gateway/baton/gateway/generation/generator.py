@@ -32,11 +32,12 @@ class WorkerGenerator:
         counters: GenerationCounters,
         limits: RequestLimits | None = None,
         tracing: GatewayTracing | None = None,
+        stream_interval: int = 1,
     ) -> None:
         self._catalog = catalog
         self._limits = limits or RequestLimits()
         self._hashes = PromptHashes()
-        self._services = GenerationServices(router, streams, counters, tracing)
+        self._services = GenerationServices(router, streams, counters, tracing, stream_interval)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)

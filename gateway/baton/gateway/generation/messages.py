@@ -39,6 +39,8 @@ class RequestMessages:
             timeout_ms=timeout_ms,
             excluded_worker_ids=excluded,
             num_choices=len(choices),
+            session_id=request.session_id,
+            worker_id=request.worker_id,
         )
 
     def submit(self, choice: Choice, placed: router_pb2.PlaceResponse, timeout_ms: int) -> worker_pb2.SubmitRequest:

@@ -44,6 +44,7 @@ class GenerationServices:
     streams: WorkerStreams
     counters: GenerationCounters
     tracing: GatewayTracing | None = None  # None: tracing is disabled
+    stream_interval: int = 1  # tokens of a delta
     running: set[RunningGeneration] = field(default_factory=set)
 
 
@@ -67,7 +68,7 @@ class RunningGeneration:
         self._choices = choices
         self._services = services
         self._trace = None if services.tracing is None else services.tracing.of(request.traceparent)
-        self.deltas = DeltaBuffer(sink, services.counters.finished_choices)
+        self.deltas = DeltaBuffer(sink, services.counters.finished_choices, services.stream_interval)
         self._runs: dict[int, ChoiceRun] = {}  # by choice, while on a worker
         self._cached: dict[int, int] = {}  # cached tokens by choice
         self._unsettled = len(choices)
@@ -123,6 +124,8 @@ class RunningGeneration:
                 journal.append(choice.index, token_ids[start:end])
                 part = None if logprobs is None else logprobs[start:end]
                 self.deltas.emit(choice.take(token_ids[start:end], part))
+            if start < end == cut:
+                self.deltas.flush(choice.index)
 
     def _replay(self, journal: Journal) -> list[Choice]:
         """Replays the tokens of a resumed stream. Returns the choices that continue."""
@@ -150,6 +153,16 @@ class RunningGeneration:
         self.deltas.close()
         self._note_end()
         self._stop_everything()
+
+    def cancel(self) -> None:
+        if self._stopped or not self._unsettled:
+            return
+        for choice in self._choices:
+            if not choice.finished:
+                self.deltas.emit(choice.end("abort", None))
+        usage = self._usage()
+        self._stop_everything()
+        self._end(usage)
 
     def resume(self) -> None:
         self.deltas.resume()

@@ -13,6 +13,7 @@ _FINISH_REASONS: Mapping[str, types_pb2.FinishReason.ValueType] = {
     "length": types_pb2.FINISH_REASON_LENGTH,
     "tool_calls": types_pb2.FINISH_REASON_TOOL_CALLS,
     "repetition": types_pb2.FINISH_REASON_REPETITION,
+    "abort": types_pb2.FINISH_REASON_ABORT,
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from baton.gateway.access.admin_check import AdminCheck
 from baton.gateway.access.gate import Gate, OpenGate
 from baton.gateway.access.identity import Identity
 from baton.gateway.access.refusals import Refusals
@@ -21,6 +22,7 @@ from baton.gateway.grpc.conversations import ConversationMethods
 from baton.gateway.grpc.field_names import public_field
 from baton.gateway.grpc.responses.calls import ResponseCalls, RpcCall
 from baton.gateway.grpc.resume import begin_stream, find_stream
+from baton.gateway.grpc.server_methods import ServerFacts, ServerMethods
 from baton.gateway.grpc.stream_sink import StreamSink
 from baton.gateway.models.constraints.structured_output import check_constraint
 from baton.gateway.models.sampling import RequestLimits
@@ -28,7 +30,9 @@ from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.responses.conversations.store import ConversationStore
+from baton.gateway.serving.affinity import check_session_name, session_name
 from baton.gateway.serving.reasoning_limit import limit_reasoning
+from baton.gateway.serving.running_requests import RunningRequests
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
 from baton.gateway.tracing.calls import trace_call
 from baton.gateway.tracing.request import GatewayTracing
@@ -47,7 +51,7 @@ class _EncodedPrompt:
     use: ToolUse = field(default_factory=ToolUse)
 
 
-class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.InferenceServiceServicer):
     """Implements InferenceService: takes text, chats or token ids and streams deltas."""
 
     def __init__(
@@ -60,11 +64,17 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         responses: ResponseCalls | None = None,
         trust_templates: bool = False,
         tracing: GatewayTracing | None = None,
+        listen: str = "127.0.0.1:0",
+        running: RunningRequests | None = None,
+        server: ServerFacts | None = None,
     ) -> None:
         self._generator = generator
         self._catalog = catalog
         self._limits = limits or RequestLimits()
         self._gate = gate or OpenGate()
+        self._admin = AdminCheck(self._gate, listen)
+        self._running = running or RunningRequests()
+        self._server = server or ServerFacts()
         self._refusals = Refusals(self._gate)
         self._streams = streams
         self._responses = responses
@@ -149,6 +159,8 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
         call = RpcCall(identity_of(self._gate, context), request.request_id or f"resp-{uuid.uuid4().hex}")
         traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
         call.headers = {b"traceparent": traceparent.encode(errors="replace")}
+        if request.session_id:
+            call.headers = {**call.headers, b"x-session-id": request.session_id.encode()}
         try:
             async with self._refusals.counting(call.identity, request.ByteSize(), lambda: bool(call.limit_headers)):
                 async for event in self._kept.create(call, request, context):
@@ -214,6 +226,9 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             raise InvalidRequest(
                 "invalid request_id; give 1 to 256 visible ASCII characters without spaces", field="request_id"
             )
+        check_session_name(request.session_id, "session_id")
+        if request.worker_id:
+            self._admin.check(identity, {}, "worker_id")
         constraint = request.constraint if request.HasField("constraint") else None
         if constraint is not None:
             check_constraint(constraint)
@@ -242,13 +257,23 @@ class InferenceServicer(ConversationMethods, inference_pb2_grpc.InferenceService
             timeout_ms=request.timeout_ms,
             adapter=request.adapter,
             traceparent=sink.traceparent,
+            session_id=session_name(identity.tenant.name, request.session_id),
+            worker_id=request.worker_id,
             detokenize=not request.skip_detokenize,
             skip_special_tokens=not request.keep_special_tokens,
             output_parsing=output_parsing,
             constraint=constraint,
             journal=sink.journal,
         )
-        admitted = AdmittedGenerator(generator, self._gate, identity, [generation], max_model_len)
+        admitted = AdmittedGenerator(
+            generator,
+            self._gate,
+            identity,
+            [generation],
+            max_model_len,
+            running=self._running,
+            request_ids=(sink.request_id,),
+        )
         try:
             return await admitted.start(generation, sink), admitted
         except BaseException:

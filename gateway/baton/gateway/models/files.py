@@ -37,6 +37,7 @@ class ModelFiles:
     chat_templates: Mapping[str, str]  # by name; "default" is for chats without tools. May be empty
     generation_config: Mapping[str, Any]
     model_type: str  # of config.json; empty: it has none
+    tokenizer_config: Mapping[str, Any]  # of tokenizer_config.json; may be empty
 
 
 def read_model_files(source: str, revision: str = "") -> ModelFiles:
@@ -71,6 +72,7 @@ def read_model_files(source: str, revision: str = "") -> ModelFiles:
         chat_templates={**_chat_templates(made, made_config), **_chat_templates(folder, tokenizer_config)},
         generation_config=_read_json(folder / "generation_config.json"),
         model_type=str(config.get("model_type") or ""),
+        tokenizer_config={**made_config, **tokenizer_config},
     )
 
 

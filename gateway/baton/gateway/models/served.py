@@ -16,7 +16,7 @@ from baton.gateway.models.constraints.tools import check_tools, holds_whole_outp
 from baton.gateway.models.encoding.lanes import PromptLanes
 from baton.gateway.models.encoding.messages import Setup, stamp_of
 from baton.gateway.models.encoding.prompt_encoder import ChatPrompt, PromptEncoder, TextPrompt
-from baton.gateway.models.files import read_chat_template, read_model_files
+from baton.gateway.models.files import ModelFiles, read_chat_template, read_model_files
 from baton.gateway.models.generation_defaults import GenerationFlags, read_defaults
 from baton.gateway.models.prompts.chat_template import ChatTemplate, Message
 from baton.gateway.models.prompts.context_length import COUNTED_TOKENS, context_too_long, too_long_to_count
@@ -62,6 +62,7 @@ class ServedModel:
         template_variables: Mapping[str, Any] | None = None,
         trust_control_tokens: bool = False,
         aliases: Sequence[str] = (),
+        files: ModelFiles | None = None,  # None: the model was not read from files
         setup: Setup | None = None,  # of helper processes that encode long prompts; None: there are none
     ) -> None:
         self.name = name  # the name used by workers and in responses
@@ -70,6 +71,7 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
+        self._files = files
         self.info: types_pb2.ModelInfo | None = None
         encoder = PromptEncoder(tokenizer, template, template_variables, trust_control_tokens)
         self._prompts = PromptLanes(encoder, setup)
@@ -84,6 +86,12 @@ class ServedModel:
         view = copy.copy(self)
         view.owner = owner
         return view
+
+    @property
+    def files(self) -> ModelFiles:
+        """Returns the files that the model was read from."""
+        assert self._files is not None
+        return self._files
 
     def require_info(self) -> types_pb2.ModelInfo:
         """Returns the workers' model info. Raises Unavailable before the first report."""
@@ -237,6 +245,7 @@ def load_served_model(
         defaults=read_defaults(files, defaults or GenerationFlags()),
         template_variables=flags.variables,
         trust_control_tokens=flags.trust_control_tokens,
+        files=replace(files, chat_templates=chat_templates),
         setup=setup,
     )
 

@@ -44,6 +44,7 @@ from baton.gateway.schemas.requests import (
     StreamOptions,
     TokenId,
 )
+from baton.gateway.serving.affinity import PLACING
 from baton.gateway.serving.answer import Answer, StreamAnswer, usage_of
 from baton.gateway.serving.chat import fields_named, rename_field
 from baton.gateway.serving.context import ServingContext
@@ -266,6 +267,7 @@ def token_routes(serving: ServingContext) -> list[Route]:
             TokenGeneration,
             TokenGeneration,
             errors=(400, 404, 408, 413, 429, 500, 503, 504),
+            parameters=PLACING,
         )
     ]
 

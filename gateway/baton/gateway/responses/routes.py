@@ -24,6 +24,7 @@ from baton.gateway.responses.types import (
 )
 from baton.gateway.rest.routing import INCLUDE, Parameter, Route
 from baton.gateway.rest.sse import CONTENT_TYPE
+from baton.gateway.serving.affinity import PLACING
 from baton.rpc.errors import InvalidRequest
 
 PATH = "/v1/responses"
@@ -129,6 +130,7 @@ def responses_routes(service: ResponseService, strict: bool = False) -> list[Rou
             Response,
             ResponseStreamEvent,
             errors=(400, 404, 408, 413, 424, 429, 500, 503, 504),
+            parameters=PLACING,
         ),
         Route(
             "GET",

@@ -63,13 +63,15 @@ class RunningResponse:
         self.failure: Exception | None = None  # the cause of `error`
         self.generation: Generation | None = None
         self.tenant = ""  # the owner
-        self.cut_short = False  # whether the output ended at the token limit
+        self.session = ""  # that later responses of the conversation continue
+        self.cut_short = False  # whether the output ended at the token limit, or was aborted
         self.output = output
         self._meter = meter
         self._settle = settle
         self._spawn = spawn
         self._followers: list[Follower] = []
         self.ended = False  # whether the generation has ended
+        self._aborted = False
         self._emit({"type": "response.created"})
         self._emit({"type": "response.queued" if response.background else "response.in_progress"})
 
@@ -99,7 +101,7 @@ class RunningResponse:
         self.response.usage = _usage_of(usage)
         self._meter.on_done(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         if self.cut_short:
-            self.response.incomplete_details = IncompleteDetails("max_output_tokens")
+            self.response.incomplete_details = IncompleteDetails("aborted" if self._aborted else "max_output_tokens")
         self._end("incomplete" if self.cut_short else "completed")
 
     def on_error(self, error: ServiceError) -> None:
@@ -179,7 +181,8 @@ class RunningResponse:
         for event in self.output.take(delta):
             self._emit(event)
         if delta.finish_reason is not None:
-            self.cut_short = delta.finish_reason == "length"
+            self._aborted = delta.finish_reason == "abort"
+            self.cut_short = delta.finish_reason in ("length", "abort")
             for event in self.output.finish("incomplete" if self.cut_short else "completed"):
                 self._emit(event)
         self._notify_followers()

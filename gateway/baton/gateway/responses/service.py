@@ -54,8 +54,18 @@ class _Prepared:
     items: Sequence[Item]
     context: Sequence[Item]
     conversation_id: str  # empty: no conversation
+    session: str  # of the previous response or the conversation; empty: the response begins one
     names: Mapping[str, ToolName]  # client's tools by the names that the model sees
     plan: McpPlan | None  # None: no MCP server
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What precedes a request's items."""
+
+    items: Sequence[Item] = ()
+    conversation_id: str = ""  # empty: no conversation
+    session: str = ""  # empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +121,9 @@ class ResponseService:
                 with fields_named(FIELDS):
                     prepared = await self._prepare(call, request, model, served, items, requested, sessions)
                     running = self._running(call, prepared, admitted.end)
+                    turn = replace(prepared.turn, session=running.session)
                     generation = generation_of(
-                        serving, call, admitted.request_id, prepared.model, prepared.turn, prepared.token_ids
+                        serving, call, admitted.request_id, prepared.model, turn, prepared.token_ids
                     )
                 if request.background:
                     await self._store.begin(running, prepared.items, prepared.context)
@@ -130,7 +141,7 @@ class ResponseService:
                 running.generation = begun.loop
                 await begun.loop.start(begun.generation, self._store.spawn)
             else:
-                generator = serving.admitted(call, serving.generator, [begun.generation])
+                generator = serving.admitted(call, serving.generator, [begun.generation], running.response.id)
                 running.generation = await generator.start(begun.generation, running)
         except asyncio.CancelledError:
             running.abandon()
@@ -190,8 +201,17 @@ class ResponseService:
         requested: RequestedConstraint | None,
         sessions: McpSessions,
     ) -> _Prepared:
-        context, conversation_id = await self._context(call, request)
-        prepared = partial(_Prepared, request, model, items=items, context=context, conversation_id=conversation_id)
+        before = await self._context(call, request)
+        context = before.items
+        prepared = partial(
+            _Prepared,
+            request,
+            model,
+            items=items,
+            context=context,
+            conversation_id=before.conversation_id,
+            session=before.session,
+        )
         servers, _ = requested_servers(request.tools, self._mcp)
         plan = None
         if servers:
@@ -203,16 +223,16 @@ class ResponseService:
         fitting = await self._fitter.fit(model, request, turn, [*context, *items])
         return prepared(fitting.turn, fitting.token_ids, names=served.names, plan=plan)
 
-    async def _context(self, call: Call, request: ResponsesRequest) -> tuple[Sequence[Item], str]:
-        """Returns the items before the request's, and the conversation's id if there is one."""
+    async def _context(self, call: Call, request: ResponsesRequest) -> _Context:
         if request.previous_response_id:
             previous = await self.find(call.identity, request.previous_response_id, "previous_response_id")
-            return _context_after(previous), ""
+            return _Context(_context_after(previous), session=previous.session or previous.response.id)
         conversation_id = conversation_of(request)
         if not conversation_id:
-            return (), ""
+            return _Context()
         tenant = call.identity.tenant.name
-        return await self.conversations.items(tenant, conversation_id, "conversation", for_more=True), conversation_id
+        items = await self.conversations.items(tenant, conversation_id, "conversation", for_more=True)
+        return _Context(items, conversation_id, session=conversation_id)
 
     def _running(self, call: Call, prepared: _Prepared, end_admission: Callable[[], None]) -> RunningResponse:
         request, turn = prepared.request, prepared.turn
@@ -237,6 +257,7 @@ class ResponseService:
             store.spawn,
         )
         running.tenant = call.identity.tenant.name
+        running.session = prepared.session or (response_id if running.response.store else "")
         if prepared.plan is not None:
             running.show(prepared.plan.show(running.output), begin=False)
         return running

@@ -49,7 +49,13 @@ class ResponseStore:
         response_id = running.response.id
         await self._beat([response_id])
         await self._save(
-            StoredResponse(response=running.response, input=list(items), context=list(context), tenant=running.tenant)
+            StoredResponse(
+                response=running.response,
+                input=list(items),
+                context=list(context),
+                tenant=running.tenant,
+                session=running.session,
+            )
         )
         self._background[response_id] = running
         self._idle.clear()
@@ -67,6 +73,7 @@ class ResponseStore:
             context=list(context),
             events=events,
             tenant=running.tenant,
+            session=running.session,
         )
         try:
             await self._save(stored)

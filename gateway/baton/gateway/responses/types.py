@@ -223,3 +223,4 @@ class StoredResponse(Struct, kw_only=True):
     context: list[dict[str, Any]]  # earlier items, from previous responses
     events: list[str] | None = None  # the whole stream, if it can be streamed again
     tenant: str = ""  # the owner
+    session: str = ""  # name of the session that the response belongs to; empty: stored by an earlier version

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs, parse_qsl
 
 from baton.gateway.rest.routing import API_VERSION, Parameter, Route
 from baton.rpc.errors import InvalidRequest
@@ -23,6 +23,11 @@ def check_query(route: Route, query: str) -> list[str]:
     known = [*(one for one in route.parameters if one.place == "query"), API_VERSION]
     found = [_named(name, known, route) for name, _ in pairs]
     return list(dict.fromkeys(one.name for one in found if one.ignored))
+
+
+def last_value(query: str, name: str) -> str | None:
+    """Returns the parameter's last value, or None."""
+    return parse_qs(query, max_num_fields=_MAX_PARAMETERS).get(name, [None])[-1]
 
 
 def _named(name: str, known: Sequence[Parameter], route: Route) -> Parameter:

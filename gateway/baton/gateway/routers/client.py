@@ -19,7 +19,7 @@ from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.routers.link import NotPlaced, RouterLink
 from baton.gateway.routers.placer import Placed
 from baton.rpc.channel import Dial
-from baton.rpc.errors import ServiceError, Unavailable, error_from_rpc, problem_of
+from baton.rpc.errors import NotFound, ServiceError, Unavailable, error_from_rpc, problem_of
 from baton.v1 import router_pb2, types_pb2
 
 _log = logging.getLogger(__name__)
@@ -240,7 +240,8 @@ class RouterClient:
         Raises a final refusal.
         """
         refusal = failed.error
-        if refusal.code not in _TRANSIENT:
+        names_no_worker = isinstance(refusal, NotFound) and refusal.field == "worker_id"
+        if refusal.code not in _TRANSIENT or names_no_worker:
             self._counters.placement_failures += 1
             raise refusal from failed
         self._avoid(router)

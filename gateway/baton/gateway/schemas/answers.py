@@ -210,6 +210,23 @@ class Completion(Struct, kw_only=True):
     usage: Usage | None = None
 
 
+class ModelPermission(Struct, kw_only=True):
+    """What clients may do with a model, in OpenAI's older form."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(Struct, kw_only=True):
     """A model under one of its names; `root` is the first name."""
 
@@ -219,7 +236,7 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "baton"
     root: str
     parent: str | None = None
-    permission: list[dict[str, str]] = msgspec.field(default_factory=list)  # always empty: clients expect a list
+    permission: list[ModelPermission]
     max_model_len: int | None
     tool_call_parser: str  # "none": tool calls stay text
     reasoning_parser: str

@@ -39,6 +39,9 @@ class ForeignFields(Struct, kw_only=True):
     no_stop_trim: bool | None = None  # include_stop_str_in_output
     enable_thinking: bool | None = None  # sets it in chat_template_kwargs
     thinking_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # thinking_token_budget
+    # Names of the request's session, the first before the second. Requests of a session prefer one worker.
+    prompt_cache_key: str | None = None
+    user: str | None = None
     # Fields that change sampling or the model.
     lora_path: Annotated[str | list[str | None] | None, REFUSED] = None
     lora: Annotated[list[dict[str, Any]] | None, REFUSED] = None
@@ -66,9 +69,7 @@ class ForeignFields(Struct, kw_only=True):
     # Fields that affect how an output is produced, not its content.
     prediction: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     service_tier: Annotated[str | None, NO_EFFECT] = None
-    user: Annotated[str | None, NO_EFFECT] = None
     safety_identifier: Annotated[str | None, NO_EFFECT] = None
-    prompt_cache_key: Annotated[str | None, NO_EFFECT] = None
     prompt_cache_retention: Annotated[str | None, NO_EFFECT] = None
     client_metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     verbosity: Annotated[str | None, NO_EFFECT] = None

@@ -36,6 +36,7 @@ class ChatTurn:
     include_reasoning: bool = True
     reasoning_budget: int | None = None  # tokens; None: no limit
     requested: RequestedConstraint | None = None  # replaces the constraint of `fields`
+    session: str = ""  # the client's name of its session; empty: the field `user`
     must_limit_reasoning: bool = False  # False: ignore the budget if the gateway cannot end the model's reasoning
 
 
@@ -105,5 +106,14 @@ def generation_of(
     )
     form = (output_parsing, requested, turn.tools)
     return serving.generation_request(
-        call, request_id, model, turn.fields, token_ids, sampling, stop, *form, holds_logprobs=True
+        call,
+        request_id,
+        model,
+        turn.fields,
+        token_ids,
+        sampling,
+        stop,
+        *form,
+        holds_logprobs=True,
+        session=turn.session,
     )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from baton.gateway.access.admin_check import AdminCheck
 from baton.gateway.access.gate import Gate, OpenGate, Permit
 from baton.gateway.access.identity import Identity
 from baton.gateway.bodies.thread import BodyThread
@@ -28,7 +29,9 @@ from baton.gateway.rest.sse import Envelope
 from baton.gateway.resume.journal import Journal, StreamHead
 from baton.gateway.schemas.requests import GenerationFields
 from baton.gateway.serving.admission import ConcurrencyLimiter
+from baton.gateway.serving.affinity import session_of, worker_of
 from baton.gateway.serving.answer_size import limit_logprobs, most_logprobs
+from baton.gateway.serving.running_requests import RunningRequests
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model
 from baton.gateway.version import VERSION
 from baton.rpc.errors import ServiceError
@@ -76,6 +79,7 @@ class ServingContext:
     gate: Gate = field(default_factory=OpenGate)
     streams: StreamStore | None = None  # None: streams are not resumable
     bodies: BodyThread = field(default_factory=BodyThread)
+    running: RunningRequests = field(default_factory=RunningRequests)
 
     @contextmanager
     def counting_rejections(self) -> Iterator[None]:
@@ -111,15 +115,23 @@ class ServingContext:
         penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
         return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
 
-    def admitted(self, call: Call, generator: Generator, requests: Sequence[GenerationRequest]) -> AdmittedGenerator:
-        """Returns a generator that applies the tenant's limits and sets the response's limit headers."""
+    def admitted(
+        self, call: Call, generator: Generator, requests: Sequence[GenerationRequest], answer_id: str = ""
+    ) -> AdmittedGenerator:
+        """Returns a generator that applies the tenant's limits and sets the response's limit headers.
+
+        `answer_id` is another name of the request.
+        """
 
         def note(permit: Permit) -> None:
             call.limit_headers = permit.headers(speaks_anthropic(call.path))
 
         info = self.catalog.get(requests[0].model).info
         max_model_len = 0 if info is None else info.max_model_len
-        admitted = AdmittedGenerator(generator, self.gate, call.identity, requests, max_model_len, note)
+        names = (call.request_id, answer_id)
+        admitted = AdmittedGenerator(
+            generator, self.gate, call.identity, requests, max_model_len, note, self.running, names
+        )
         call.on_end.append(lambda _: admitted.close())
         return admitted
 
@@ -136,8 +148,12 @@ class ServingContext:
         requested: RequestedConstraint | None = None,
         use: ToolUse | None = None,
         holds_logprobs: bool = False,
+        session: str = "",
     ) -> GenerationRequest:
-        """Returns one prompt's request to the generator. `holds_logprobs`: kept as objects until the response ends."""
+        """Returns one prompt's request to the generator.
+
+        `holds_logprobs`: kept as objects until the response ends. `session` goes before the field `user`.
+        """
         constraint = None if requested is None else requested.constraint
         if requested is not None and output_parsing is not None:
             constraint = model.constraint(requested.constraint, requested.field, use or ToolUse(), prompt_token_ids)
@@ -156,6 +172,8 @@ class ServingContext:
             cache_salt=fields.cache_salt or "",
             timeout_ms=int(self.config.request_timeout * 1000),
             traceparent=call.headers.get(b"traceparent", b"").decode("latin-1"),
+            session_id=session_of(call, fields.prompt_cache_key, session, fields.user),
+            worker_id=worker_of(call, AdminCheck(self.gate, self.config.rest_listen)),
             skip_special_tokens=fields.skip_special_tokens is not False,
             output_parsing=output_parsing,
             constraint=constraint,

@@ -10,6 +10,7 @@ from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.gateway.core import Generation, GenerationRequest, Generator, Sink, Usage
 from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.serving.running_requests import RunningRequest, RunningRequests
 from baton.rpc.errors import NotFound
 
 
@@ -46,6 +47,8 @@ class AdmittedGenerator:
         requests: Sequence[GenerationRequest],
         max_model_len: int,
         on_permit: Callable[[Permit], None] | None = None,
+        running: RunningRequests | None = None,
+        request_ids: Sequence[str] = (),
     ) -> None:
         self._inner = inner
         self._gate = gate
@@ -53,6 +56,8 @@ class AdmittedGenerator:
         self._requests = requests
         self._max_model_len = max_model_len
         self._on_permit = on_permit
+        self._running = RunningRequests() if running is None else running
+        self._request_ids = request_ids  # the client's names of the request
         self._permit: Permit | None = None
         self._num_open = 1
         self._closed = False
@@ -61,7 +66,7 @@ class AdmittedGenerator:
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         self._num_open += 1
-        part = _Part(self)
+        part = _Part(self, self._running.add(self._identity.tenant.name, *self._request_ids))
         try:
             if self._permit is None:
                 tenant = self._identity.tenant
@@ -70,7 +75,9 @@ class AdmittedGenerator:
                 )
                 if self._on_permit is not None:
                     self._on_permit(self._permit)
-            return await self._inner.start(_as_tenants(request, self._identity.tenant, part.end), sink)
+            generation = await self._inner.start(_as_tenants(request, self._identity.tenant, part.end), sink)
+            part.running.started(generation)
+            return generation
         except BaseException:
             part.end(None)
             raise
@@ -99,12 +106,14 @@ class AdmittedGenerator:
 class _Part:
     """Reports the end of one generation once."""
 
-    __slots__ = ("_whole",)
+    __slots__ = ("_whole", "running")
 
-    def __init__(self, whole: AdmittedGenerator) -> None:
+    def __init__(self, whole: AdmittedGenerator, running: RunningRequest) -> None:
         self._whole: AdmittedGenerator | None = whole
+        self.running = running
 
     def end(self, usage: Usage | None) -> None:
+        self.running.end()
         whole, self._whole = self._whole, None
         if whole is not None:
             whole.part_ended(usage)

@@ -1,25 +1,20 @@
-"""Operations on workers over HTTP, under vLLM's names, for keys with the admin scope.
-
-A gateway without keys allows them only if it listens on loopback, and never from web pages (requests with an Origin).
-"""
+"""Operations on workers over HTTP, under vLLM's names, for keys with the admin scope."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 
-from baton.gateway.access.gate import OpenGate
+from baton.gateway.access.admin_check import AdminCheck
 from baton.gateway.access.identity import Scope
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.rest.routing import Parameter, Route
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.context import ServingContext
-from baton.rpc.address import split_address
-from baton.rpc.errors import InvalidRequest, PermissionDenied
+from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2 as pb
 
 _SLEEP_TAGS = ("kv_cache", "weights")  # asleep at level 1; at level 2
@@ -105,8 +100,7 @@ class AdminRoutes:
 
     def __init__(self, serving: ServingContext, fleet: FleetControl) -> None:
         self._fleet = fleet
-        self._needs_keys = isinstance(serving.gate, OpenGate) and not _is_loopback(serving.config.rest_listen)
-        self._is_open = isinstance(serving.gate, OpenGate)
+        self._access = AdminCheck(serving.gate, serving.config.rest_listen)
 
     async def drain(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /drain: the worker takes no new requests."""
@@ -204,12 +198,7 @@ class AdminRoutes:
         """Returns a route handler that checks access before the method runs."""
 
         def handle(exchange: Exchange) -> Coroutine[None, None, None]:
-            if self._needs_keys:
-                raise PermissionDenied(
-                    "this gateway has no API keys and listens beyond loopback; start it with --api-keys to use this"
-                )
-            if self._is_open and b"origin" in exchange.headers:
-                raise PermissionDenied("web pages may not use this on a gateway without API keys")
+            self._access.check_place(exchange.headers)
             return method(exchange, parse_qs(exchange.query))
 
         return handle
@@ -342,13 +331,3 @@ def _timeout_ms(query: Query, default: float = _PAUSE_SECONDS) -> int:
 
 def _seconds(timeout_ms: int) -> float:
     return (timeout_ms / 1000 or _PAUSE_SECONDS) + _CALL_SECONDS
-
-
-def _is_loopback(listen: str) -> bool:
-    host, _ = split_address(listen, "rest_listen")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from hashlib import blake2b
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -15,7 +16,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.rest.routing import Parameter, Route
 from baton.gateway.schemas import answers
-from baton.gateway.schemas.answers import ModelCard, ModelList
+from baton.gateway.schemas.answers import ModelCard, ModelList, ModelPermission
 from baton.gateway.serving.tenancy import allowed_model, allowed_models
 from baton.gateway.system.anthropic_models import PARAMETERS, AnthropicModel, AnthropicModelList, page_of
 from baton.rpc.errors import InvalidRequest
@@ -65,6 +66,7 @@ class Models:
             id=name,
             created=self._created,
             root=model.name,
+            permission=[ModelPermission(id=_permission_id(name), created=self._created)],
             max_model_len=_max_model_len(model),
             tool_call_parser=model.output_format.tools_choice.name,
             reasoning_parser=model.output_format.reasoning_choice.name,
@@ -103,6 +105,11 @@ def model_routes(catalog: ModelCatalog) -> list[Route]:
             ids=".*[^/]",
         ),
     ]
+
+
+def _permission_id(name: str) -> str:
+    """Returns an id that is the same at every gateway."""
+    return f"modelperm-{blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 def _max_model_len(model: ServedModel) -> int | None:

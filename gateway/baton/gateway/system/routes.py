@@ -17,10 +17,12 @@ from baton.gateway.fields.validation import check_template, check_variables
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.rest.routing import Route
 from baton.gateway.schemas.answers import DetokenizeResponse, Readiness, ServerLoad, TokenizeResponse, Version
 from baton.gateway.schemas.requests import DetokenizeRequest, TokenizeRequest
 from baton.gateway.serving.tenancy import allowed_model
 from baton.gateway.system.docs_page import DOCS_PAGE
+from baton.gateway.system.openapi import ApiDescription
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
 
@@ -122,7 +124,7 @@ class Status:
 
 
 class Description:
-    """Handles GET /openapi.json and /docs."""
+    """Handles GET /openapi.json, /docs and /redoc."""
 
     def __init__(self, document: Callable[[], bytes]) -> None:
         self._document = cache(document)
@@ -135,6 +137,17 @@ class Description:
         """Handles GET /docs."""
         headers = {"content-security-policy": "default-src 'self' 'unsafe-inline'"}
         exchange.respond(200, DOCS_PAGE, "text/html; charset=utf-8", headers=headers)
+
+
+def description_routes(document: Callable[[], bytes]) -> list[Route]:
+    """Returns the routes of the API's description, which is made when it is first asked for."""
+    description = Description(document)
+    page = "This API as a page for people."
+    return [
+        Route("GET", "/openapi.json", description.openapi, "This document.", response=ApiDescription, scope=None),
+        Route("GET", "/docs", description.docs, page, content_type="text/html", scope=None),
+        Route("GET", "/redoc", description.docs, "As /docs.", content_type="text/html", scope=None),
+    ]
 
 
 async def _encode(model: ServedModel, request: TokenizeRequest, chat: list[dict[str, Any]]) -> list[int]:

@@ -17,7 +17,7 @@ from baton.router.placement.worker_snapshot import WorkerSnapshot, snapshot_of
 from baton.router.requests.in_flight import InFlight
 from baton.router.requests.placed_adapters import PlacedAdapters
 from baton.router.requests.sessions import LastPlace, Sessions
-from baton.rpc.errors import Unavailable
+from baton.rpc.errors import NotFound, Unavailable
 from baton.v1 import router_pb2, types_pb2
 
 _NO_WORKER_RETRY_MS = 1000
@@ -75,6 +75,8 @@ class Snapshots:
             usable = Usable(views, refused, sum([view.can_decode for view in views]), has_prefills)
             if not excluded:
                 self._usable[model.name] = (self._fleet.version, model, usable)
+        if request.worker_id:
+            return _only(request.worker_id, usable, model)
         if not usable.num_decodes:
             reasons = "; ".join(f"{worker_id} {reason}" for worker_id, reason in sorted(usable.refused.items()))
             raise Unavailable(
@@ -98,7 +100,7 @@ class Snapshots:
         session = self._sessions.find(request.session_id, now) if request.session_id else None
         fallback = self._learnt.fleet_rates(model.digest, views, now)
         most = (request.num_prompt_tokens - 1) // model.block_size  # the last token is always computed
-        if request.adapter or self._in_flight.has_less_urgent(request.priority):
+        if request.adapter or request.worker_id or self._in_flight.has_less_urgent(request.priority):
             return [self._snapshot(view, request, hashes, held, coming, session, most, fallback, now) for view in views]
         cache = self._cache(model.name)
         cache.update(views, fallback, now)
@@ -208,3 +210,23 @@ class Snapshots:
             if worker is not None and worker.alive and worker.alive_since > last.placed:
                 excluded.discard(worker_id)
         return excluded
+
+
+def _only(worker_id: str, usable: Usable, model: types_pb2.ModelInfo) -> Usable:
+    """Returns the workers for a request that only one worker may decode. Raises NotFound, Unavailable."""
+    views = [view for view in usable.views if view.worker_id == worker_id or not view.can_decode]
+    if any(view.worker_id == worker_id and view.can_decode for view in views):
+        return usable._replace(views=views, num_decodes=1)
+    if worker_id in usable.refused:
+        raise Unavailable(
+            f"worker {worker_id!r} {usable.refused[worker_id]}",
+            field="worker_id",
+            phase=types_pb2.PHASE_PLACEMENT,
+            worker_id=worker_id,
+            retry_after_ms=_NO_WORKER_RETRY_MS,
+        )
+    names = ", ".join(sorted(view.worker_id for view in usable.views if view.can_decode)) or "none"
+    raise NotFound(
+        f"worker_id is {worker_id!r}; the live workers that decode for model {model.name!r} are: {names}",
+        field="worker_id",
+    )

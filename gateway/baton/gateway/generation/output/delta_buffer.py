@@ -60,13 +60,17 @@ class _Merged:
 class DeltaBuffer:
     """Passes on each choice's deltas in order, then the end. Does nothing once closed.
 
-    `finished` counts the finished choices by reason.
+    `finished` counts the finished choices by reason. Deltas are gathered until they have `interval` tokens; each
+    choice's first one is passed on at once.
     """
 
-    __slots__ = ("_end", "_finished", "_held", "_sink", "closed")
+    __slots__ = ("_begun", "_end", "_finished", "_gathered", "_held", "_interval", "_sink", "closed")
 
-    def __init__(self, sink: Sink, finished: Counter[str] | None = None) -> None:
+    def __init__(self, sink: Sink, finished: Counter[str] | None = None, interval: int = 1) -> None:
         self._sink = sink
+        self._interval = interval
+        self._begun: set[int] = set()  # choices whose first delta was passed on
+        self._gathered: dict[int, _Merged] = {}  # deltas of fewer than `interval` tokens by choice
         self._finished = Counter() if finished is None else finished
         self._held: dict[int, deque[_Merged]] = {}  # merged deltas by choice
         self._end: Usage | ServiceError | None = None
@@ -78,6 +82,27 @@ class DeltaBuffer:
             return
         if delta.finish_reason is not None:
             self._finished[delta.finish_reason] += 1
+        if self._interval == 1:
+            self._pass(delta)
+        elif delta.index not in self._begun:
+            self._begun.add(delta.index)
+            self._pass(delta)
+        else:
+            self._gather(delta)
+
+    def flush(self, index: int) -> None:
+        """Passes on what was gathered of a choice."""
+        gathered = self._gathered.pop(index, None)
+        if gathered is not None:
+            self._pass(gathered.delta(index))
+
+    def _gather(self, delta: Delta) -> None:
+        gathered = self._gathered.setdefault(delta.index, _Merged())
+        gathered.add(delta)
+        if delta.finish_reason is not None or len(gathered.token_ids) >= self._interval:
+            self.flush(delta.index)
+
+    def _pass(self, delta: Delta) -> None:
         if not self._held and self._sink.writable:
             self._sink.on_delta(delta)
         else:
@@ -89,6 +114,8 @@ class DeltaBuffer:
     def end(self, end: Usage | ServiceError) -> None:
         """Passes the end on, after all held deltas."""
         if self._end is None:
+            for index in tuple(self._gathered):
+                self.flush(index)
             self._end = end
             self.resume()
 
@@ -112,3 +139,4 @@ class DeltaBuffer:
         """Drops held deltas after the client disconnected."""
         self.closed = True
         self._held.clear()
+        self._gathered.clear()

@@ -95,6 +95,10 @@ class ToolLoop:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
+    def cancel(self) -> None:
+        if self._generation is not None:
+            self._generation.cancel()
+
     def resume(self) -> None:
         if self._generation is not None:
             self._generation.resume()
