@@ -9,8 +9,10 @@ from baton.gateway.anthropic.routes import anthropic_routes
 from baton.gateway.batches.batch_routes import routes_without_store
 from baton.gateway.batches.batching import Batching
 from baton.gateway.console.routes import console_routes
+from baton.gateway.openai.batched_chat import batched_chat_routes
 from baton.gateway.openai.chat import ChatCompletions
 from baton.gateway.openai.completions import Completions
+from baton.gateway.openai.rendering.routes import rendering_routes
 from baton.gateway.openai.stored_chats.routes import stored_chat_routes
 from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.openai.token_generate import token_routes
@@ -28,6 +30,7 @@ from baton.gateway.serving.affinity import PLACING
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.system.aborts import abort_routes
 from baton.gateway.system.admin import admin_routes
+from baton.gateway.system.invocations import invocation_routes
 from baton.gateway.system.models import model_routes
 from baton.gateway.system.openapi import openapi_document
 from baton.gateway.system.routes import Status, Tokens, description_routes
@@ -56,6 +59,7 @@ def rest_routes(
         api += _text_routes(serving, store)
         strict = config.strict_fields
         api += batching.routes(api, serving.bodies, strict) if batching is not None else routes_without_store()
+    api += invocation_routes(serving, api)
     system = [
         *_system_routes(serving, missing),
         *server_info_routes(serving),
@@ -76,6 +80,8 @@ def _text_routes(serving: ServingContext, store: ResponseStore) -> list[Route]:
     return [
         *_api_routes(serving, chats),
         *_tokenization_routes(serving),
+        *batched_chat_routes(serving),
+        *rendering_routes(serving),
         *stored_chat_routes(chats, serving.catalog.primary_name, serving.bodies, strict),
         *responses_routes(service, strict),
         *conversation_routes(service.conversations, serving.bodies, strict),

@@ -19,6 +19,7 @@ from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.gateway.routers.placer import Placer
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.prompt_hashes import PromptHashes
+from baton.v1 import types_pb2
 
 
 class WorkerGenerator:
@@ -60,6 +61,17 @@ class WorkerGenerator:
 
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:
     """Returns one choice of a request, before its first token."""
+    return output_of(index, request, resolved.stop_ids, resolved.sampling, model)
+
+
+def output_of(
+    index: int,
+    request: GenerationRequest,
+    stop_ids: frozenset[int],
+    sampling: types_pb2.SamplingParams,
+    model: ServedModel,
+) -> Choice:
+    """Returns one choice that ends at these tokens, with the log-probabilities that `sampling` asks for."""
     include_stop = request.stop.include_stop_str_in_output
     output_parsing = request.output_parsing if request.detokenize else None
     detokenizer = (
@@ -73,14 +85,14 @@ def make_choice(index: int, request: GenerationRequest, resolved: ResolvedReques
     )
     name_logprobs = logprob_namer(model.tokenizer)
     # All choices share the prompt, so only the first one requests its log-probabilities.
-    asks = index == 0 and resolved.sampling.HasField("prompt_logprobs")
+    asks = index == 0 and sampling.HasField("prompt_logprobs")
     return Choice(
         index=index,
         detokenizer=detokenizer,
         stops=StopStrings(request.stop.stop, include_in_output=include_stop) if request.stop.stop else None,
-        stop_ids=resolved.stop_ids,
+        stop_ids=stop_ids,
         include_stop=include_stop,
-        name_logprobs=name_logprobs if resolved.sampling.HasField("logprobs") else None,
+        name_logprobs=name_logprobs if sampling.HasField("logprobs") else None,
         parser=output_parsing.new_parser() if output_parsing is not None else None,
         prompt_logprobs=PromptLogprobParts(request.prompt_token_ids, name_logprobs) if asks else None,
         repetition=detector_of(request.stop),

@@ -1,53 +1,27 @@
-"""POST /v1/chat/completions: reads and validates requests. chat_answer.py writes the responses."""
+"""POST /v1/chat/completions. chat_request.py validates the requests, and chat_answer.py writes the responses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from baton.gateway.bodies.decoder import BodyDecoder
-from baton.gateway.fields.adopted import adopt, requested_constraint
 from baton.gateway.fields.chat import (
     chat_num_logprobs,
-    check_chat,
-    check_chat_size,
-    template_messages,
-    template_variables,
 )
-from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
 from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
-from baton.gateway.fields.tools import fields_of, tool_use_of
-from baton.gateway.fields.unserved_tools import skip_tools
-from baton.gateway.fields.validation import check_context, check_for_model, check_template
+from baton.gateway.fields.validation import check_context
 from baton.gateway.http.exchange import Exchange
-from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.chat_answer import ChatDocument, ChatShape, ChatStream
 from baton.gateway.openai.chat_parsed import ParsedChatDocument, ParsedChatStream
+from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
 from baton.gateway.openai.logprobs import form_of
 from baton.gateway.openai.stored_chats.store import ChatStore
-from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import ChatCompletionRequest
 from baton.gateway.serving.answer_size import check_echo
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.serving.reasoning_limit import limit_reasoning
-from baton.rpc.errors import ServiceError
-
-# Maps the generator's field names to those of chats.
-_FIELDS = {"prompt": "messages", "logprobs": "top_logprobs"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A validated request."""
-
-    request: ChatCompletionRequest
-    use: ToolUse
-    requested: RequestedConstraint | None
-    model: ServedModel
-    messages: list[dict[str, Any]]  # in the form that the template expects
 
 
 class ChatCompletions:
@@ -67,7 +41,7 @@ class ChatCompletions:
             n = request.n or 1
             request_id = serving.admit(exchange, request, n)
             check_echo(n * len(_echoed(request)) if request.echo else 0)
-            token_ids = truncated(await _encode(checked), request, info.max_model_len)
+            token_ids = truncated(await encoded_chat(checked), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
             sampling = sampling_of(request, chat_num_logprobs(request))
             limit_reasoning(sampling, model, token_ids, request.thinking_token_budget)
@@ -84,37 +58,21 @@ class ChatCompletions:
         fields = (exchange, meter, envelope, await _shape_of(request, model, token_ids))
         answer = _FORMS[bool(request.stream), output_parsing is not None](*fields)
         if request.store and self._store is not None:
-            document = _DOCUMENTS[output_parsing is not None](*fields)
+            document = DOCUMENTS[output_parsing is not None](*fields)
             tenant = exchange.identity.tenant.name
             answer.recorder = self._store.recorder(tenant, document, request.messages, request.metadata)
         if request.functions:
             answer.field_names = {"tools": "functions"}
         await answer.run(serving.admitted(exchange, serving.generator_for(request), [generation]), [generation])
 
-    def _check(self, exchange: Exchange) -> _Checked:
-        """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
-        config = self._serving.config
-        request = self._decoder.read(exchange)
-        exchange.ignore([*adopt(request), *skip_tools(request)])
-        drop_neutral(request)
-        drop_neutral_choices(request)
-        check_chat(request, config.max_choices, config.max_logprobs)
-        check_template(request.chat_template, config.trust_request_chat_template)
-        use = tool_use_of(request)
-        requested = requested_constraint(request, use)
-        model = self._serving.model(exchange, request.model)
-        info = model.require_info()
-        check_for_model(request, info)
-        check_chat_size(request.messages, info.max_model_len, len(use.tools))
-        with fields_of(request):
-            model.check_tools(use)
-        return _Checked(request, use, requested, model, template_messages(request.messages))
+    def _check(self, exchange: Exchange) -> CheckedChat:
+        return checked_chat(self._serving, exchange, self._decoder.read(exchange))
 
 
 # Documents by whether reasoning or calls are parsed from the output, and forms by (streamed, parsed).
-_DOCUMENTS: Mapping[bool, type[ChatDocument]] = {False: ChatDocument, True: ParsedChatDocument}
+DOCUMENTS: Mapping[bool, type[ChatDocument]] = {False: ChatDocument, True: ParsedChatDocument}
 _FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
-    **{(False, is_parsed): form for is_parsed, form in _DOCUMENTS.items()},
+    **{(False, is_parsed): form for is_parsed, form in DOCUMENTS.items()},
     (True, False): ChatStream,
     (True, True): ParsedChatStream,
 }
@@ -142,25 +100,3 @@ def _echoed(request: ChatCompletionRequest) -> str:
     if isinstance(last.content, str):
         return last.content
     return "\n".join(str(part["text"]) for part in last.content or () if isinstance(part.get("text"), str))
-
-
-async def _encode(checked: _Checked) -> list[int]:
-    request, use = checked.request, checked.use
-    continues_last = bool(request.continue_final_message)
-    add_prompt = request.add_generation_prompt
-    try:
-        return await checked.model.encode_chat(
-            checked.messages,
-            add_generation_prompt=not continues_last if add_prompt is None else add_prompt,
-            continue_final_message=continues_last,
-            # Without tools in the prompt, a model calls none.
-            tools=[tool.for_template() for tool in use.tools] if use.active else None,
-            documents=request.documents,
-            variables=template_variables(request),
-            add_special_tokens=bool(request.add_special_tokens),
-            template=request.chat_template,
-            whole=request.truncate_prompt_tokens is not None,
-        )
-    except ServiceError as error:
-        error.field = _FIELDS.get(error.field, error.field)
-        raise

@@ -25,7 +25,7 @@ class ChatShape:
     num_choices: int
     num_prompt_tokens: int
     logprobs: LogprobForm | None = None  # None: without log-probabilities
-    prompt_token_ids: list[int] | None = None  # if given, choices have token ids too
+    prompt_token_ids: list[int] | None = None  # if given, choices have token ids too; empty: choices alone
     prompt_text: str | None = None
     prompt_logprobs: bool = False  # documents only
     echo: str = ""  # text before every choice's output
@@ -189,7 +189,7 @@ class ChatDocument(Answer):
             choices=[self._choice(index) for index in range(len(self._texts))],
             system_fingerprint=envelope.system_fingerprint,
             usage=usage,
-            prompt_token_ids=UNSET if shape.prompt_token_ids is None else shape.prompt_token_ids,
+            prompt_token_ids=shape.prompt_token_ids or UNSET,
             prompt_text=UNSET if shape.prompt_text is None else shape.prompt_text,
             prompt_logprobs=prompt_logprobs(prompt) if shape.prompt_logprobs else UNSET,
         )

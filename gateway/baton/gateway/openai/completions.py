@@ -32,7 +32,7 @@ _ID_CHARS = 6  # characters per token id in JSON
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
+class CheckedCompletion:
     """A validated request."""
 
     request: CompletionRequest
@@ -56,7 +56,7 @@ class Completions:
             info = model.require_info()
             n = request.best_of or request.n or 1
             request_id = serving.admit(exchange, request, n * len(sources))
-            prompts = await _encode_all(model, request, sources, n)
+            prompts = await encode_all(model, request, sources, n)
         form = _form_of(request, prompts)
         answer = self._answer(exchange, model, request, form)
         sampling = sampling_of(request, request.logprobs)
@@ -82,21 +82,8 @@ class Completions:
             generations = limit_logprobs(generations, info.max_model_len)
         await answer.run(serving.admitted(exchange, serving.generator_for(request), generations), generations)
 
-    def _check(self, exchange: Exchange) -> _Checked:
-        """Reads and validates the request; runs on another thread if it is large. Raises ServiceError."""
-        config = self._serving.config
-        request = self._decoder.read(exchange)
-        exchange.ignore(adopt(request))
-        drop_neutral(request)
-        check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
-        requested = requested_constraint(request)
-        model = self._serving.model(exchange, request.model)
-        info = model.require_info()
-        check_for_model(request, info)
-        sources = prompts_of(request)
-        if len(sources) > 1:  # a single prompt that is too long has its own error
-            _check_sum(sum(_fewest_tokens(model, source) for source in sources), _most_tokens(info))
-        return _Checked(request, requested, model, sources)
+    def _check(self, exchange: Exchange) -> CheckedCompletion:
+        return checked_completion(self._serving, exchange, self._decoder.read(exchange))
 
     def _answer(
         self, exchange: Exchange, model: ServedModel, request: CompletionRequest, form: CompletionForm
@@ -105,6 +92,22 @@ class Completions:
         meter = self._serving.meter(exchange, form.num_choices)
         kind = CompletionStream if request.stream else CompletionDocument
         return kind(exchange, meter, envelope, form)
+
+
+def checked_completion(serving: ServingContext, exchange: Exchange, request: CompletionRequest) -> CheckedCompletion:
+    """Returns the validated request; runs on another thread if it is large. Raises ServiceError."""
+    config = serving.config
+    exchange.ignore(adopt(request))
+    drop_neutral(request)
+    check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
+    requested = requested_constraint(request)
+    model = serving.model(exchange, request.model)
+    info = model.require_info()
+    check_for_model(request, info)
+    sources = prompts_of(request)
+    if len(sources) > 1:  # a single prompt that is too long has its own error
+        _check_sum(sum(_fewest_tokens(model, source) for source in sources), _most_tokens(info))
+    return CheckedCompletion(request, requested, model, sources)
 
 
 def _check_sum(num_tokens: int, most: int) -> None:
@@ -129,7 +132,7 @@ def _form_of(request: CompletionRequest, prompts: list[EncodedPrompt]) -> Comple
     )
 
 
-async def _encode_all(
+async def encode_all(
     model: ServedModel, request: CompletionRequest, sources: Sequence[Prompt], n: int
 ) -> list[EncodedPrompt]:
     """Encodes the prompts. Raises InvalidRequest for too many tokens, including those that truncation drops."""

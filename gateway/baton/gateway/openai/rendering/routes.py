@@ -1,0 +1,41 @@
+"""The routes that turn texts into token ids and back, for routers and trainers that own the step between."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.gateway.openai.rendering.derender import DerenderChat, DerenderCompletion
+from baton.gateway.openai.rendering.render import RenderChat, RenderCompletion
+from baton.gateway.openai.rendering.types import DerenderChatRequest, DerenderCompletionRequest
+from baton.gateway.openai.token_generate import TokenGenerateRequest
+from baton.gateway.rest.routing import Handler, Route
+from baton.gateway.schemas import answers
+from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest
+from baton.gateway.serving.context import ServingContext
+
+_ERRORS = (400, 404, 408, 413, 503)
+_CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+def rendering_routes(serving: ServingContext) -> list[Route]:
+    """Returns the routes."""
+    of_chat = "Returns the body of /inference/v1/generate that a chat stands for."
+    of_text = "Returns a body of /inference/v1/generate for each prompt, as a list."
+    to_chat = "Turns generated token ids into a chat's answer."
+    to_text = "Turns generated token ids into a completion."
+    return [
+        _route(f"{_CHAT}/render", RenderChat(serving), of_chat, ChatCompletionRequest, TokenGenerateRequest),
+        _route(f"{_COMPLETION}/render", RenderCompletion(serving), of_text, CompletionRequest, None),
+        _route(f"{_CHAT}/derender", DerenderChat(serving), to_chat, DerenderChatRequest, answers.ChatCompletion),
+        _route(
+            f"{_COMPLETION}/derender",
+            DerenderCompletion(serving),
+            to_text,
+            DerenderCompletionRequest,
+            answers.Completion,
+        ),
+    ]
+
+
+def _route(path: str, handler: Handler, summary: str, request: type[Struct], response: type[Struct] | None) -> Route:
+    return Route("POST", path, handler, summary, request, response, errors=_ERRORS)
