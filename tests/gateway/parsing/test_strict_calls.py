@@ -1,5 +1,6 @@
 """Strict tools among free text: whatever a grammar lets a model write, its parser reads as calls that are valid."""
 
+import itertools
 import json
 import random
 
@@ -10,12 +11,14 @@ from llguidance import LLMatcher, LLTokenizer
 from support.gateway.parsing_harness import DISTINCT, parse, tool_parser
 from support.gateway.scripted_gateway import model_folder
 
+from baton.gateway.models.constraints.calls_or_text import calls_or_text
 from baton.gateway.models.constraints.tools import check_tools, tool_constraint
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.output_format import OutputFormat
 from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
 from baton.worker.sampling.grammar.messages import constraint_of
 from baton.worker.sampling.grammar.translation.constraint import grammar_of
 
@@ -232,6 +235,38 @@ def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
         assert not allows(vocabulary, name, good.replace("get", "got"))
     free = 'Is it 4 < 5, [get] or {"name": "Al"}?\n`get(a="x")` ends.'
     assert allows(vocabulary, name, free if name != "gpt-oss" else f"<|channel|>final<|message|>{free}")
+
+
+FORM = {"type": "object", "properties": {"z": {"type": "integer"}}, "required": ["z"], "additionalProperties": False}
+FORMS = {'{"z": 1}': FORM, '[{"z": 1}]': {"type": "array", "items": FORM}, "[1]": {"items": {"type": "integer"}}}
+
+
+BARE = [name for name in FORMATS if TOOL_FORMATS[name].bare_start]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [*((name, '{"z": 1}') for name in FORMATS), *itertools.product(BARE, list(FORMS)[1:])]
+)
+def test_the_output_is_calls_or_a_text_of_another_form(vocabulary, name, answer):
+    tokenizer, library, _ = vocabulary
+    if name == "gpt-oss" and tokenizer.added_id("<|channel|>") is None:
+        pytest.skip("its markup is special tokens in every vocabulary")
+    requested = types_pb2.Constraint(json_schema=json.dumps(FORMS[answer]))
+    use, formats = ToolUse(TOOLS, ToolMode.AUTO), OutputFormat(TOOL_FORMATS[name])
+    combined = calls_or_text(requested, "response_format", use, formats, tokenizer)
+    fresh = LLMatcher(library, grammar_of(constraint_of(combined)), log_level=0)
+    assert not fresh.is_error(), fresh.get_error()
+
+    def takes(text):
+        matcher, token_ids = fresh.deep_copy(), tokenizer.encode(text, add_special_tokens=False)
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+    before = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    assert takes(GOOD[name])
+    assert takes(before + answer)
+    assert not takes(GOOD[name].replace("1", '"x"'))
+    assert not takes(before + answer.replace("1", '"x"'))
+    assert not takes(before + "Free text.")
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence
+from baton.gateway.parsing.grammar.tool_schemas import call_schema, with_definitions
 from baton.gateway.parsing.tool import Tool
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -22,6 +23,8 @@ class BareCalls:
 
     calls: Callable[[Sequence[Tool]], Form]
     signs: Callable[[Sequence[Tool]], str]  # a regex: an output that begins with it consists of calls
+    # The same calls in the lexemes of JSON, for outputs that may also be JSON of another form.
+    beside_json: Callable[[Sequence[Tool]], Form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class CallSyntax:
 
     def without_text(self, tools: Sequence[Tool], parallel: bool) -> list[Form]:
         """Returns the alternative forms of calls without free text."""
-        forms = [] if self.bare is None else [self.bare.calls(tools)]
+        forms = [] if self.bare is None else [self.bare.beside_json(tools)]
         for each in self.announced:
             call = sequence(const(each.triggers[0]), each.call(tools))
             several = repeat(call, self.separator) if parallel else call
@@ -74,6 +77,21 @@ class CallSyntax:
 def parameters_of(tool: Tool) -> dict[str, Any]:
     """Returns the schema of the tool's arguments."""
     return dict(tool.parameters) if tool.strict and tool.parameters is not None else dict(ANY_OBJECT)
+
+
+def call_object(tool: Tool, key: str) -> Form:
+    """Returns the form of a call as a JSON object, with its arguments under this key."""
+    return json_of(with_definitions(lambda definitions: call_schema(tool.name, parameters_of(tool), key, definitions)))
+
+
+def call_array(tools: Sequence[Tool], key: str) -> Form:
+    """Returns the form of a JSON list of such objects."""
+
+    def made(definitions: dict[str, Any]) -> dict[str, Any]:
+        calls = [call_schema(tool.name, parameters_of(tool), key, definitions) for tool in tools]
+        return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+
+    return json_of(with_definitions(made))
 
 
 def json_calls(begin: Callable[[str], str], end: str) -> Callable[[Sequence[Tool]], Form]:

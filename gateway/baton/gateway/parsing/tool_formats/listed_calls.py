@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from baton.gateway.parsing.grammar.call_syntax import Announced, BareCalls, CallSyntax, json_calls, parameters_of
+from baton.gateway.parsing.grammar.call_syntax import (
+    Announced,
+    BareCalls,
+    CallSyntax,
+    call_array,
+    json_calls,
+    parameters_of,
+)
 from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence, spaced
 from baton.gateway.parsing.reading.call_object import read_call_list
 from baton.gateway.parsing.reading.source import Steps, markers
@@ -95,5 +102,6 @@ GRANITE_SYNTAX = CallSyntax((Announced(GRANITE_MARKS, call_list),))
 PHI_SYNTAX = CallSyntax((Announced((PHI_MARK,), call_list),))
 SECTION_SYNTAX = CallSyntax((Announced(SECTION[:1], lambda tools: sequence(call_list(tools), const(SECTION[1]))),))
 XLAM_SYNTAX = CallSyntax(
-    (Announced(XLAM_MARKS, call_list),), BareCalls(bare_list, lambda tools: rf"\s*\[{object_signs(tools)}")
+    (Announced(XLAM_MARKS, call_list),),
+    BareCalls(bare_list, lambda tools: rf"\s*\[{object_signs(tools)}", lambda tools: call_array(tools, "arguments")),
 )

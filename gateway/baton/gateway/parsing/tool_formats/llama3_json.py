@@ -7,7 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from baton.gateway.parsing.grammar.call_syntax import Announced, BareCalls, CallSyntax, json_calls, parameters_of
+from baton.gateway.parsing.grammar.call_syntax import (
+    Announced,
+    BareCalls,
+    CallSyntax,
+    call_object,
+    json_calls,
+    parameters_of,
+)
 from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence, spaced
 from baton.gateway.parsing.reading.call_object import read_call_object
 from baton.gateway.parsing.reading.source import Steps, markers
@@ -46,7 +53,12 @@ def object_signs(tools: Sequence[Tool]) -> str:
     return rf"\s*\{{\s*{before}({call})"
 
 
-SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, object_signs), neutral=(END_TAG,))
+def _beside_json(tools: Sequence[Tool]) -> Form:
+    call = either(call_object(tool, "parameters") for tool in tools)
+    return sequence(call, repeat(sequence(const("; "), call), optional=True))
+
+
+SYNTAX = CallSyntax((Announced(TAGS, _call),), BareCalls(_calls, object_signs, _beside_json), neutral=(END_TAG,))
 
 
 class Llama3JsonParser(ToolParser):

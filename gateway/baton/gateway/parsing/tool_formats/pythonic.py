@@ -47,7 +47,14 @@ def _signs(tools: Sequence[Tool]) -> str:
     return rf"\s*(<\|python_start\|>)?\s*\[\s*({names})\s*\("
 
 
-SYNTAX = CallSyntax(bare=BareCalls(_list, _signs))
+def _beside_json(tools: Sequence[Tool]) -> Form:
+    def calls(begin: str) -> Form:
+        return either(call_form(tool, sequence(const(begin), const(tool.name), const("("))) for tool in tools)
+
+    return sequence(calls("["), repeat(calls(", "), optional=True), const("]"))
+
+
+SYNTAX = CallSyntax(bare=BareCalls(_list, _signs, _beside_json))
 
 
 class PythonicParser(ToolParser):
