@@ -24,6 +24,8 @@ _MAX_TOOLS = 256
 _MAX_PAGES = 32
 # Of one HTTP response, which is held in memory.
 _MAX_RESPONSE_BYTES = 8 << 20
+_LEAST_ERROR = 400
+_MAX_MESSAGE_CHARS = 300
 _SSE_SUFFIX = "/sse"
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class McpConnection:
         self._requests: asyncio.Queue[tuple[_Work, asyncio.Future[Any]]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._status = 0  # of the last HTTP response
 
     async def tools(self) -> list[McpTool]:
         """Returns all tools of the server. Raises McpFailed."""
@@ -92,10 +95,10 @@ class McpConnection:
             async with self._session() as client:
                 while True:
                     work, current = await requests.get()
-                    await _answer(work, client, current)
+                    await self._answer(work, client, current)
         except Exception as error:
             _log.info("MCP server %s: %s", self._server.label, type(_cause(error)).__name__)
-            failure = _failure_of(error)
+            failure = self._failure_of(error)
         finally:
             waiting = [] if current is None else [current]
             while not requests.empty():
@@ -127,15 +130,50 @@ class McpConnection:
             headers={**self._server.headers, **(headers or {})},
             timeout=httpx2.Timeout(self._settings.timeout),
             trust_env=False,
-            transport=_BoundedTransport(),
+            transport=_BoundedTransport(self._saw),
         )
+
+    def _saw(self, status: int) -> None:
+        self._status = status
+
+    async def _answer(self, work: _Work, client: Client, future: asyncio.Future[Any]) -> None:
+        """Runs one request. Errors of the session itself are raised."""
+        try:
+            result = await work(client)
+        except (MCPError, McpFailed) as error:
+            if not future.done():
+                future.set_exception(self._failure_of(error))
+            return
+        if not future.done():
+            future.set_result(result)
+
+    def _failure_of(self, error: BaseException) -> McpFailed:
+        """Describes an error without the server's URL, which may hold secrets."""
+        cause = _cause(error)
+        if isinstance(cause, McpFailed):
+            return cause
+        if self._status >= _LEAST_ERROR:
+            return McpFailed(f"the MCP server answered with HTTP {self._status}", code=self._status)
+        if isinstance(cause, MCPError):
+            message = cause.message.partition("\n")[0][:_MAX_MESSAGE_CHARS]
+            return McpFailed(message, "mcp_protocol_error", cause.code)
+        if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return McpFailed("cannot connect to the MCP server")
+        if isinstance(cause, httpx2.HTTPError):
+            return McpFailed(f"the connection to the MCP server broke ({type(cause).__name__})")
+        return McpFailed(f"the MCP server does not speak the protocol ({type(cause).__name__})")
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Ends a response that is too large."""
+    """Reports the status of each response, and ends one that is too large."""
+
+    def __init__(self, saw: Callable[[int], None]) -> None:
+        super().__init__(trust_env=False)
+        self._saw = saw
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
+        self._saw(response.status_code)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
         return response
@@ -155,22 +193,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-async def _answer(work: _Work, client: Client, future: asyncio.Future[Any]) -> None:
-    """Runs one request. Errors of the session itself are raised."""
-    try:
-        result = await work(client)
-    except MCPError as error:
-        if not future.done():
-            future.set_exception(McpFailed(error.message, "mcp_protocol_error", error.code))
-        return
-    except McpFailed as error:
-        if not future.done():
-            future.set_exception(error)
-        return
-    if not future.done():
-        future.set_result(result)
 
 
 async def _all_tools(client: Client) -> list[McpTool]:
@@ -216,20 +238,3 @@ def _cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _failure_of(error: BaseException) -> McpFailed:
-    """Describes an error without the server's URL, which may hold secrets."""
-    cause = _cause(error)
-    if isinstance(cause, McpFailed):
-        return cause
-    if isinstance(cause, httpx2.HTTPStatusError):
-        status = cause.response.status_code
-        return McpFailed(f"the MCP server answered with HTTP {status}", code=status)
-    if isinstance(cause, MCPError):
-        return McpFailed(f"the MCP server refused the session: {cause.message}", "mcp_protocol_error", cause.code)
-    if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return McpFailed("cannot connect to the MCP server")
-    if isinstance(cause, httpx2.HTTPError):
-        return McpFailed(f"the connection to the MCP server broke ({type(cause).__name__})")
-    return McpFailed(f"the MCP server does not speak the protocol ({type(cause).__name__})")

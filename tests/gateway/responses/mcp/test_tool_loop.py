@@ -6,6 +6,7 @@ import json
 import grpc
 import openai
 import pytest
+from support.gateway.access_rig import key_file
 from support.gateway.mcp_rig import call, mcp_rig, mcp_server
 from support.gateway.scripted_services import ScriptedWorker, until
 
@@ -263,3 +264,17 @@ async def test_servers_that_speak_sse_are_called_as_vllm_calls_them(tmp_path):
         async with mcp_rig(tmp_path, tool_server=(url.split("/")[2],)) as rig:
             response = await rig.ask(says, [{"type": "mcp", "server_label": "127_0_0_1"}])
     assert (response.output[1].output, response.output_text) == (RAIN, "Ok.")
+
+
+async def test_each_round_counts_for_the_tenants_limits(tmp_path, url):
+    tenants = {"one": {"requests_per_minute": 1}, "single": {"concurrent_requests": 1}}
+    path, (one, single) = key_file(tmp_path, [{"tenant": name} for name in tenants], tenants)
+    async with mcp_rig(tmp_path, allowed_mcp_servers=(url,), api_keys=str(path)) as rig:
+        rig.client.api_key = single
+        for _ in range(2):
+            assert (await rig.ask(CALLS_THEN_ANSWERS, [tool(url)])).output_text == "Take an umbrella."
+        rig.client.api_key = one
+        events = await rig.events(CALLS_THEN_ANSWERS, [tool(url)])
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.code == "rate_limit_exceeded"
+    assert [item.status for item in events[-1].response.output if item.type == "mcp_call"] == ["completed"]
