@@ -36,12 +36,13 @@ class LineResult:
 
 def answered(index: int, custom_id: str, answer: LineAnswer) -> LineResult:
     """Returns the result of a line that was run."""
-    head = msgspec.json.encode(
-        {"id": f"batch_req_{answer.request_id}", "custom_id": custom_id, "response": None, "error": None}
-    )
-    inner = msgspec.json.encode({"status_code": answer.status, "request_id": answer.request_id, "body": None})
-    response = inner.replace(b'"body":null}', b'"body":' + (answer.body or b"null") + b"}")
-    data = head.replace(b'"response":null,"error":null}', b'"response":' + response + b',"error":null}')
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.request_id,
+        "body": msgspec.Raw(answer.body or b"null"),
+    }
+    document = {"id": f"batch_req_{answer.request_id}", "custom_id": custom_id, "response": response, "error": None}
+    data = msgspec.json.encode(document)
     return LineResult(index, data + b"\n", answer.status != 200)
 
 
