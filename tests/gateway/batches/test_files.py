@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import tempfile
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
@@ -170,6 +171,15 @@ async def test_a_store_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
         with pytest.raises(Exception, match=message):
             async with rest_side(batch_store=store):
                 pass
+
+
+async def test_without_a_place_for_uploads_they_fail_and_the_gateway_goes_on(rest, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    answer = await upload(rest, [part("purpose", b"batch"), part("file", LINE * 1000, "a")])
+    assert answer.status == 503
+    assert "cannot store the upload: No such file or directory" in answer.error["message"]
+    monkeypatch.undo()
+    assert (await upload(rest, [part("purpose", b"batch"), part("file", LINE, "a")])).status == 200
 
 
 async def test_a_disk_that_fails_is_an_error_that_may_pass(rest, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ class Spool:
 
     def __init__(self, max_bytes: int, on_drained: Callable[[], None]) -> None:
         self.max_bytes = max_bytes
-        self.file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        self._file: IO[bytes] | None = None  # made on the thread
         self._on_drained = on_drained
         self._waiting: list[bytes] = []
         self._num_waiting = 0
@@ -47,14 +48,14 @@ class Spool:
         if self._problem is not None:
             reason = self._problem.strerror or str(self._problem)
             raise Unavailable(f"cannot store the upload: {reason}; retry later", retry_after_ms=5000)
-        return self.file
+        return self._file or io.BytesIO()
 
     def close(self) -> None:
         """Drops the file. Idempotent."""
         self._closed = True
         self._waiting, self._num_waiting = [], 0
         if self._writing is None:
-            self.file.close()
+            self._close_file()
 
     def _write_more(self) -> None:
         pieces, self._waiting = self._waiting, []
@@ -64,20 +65,22 @@ class Spool:
 
     def _write(self, pieces: list[bytes]) -> None:
         try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
             for piece in pieces:
                 left = memoryview(piece)
                 while left:
-                    left = left[self.file.write(left) :]
+                    left = left[self._file.write(left) :]
         except OSError as error:
             self._problem = error
         finally:
             if self._closed:
-                self.file.close()
+                self._close_file()
 
     def _written(self, num_bytes: int) -> None:
         self._writing = None
         if self._closed:
-            self.file.close()
+            self._close_file()
             return
         self._num_waiting -= num_bytes
         if self._waiting and self._problem is None:
@@ -85,3 +88,7 @@ class Spool:
         elif self._problem is not None:
             self._waiting, self._num_waiting = [], 0
         self._on_drained()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
