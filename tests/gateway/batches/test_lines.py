@@ -50,20 +50,25 @@ async def entered(window, batch, count):
 async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
     now = [0.0]
     window = Window(100, lambda: now[0])
-    await entered(window, "a", 8)
-    waiting = asyncio.create_task(window.enter("a"))
+    await entered(window, "a", 64)
+    waiting = [asyncio.create_task(window.enter("a")) for _ in range(4)]
     await asyncio.sleep(0)
-    assert not waiting.done()
+    assert not any(one.done() for one in waiting)
     window.leave("a", served=True)
-    await waiting
-    assert window.limit == 9
+    await asyncio.gather(*waiting[:3])
+    assert (window.limit, window.in_flight) == (66, 66)
     for _ in range(5):
         window.refused()
-    assert window.limit == 6
+    assert window.limit == 59
     now[0] += 1.0
     window.refused()
-    assert window.limit == 4
-    for _ in range(8):
+    assert window.limit == 53
+    waiting[3].cancel()
+    for _ in range(13):
+        window.leave("a", served=False)
+    window.leave("a", served=True)
+    assert (window.limit, window.in_flight) == (54, 52)
+    for _ in range(52):
         window.leave("a", served=False)
     assert window.in_flight == 0
 

@@ -14,6 +14,7 @@ from baton.gateway.batches.running.results import LineResult, answered
 from baton.gateway.batches.running.window import Window
 
 _MAX_WAIT_SECONDS = 10.0
+_FIRST_WAIT_SECONDS = 0.125
 _MAX_FAILURES = 3  # attempts of a line that fails by a defect
 _FAILURE = 500
 
@@ -47,7 +48,7 @@ class LineRunner:
         """Runs a line that has a place, and gives the place back."""
         holds_place, served = True, False
         request = request_of(line.data, (self._endpoint,))
-        num_failures = 0
+        num_failures = num_refusals = 0
         try:
             while True:
                 answer = await call(self._handler, self._endpoint, request.body, self._identity, self._batch_id)
@@ -58,8 +59,10 @@ class LineRunner:
                     await self.enter()
                     holds_place = True
                 elif answer.is_refusal:
+                    # It keeps its place. Lines that the fleet has queued run meanwhile, so it asks again soon at first.
                     self._window.refused()
-                    await asyncio.sleep(_spread(answer))
+                    num_refusals += 1
+                    await asyncio.sleep(min(_spread(answer), _FIRST_WAIT_SECONDS * 2**num_refusals))
                 elif answer.status == _FAILURE and (num_failures := num_failures + 1) < _MAX_FAILURES:
                     await asyncio.sleep(_spread(answer))
                 else:

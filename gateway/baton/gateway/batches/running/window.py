@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 
-_FIRST = 8
-_SHRINK = 0.75
+_FIRST = 64
+_SHRINK = 0.9
 _SHRINK_PAUSE_SECONDS = 0.5  # refusals of one moment shrink the window once
 
 
@@ -50,14 +50,14 @@ class Window:
 
     def leave(self, batch_id: str, served: bool) -> None:
         """Gives a place back. `served`: the fleet ran the line, so that there may be room for more."""
-        # One more for each line that ran: the window doubles in the time of one line.
+        # The window triples in the time of one line, or doubles once the fleet has refused one.
         if served and self.in_flight >= self.limit:
-            self._limit = min(self._limit + 1.0, float(self._most))
+            self._limit = min(self._limit + (2.0 if self._shrunk < 0 else 1.0), float(self._most))
         self._leave(batch_id)
 
     def refused(self) -> None:
         """Shrinks the window: the fleet had no room for a line."""
-        now = self._clock()
+        now = max(0.0, self._clock())
         if now - self._shrunk >= _SHRINK_PAUSE_SECONDS:
             self._shrunk = now
             self._limit = max(1.0, min(self._limit, float(self.in_flight)) * _SHRINK)
