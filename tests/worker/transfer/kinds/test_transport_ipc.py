@@ -349,8 +349,7 @@ def test_a_thousand_connections_leave_no_descriptor_memory_or_thread_behind(many
     wait_until(lambda: receiver.transport.num_connections == 0)
     assert path.num_senders == 0
     assert kv_mappings() == []
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert threading.active_count() <= threads
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before and threading.active_count() <= threads)
     wait_until(lambda: shared.issuperset(os.listdir("/dev/shm")))  # other processes' come and go: UCX makes some
 
 
