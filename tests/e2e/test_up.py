@@ -54,10 +54,12 @@ def shared_memory():
     return {name for name in names if not name.startswith("sem.mp-")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_starts_answers_and_leaves_nothing_after_a_signal(up, number):
+@pytest.mark.parametrize(
+    ("number", "executor"), [(signal.SIGINT, "cpu"), (signal.SIGTERM, "sim"), (signal.SIGHUP, "sim")]
+)
+def test_it_starts_answers_and_leaves_nothing_after_a_signal(up, number, executor):
     before = shared_memory()
-    one = up()
+    one = up("--executor", executor)
     address = one.wait_ready()
     curl = next(line for line in one.output.splitlines() if line.strip().startswith("curl "))
     answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
