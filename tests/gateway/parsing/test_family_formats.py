@@ -129,6 +129,11 @@ MODELS = {
     "ERNIE 4.5 Thinking with tagged answers": Model("ernie4_5_moe", ERNIE_THINK, "hermes", "ernie45"),
     "Hunyuan A13B": Model("hunyuan_v1_moe", HUNYUAN, "hunyuan_a13b", "hunyuan_a13b"),
     "Step 3": Model("step3_text", STEP_3, "step3", "step3"),
+    "Command A": Model(
+        "cohere2", "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>[", "cohere_command3", "cohere_command3"
+    ),
+    "Apertus": Model("apertus", "{{ '<|tools_prefix|>[' + calls + ']<|tools_suffix|>' }}", "apertus"),
+    "Hunyuan 3": Model("hy_v3", "<tool_call>{name}<tool_sep><arg_key>{{ '<think></think>' }}", "hy_v3", "hy_v3"),
     "Jamba": Model("jamba", "{{- '<|bom|><|system|>' }}{{- '<tool_calls>[' }}", "jamba"),
     "MiniMax M1": Model("minimax_m1", "{{- '<beginning_of_sentence>ai' }}{{- '<tool_calls>' }}", "minimax"),
     "InternLM 3": Model("internlm3", "{{- '<|action_start|><|plugin|>' }}", "internlm"),

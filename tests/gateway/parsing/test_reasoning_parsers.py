@@ -50,6 +50,14 @@ SAMPLES = {
     ),
     "hunyuan": ("hunyuan_a13b", "", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
     "hunyuan is told not to": ("hunyuan_a13b", "<think>\n\n</think>\n", "<answer>\nYes.\n</answer>", "", "Yes."),
+    "command a": (
+        "cohere_command3",
+        "<|CHATBOT_TOKEN|>",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm.",
+        "Yes.",
+    ),
+    "hunyuan 3": ("hy_v3", "", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     "step 3": ("step3", "<｜BOT｜>assistant\n<think>\n", "Hm.\n</think>\nYes.", "Hm.", "Yes."),
     "granite": (
         "granite",
@@ -114,6 +122,7 @@ def test_cuts_change_nothing(sample, seed, extra):
         "seed_oss",
         "ernie45",
         "hunyuan_a13b",
+        "cohere_command3",
     ):  # whose marks have other letters
         assert _letters(whole.content + whole.reasoning) == _letters(text)
 

@@ -80,6 +80,9 @@ BEGINS = {
     "minimax": ["Ok <b>.\n<tool_calls>"],
     "jamba": ["Ok <b>.<tool_calls>"],
     "hunyuan_a13b": ["Ok <b>.<tool_calls>"],
+    "cohere_command3": ["Ok.<|START_ACTION|>"],
+    "apertus": ["Ok.<|tools_prefix|>"],
+    "hy_v3": ["Ok.<tool_calls>\n<tool_call>"],
     "lfm2": ["Ok.<|tool_call_start|>"],
     "olmo3": ["Ok <b>.<function_calls>"],
     "gpt-oss": [
@@ -93,6 +96,7 @@ CLOSERS = [
     '</tool_call>', '\n</tool_call>', '</arg_value>', '<arg_key>', '<｜tool▁sep｜>', '<｜tool▁call▁end｜>', '\n```',
     '<|tool_call_end|>', '<|call|>', '<|message|>', 'get_weather', '[{"name": "get_weather", "arguments": {',
      '_weather', '>', ' name="get_weather">\n', 'call:get_weather{city:', '<escape>', '<|"|>', ',unit:',
+    '0', '"}', '", "tool_name": "get_weather", "parameters": {"city": "', '<|END_ACTION|>', '<tool_sep>\n',
     '</steptml:invoke>', '</steptml:parameter>', '</function_calls>', '</tool_calls>', '<|action_end|>',
     '</invoke>', '</｜DSML｜invoke>', '</parameter>\n', '</｜DSML｜parameter>\n', '<tool_call|>', '<end_function_call>',
     '[{"name": "get_weather", "arguments": ', '\n', '":', 'celsius',
@@ -219,6 +223,11 @@ GOOD = {
     "minimax": '<tool_calls>\n{"name": "get", "arguments": {"a": 1}}\n</tool_calls>',
     "jamba": '<tool_calls>[{"name": "get", "arguments": {"a": 1}}]</tool_calls>',
     "hunyuan_a13b": '<tool_calls>[{"name": "get", "arguments": {"a": 1}}]</tool_calls>',
+    "cohere_command3": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get", "parameters": {"a": 1}}\n]'
+    "<|END_ACTION|>",
+    "apertus": '<|tools_prefix|>[{"get": {"a": 1}}]<|tools_suffix|>',
+    "hy_v3": "<tool_calls>\n<tool_call>get<tool_sep>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+    "</tool_calls>",
     "lfm2": "<|tool_call_start|>[get(a=1), get_time()]<|tool_call_end|>",
     "olmo3": "<function_calls>\nget(a=1)\n</function_calls>",
     "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get "

@@ -287,6 +287,27 @@ SAMPLES = {
         "",
         [(CALL, {"city": "Paris"})],
     ),
+    "command a": (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "apertus": (
+        "apertus",
+        'Ok. <|tools_prefix|>[{"get_weather": {"city": "Paris"}}, {"get_time": {}}]<|tools_suffix|>',
+        "Ok.",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "hunyuan 3": (
+        "hy_v3",
+        "Ok.<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time<tool_sep>\n</tool_call>\n"
+        "</tool_calls>",
+        "Ok.",
+        [(CALL, {"city": "Paris", "days": 3}), ("get_time", {})],
+    ),
     "deepseek v4": (
         "deepseek_v4",
         'Ok.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
@@ -504,7 +525,9 @@ def test_held_back_text_is_bounded(name):
         "deepseek_v4": '<｜DSML｜invoke name="', "step3": "<｜tool_call_begin｜>",
         "granite-20b-fc": '<function_call> {"x": "', "internlm": '<|action_start|><|plugin|>{"x": "',
         "minimax": '<tool_calls>{"x": "', "jamba": '<tool_calls>[{"x": "', "hunyuan_a13b": '<tool_calls>[{"x": "',
-        "longcat": '<longcat_tool_call>{"x": "', "lfm2": "<|tool_call_start|>[f", "olmo3": "<function_calls>f",
+        "longcat": '<longcat_tool_call>{"x": "',
+        "cohere_command3": '<|START_ACTION|>[{"x": "', "apertus": '<|tools_prefix|>[{"', "hy_v3": "<tool_call>",
+        "lfm2": "<|tool_call_start|>[f", "olmo3": "<function_calls>f",
     }[name]  # fmt: skip
     parser = tool_parser(name)
     events = [*parser.push(begin)]

@@ -12,6 +12,7 @@ from baton.gateway.parsing.reasoning_formats.answer_tags import AnswerTagsParser
 from baton.gateway.parsing.reasoning_formats.granite import GraniteReasoningParser
 from baton.gateway.parsing.reasoning_formats.think_tags import ThinkTagsParser
 from baton.gateway.parsing.tool_formats import (
+    apertus,
     deepseek_v3,
     gemma,
     glm45,
@@ -26,9 +27,10 @@ from baton.gateway.parsing.tool_formats import (
     qwen3_coder,
     tagged_pythonic,
 )
+from baton.gateway.parsing.tool_formats.apertus import ApertusParser
 from baton.gateway.parsing.tool_formats.deepseek_v3 import DeepSeekV3Parser
 from baton.gateway.parsing.tool_formats.gemma import FunctionGemmaParser, Gemma4Parser
-from baton.gateway.parsing.tool_formats.glm45 import Glm45Parser
+from baton.gateway.parsing.tool_formats.glm45 import Glm45Parser, Hunyuan3Parser
 from baton.gateway.parsing.tool_formats.harmony import HarmonyParser
 from baton.gateway.parsing.tool_formats.hermes import (
     CallLinesParser,
@@ -40,6 +42,7 @@ from baton.gateway.parsing.tool_formats.hermes import (
 from baton.gateway.parsing.tool_formats.invoke_tags import DeepSeekV4Parser, DsmlParser, InvokeParser, Step3Parser
 from baton.gateway.parsing.tool_formats.kimi_k2 import KimiK2Parser
 from baton.gateway.parsing.tool_formats.listed_calls import (
+    CohereParser,
     GraniteParser,
     HunyuanParser,
     JambaParser,
@@ -59,6 +62,8 @@ _HARMONY_TOKENS = (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END,
 _KIMI_SECTION = (kimi_k2.SECTION,)
 _SEED_THINK = ("<seed:think>", "</seed:think>")
 _GEMMA_THINK = ("<|channel>thought\n", "<channel|>")
+_COHERE_THINK = ("<|START_THINKING|>", "<|END_THINKING|>")
+_COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 _HARMONY_REASONING = ReasoningFormat(lambda opened: HarmonyParser(), _HARMONY_TOKENS)
 
 
@@ -80,10 +85,12 @@ def _objects(parser: type[HermesParser], syntax: CallSyntax) -> ToolFormat:
     return ToolFormat(parser, tuple(tag for tag in tags if tag), starts=tags[:1], syntax=syntax)
 
 
-def _answered(opened: bool, answer_tags: tuple[str, str]) -> ReasoningFormat:
-    """Returns the format of <think> tags before an answer that may have tags of its own."""
+def _answered(
+    opened: bool, answer_tags: tuple[str, str], tags: tuple[str, str] = (_THINK, _END_THINK)
+) -> ReasoningFormat:
+    """Returns the format of reasoning tags before an answer that may have tags of its own."""
     return replace(
-        _think(opened), new_parser=lambda is_open: AnswerTagsParser(_THINK, _END_THINK, answer_tags, opened=is_open)
+        _think(opened, tags=tags), new_parser=lambda is_open: AnswerTagsParser(*tags, answer_tags, opened=is_open)
     )
 
 
@@ -190,6 +197,16 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hunyuan_a13b": ToolFormat(
         HunyuanParser, listed_calls.SECTION, starts=listed_calls.SECTION[:1], syntax=listed_calls.SECTION_SYNTAX
     ),
+    "cohere_command3": ToolFormat(
+        CohereParser, listed_calls.ACTION, starts=listed_calls.ACTION[:1], syntax=listed_calls.COHERE_SYNTAX
+    ),
+    "apertus": ToolFormat(ApertusParser, apertus.TAGS, starts=apertus.TAGS[:1], syntax=apertus.SYNTAX),
+    "hy_v3": ToolFormat(
+        Hunyuan3Parser,
+        (*glm45.SECTION, *_CALL_TAGS, glm45.SEP, *glm45.TAGS),
+        starts=(glm45.SECTION[0], _CALL_TAGS[0]),
+        syntax=glm45.HUNYUAN_3_SYNTAX,
+    ),
     "lfm2": ToolFormat(Lfm2Parser, Lfm2Parser.tags, starts=Lfm2Parser.tags[:1], syntax=tagged_pythonic.LFM2_SYNTAX),
     "olmo3": ToolFormat(
         Olmo3Parser, Olmo3Parser.tags, starts=Olmo3Parser.tags[:1], syntax=tagged_pythonic.OLMO3_SYNTAX
@@ -231,6 +248,10 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "mimo": _think(),
     "ernie45": _answered(True, ("<response>", "</response>")),
     "hunyuan_a13b": _answered(False, ("<answer>", "</answer>")),
+    "hy_v3": _think(),
+    "cohere_command3": replace(
+        _answered(False, _COHERE_ANSWER, _COHERE_THINK), special_tokens=(*_COHERE_THINK, *_COHERE_ANSWER)
+    ),
     "minimax_m2": _think(opened=True),
     "seed_oss": _think(tags=_SEED_THINK),
     "gemma4": ReasoningFormat(

@@ -14,8 +14,10 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("type", "id")
 
 
-def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
-    """Reads one object within an attempt, and writes the call as soon as its name is known.
+def read_call_object(
+    source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None, name_key: str = "name"
+) -> Steps[None]:
+    """Reads one object within an attempt, and writes the call as soon as its name, under `name_key`, is known.
 
     Raises Malformed for other text. Skips unknown members. With `is_call` the object may also be part of the answer:
     its name decides, or an unknown member before the name.
@@ -27,7 +29,7 @@ def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], 
     while True:
         key = yield from _read_key(source)
         started = out.num_calls > num_calls
-        if key == "name" and not started:
+        if key == name_key and not started:
             name = call_name((yield from source.read_json_string()))
             if is_call is not None and not is_call(name):
                 raise Malformed
@@ -57,17 +59,34 @@ def read_call_object(source: Source, out: EventWriter, is_call: Callable[[str], 
     out.end()
 
 
-def read_call_list(source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None) -> Steps[None]:
+def read_call_list(
+    source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None, name_key: str = "name"
+) -> Steps[None]:
     """Reads a JSON list of such objects within an attempt."""
     yield from source.skip_space()
     yield from source.expect("[")
     while True:
         yield from source.skip_space()
-        yield from read_call_object(source, out, is_call)
+        yield from read_call_object(source, out, is_call, name_key)
         source.begin()
         yield from source.skip_space()
         if (yield from source.expect(",", "]")) == "]":
             return
+
+
+def read_keyed_call(source: Source, out: EventWriter) -> Steps[None]:
+    """Reads {"f": {...}} within an attempt: the function's name is the only key."""
+    yield from source.skip_space()
+    yield from source.expect("{")
+    key = yield from _read_key(source)
+    out.start(call_name(key))
+    source.commit()
+    yield from pass_arguments(source, out)
+    source.begin()
+    yield from source.skip_space()
+    yield from source.expect("}")
+    source.commit()
+    out.end()
 
 
 def pass_arguments(source: Source, out: EventWriter) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""Granite, Phi 4 mini, xLAM, Jamba and Hunyuan: [{"name": "f", "arguments": {...}}, ...] after a mark or alone."""
+"""Granite, Phi 4 mini, xLAM, Jamba, Hunyuan and Command A: [{"name": "f", "arguments": {...}}, ...] after a mark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.gateway.parsing.grammar.call_syntax import (
     json_calls,
     parameters_of,
 )
-from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, repeat, sequence, spaced
+from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, regex, repeat, sequence, spaced
 from baton.gateway.parsing.reading.call_object import read_call_list
 from baton.gateway.parsing.reading.source import Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser
@@ -24,6 +24,7 @@ GRANITE_MARKS = ("<|tool_call|>", "<tool_call>")  # Granite 3.0; Granite 3.1 and
 PHI_MARK = "functools"
 XLAM_MARKS = ("[TOOL_CALLS]", "<tool_call>")
 SECTION = ("<tool_calls>", "</tool_calls>")  # Jamba and Hunyuan
+ACTION = ("<|START_ACTION|>", "<|END_ACTION|>")  # Command A and R7B
 # Begins an answer in the templates of Hunyuan A13B: "assistant:".
 _HUNYUAN_LABEL = "助手："
 
@@ -31,13 +32,14 @@ _HUNYUAN_LABEL = "助手："
 class _ListedCallsParser(ToolParser):
     marks: tuple[str, ...]
     close_tag = "</tool_call>"
+    name_key = "name"
 
     def parse(self) -> Steps[None]:
         while mark := (yield from self.source.until(markers(*self.marks), self.out.content)):
             yield from self.attempt(self._list(), mark)
 
     def _list(self) -> Steps[None]:
-        yield from read_call_list(self.source, self.out)
+        yield from read_call_list(self.source, self.out, name_key=self.name_key)
         yield from self.source.skip_space()
         yield from self.source.take(self.close_tag)
 
@@ -71,6 +73,14 @@ class JambaParser(_ListedCallsParser):
     close_tag = SECTION[1]
 
 
+class CohereParser(_ListedCallsParser):
+    """Parses a list of {"tool_call_id": "0", "tool_name": "f", "parameters": {...}} in an action."""
+
+    marks = ACTION[:1]
+    close_tag = ACTION[1]
+    name_key = "tool_name"
+
+
 class HunyuanParser(JambaParser):
     """Parses the same, and drops the label before an answer."""
 
@@ -101,6 +111,23 @@ def bare_list(tools: Sequence[Tool]) -> Form:
 GRANITE_SYNTAX = CallSyntax((Announced(GRANITE_MARKS, call_list),))
 PHI_SYNTAX = CallSyntax((Announced((PHI_MARK,), call_list),))
 SECTION_SYNTAX = CallSyntax((Announced(SECTION[:1], lambda tools: sequence(call_list(tools), const(SECTION[1]))),))
+
+
+def _action(tools: Sequence[Tool]) -> Form:
+    call = either(
+        sequence(
+            const('{"tool_call_id": "'),
+            regex("[0-9]{1,6}"),
+            const(f'", "tool_name": {json.dumps(tool.name)}, "parameters": '),
+            json_of(parameters_of(tool)),
+            const("}"),
+        )
+        for tool in tools
+    )
+    return sequence(const("[\n    "), repeat(call, ",\n    "), const(f"\n]{ACTION[1]}"))
+
+
+COHERE_SYNTAX = CallSyntax((Announced(ACTION[:1], _action),))
 XLAM_SYNTAX = CallSyntax(
     (Announced(XLAM_MARKS, call_list),),
     BareCalls(bare_list, lambda tools: rf"\s*\[{object_signs(tools)}", lambda tools: call_array(tools, "arguments")),
