@@ -55,7 +55,7 @@ def test_all_of_vllms_fields_are_known():
         ({"detokenize": 1}, "detokenize", "give True or False"),
         ({"thinking_token_budget": -2}, "thinking_token_budget", "-1 for no limit"),
         ({"flat_logprobs": True}, "flat_logprobs", "flat_logprobs=True is not supported; leave it out, or give False"),
-        ({"extra_args": {"a": 1}}, "extra_args", "is not supported"),
+        ({"extra_args": {"a": {}}}, "extra_args", "extra_args"),
         ({"logits_processors": [print]}, "logits_processors", "is not supported"),
     ],
 )

@@ -10,6 +10,7 @@ from baton.gateway.access.settings import FROM_REDIS, AccessSettings
 from baton.gateway.http.cors import check_origins
 from baton.gateway.mcp.settings import McpSettings
 from baton.gateway.models.generation_defaults import GenerationFlags, parse_overrides
+from baton.plugins import kinds
 from baton.rpc.address import is_loopback
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.model_names import check_names
@@ -108,6 +109,7 @@ class GatewayConfig:
         default=64 << 10,
         metadata={"help": "Bytes of an MCP call's output that the model is shown; the rest is cut.", "minimum": 256},
     )
+    plugins: tuple[str, ...] = field(default=(), metadata=kinds.SETTING)
     chat_template: str = field(
         default="",
         metadata={"help": "A Jinja file to use instead of the model's own chat template.", "metavar": "PATH"},

@@ -33,9 +33,11 @@ from baton.gateway.system.admin import admin_routes
 from baton.gateway.system.invocations import invocation_routes
 from baton.gateway.system.models import model_routes
 from baton.gateway.system.openapi import openapi_document
+from baton.gateway.system.plugin_routes import plugin_routes
 from baton.gateway.system.routes import Status, Tokens, description_routes
 from baton.gateway.system.server_info import server_info_routes
 from baton.gateway.system.tokenizer_info import tokenizer_info_routes
+from baton.plugins.plugins import NO_PLUGINS, Plugins
 
 _BODY = (400, 404, 408, 413)
 _GENERATION = (*_BODY, 429, 500, 503, 504)
@@ -47,11 +49,12 @@ def rest_routes(
     missing: Callable[[], list[str]],
     fleet: FleetControl | None = None,
     batching: Batching | None = None,
+    plugins: Plugins = NO_PLUGINS,
 ) -> list[Route]:
     """Returns all routes. `missing` describes what the gateway still needs before it can serve.
 
     `fleet` is what the admin routes operate on; without it there are none. Without `batching`, the routes of files and
-    batches say so.
+    batches say so. `plugins` may add routes.
     """
     config = serving.config
     api = [*model_routes(serving.catalog), *token_routes(serving), *abort_routes(serving)]
@@ -68,9 +71,12 @@ def rest_routes(
     ]
     routes = [*api, *system]
     if not config.no_docs:
-        routes += description_routes(lambda: openapi_document(routes))
-    playground = playground_routes(not (config.no_playground or config.tokens_only))
-    return [*routes, *playground, *console_routes(serving, fleet)]
+        routes += description_routes(lambda: openapi_document(described))
+    described = list(routes)
+    routes += [*playground_routes(not (config.no_playground or config.tokens_only)), *console_routes(serving, fleet)]
+    added = plugin_routes(plugins, serving, routes)
+    described += added
+    return [*routes, *added]
 
 
 def _text_routes(serving: ServingContext, store: ResponseStore) -> list[Route]:

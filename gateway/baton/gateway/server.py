@@ -55,6 +55,9 @@ from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.factory import make_record_store
 from baton.gateway.tracing.request import GatewayTracing
+from baton.plugins.kinds import GATEWAY as GATEWAY_PLUGINS
+from baton.plugins.metric_sinks import metric_sinks
+from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.channel import Dial
 from baton.rpc.identity.identity import GATEWAY, ROUTER, WORKER
 from baton.rpc.server.server import RpcServer, Service
@@ -117,9 +120,10 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     tls = _load_tls(config)
     access_counters = AccessCounters()
     phases = PhaseTimes()
+    plugins = Plugins.named(config.plugins, GATEWAY_PLUGINS)
     dial = Dial(tls.services, ROUTER)
     async with (
-        _open_catalog(config) as catalog,
+        _open_catalog(config, plugins) as catalog,
         open_gate(config.access, access_counters) as gate,
         tracing(config.otlp_endpoint, GATEWAY, config.rest_listen, config.trace_sampling) as tracer,
         RouterClient(config.router, catalog.update, counters, dial=dial, on_outcome=phases.observe) as router,
@@ -151,8 +155,8 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         connections = Connections()
         serving = _serving_context(config, core, connections, tls, bodies)
         batching = open_batching(config, core.gate)
-        http_server, authorization = _http_server(config, core, serving, store, connections, tls, batching)
-        async with http_server as http:
+        http_server, authorization = _http_server(config, core, serving, store, connections, tls, batching, plugins)
+        async with metric_sinks(plugins, serving.metrics.registry, GATEWAY_PLUGINS), http_server as http:
             async with (
                 _rpc_server(config, core, serving, store, tls.grpc) as rpc,
                 ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
@@ -171,8 +175,8 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _open_catalog(config: GatewayConfig) -> AsyncIterator[ModelCatalog]:
-    catalog = ModelCatalog([served_model(config)])
+async def _open_catalog(config: GatewayConfig, plugins: Plugins) -> AsyncIterator[ModelCatalog]:
+    catalog = ModelCatalog([served_model(config, plugins)])
     _tune_process()
     try:
         yield catalog
@@ -180,13 +184,13 @@ async def _open_catalog(config: GatewayConfig) -> AsyncIterator[ModelCatalog]:
         catalog.close()
 
 
-def served_model(config: GatewayConfig) -> ServedModel:
+def served_model(config: GatewayConfig, plugins: Plugins = NO_PLUGINS) -> ServedModel:
     """Loads the model named by the settings. Raises ServiceError that names the missing or wrong file or flag."""
     templates = TemplateFlags(config.chat_template, config.template_variables, config.trust_control_tokens)
     model = load_served_model(
         config.model,
         config.served_model_name,
-        format_flags(config),
+        format_flags(config, plugins),
         templates,
         config.sampling_defaults,
         revision=config.revision,
@@ -226,9 +230,9 @@ def _tune_process() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-def format_flags(config: GatewayConfig) -> FormatFlags:
+def format_flags(config: GatewayConfig, plugins: Plugins) -> FormatFlags:
     """Returns the settings of the output parsers."""
-    return FormatFlags(config.tool_call_parser, config.reasoning_parser, config.tool_parser_plugin)
+    return FormatFlags(config.tool_call_parser, config.reasoning_parser, config.tool_parser_plugin, plugins)
 
 
 def missing_parts(core: _Core) -> list[str]:
@@ -274,11 +278,12 @@ def _http_server(
     connections: Connections,
     tls: _AllTls,
     batching: Batching | None,
+    plugins: Plugins,
 ) -> tuple[HttpServer, ExtAuthzServicer]:
     """Returns the REST server, and the servicer that answers Envoy from the same routes."""
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
-    routes = rest_routes(serving, store, lambda: missing_parts(core), core.fleet, batching)
+    routes = rest_routes(serving, store, lambda: missing_parts(core), core.fleet, batching, plugins)
     app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     serving.metrics.register(ExtAuthzCollector(authorization))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from baton.plugins import kinds
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tls import settings as tls_settings
@@ -21,6 +22,7 @@ class KvstoreConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
+    plugins: tuple[str, ...] = field(default=(), metadata=kinds.SETTING)
     tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
     tls_key: str = field(default="", metadata=tls_settings.KEY)
     tls_ca: str = field(default="", metadata=tls_settings.CA)

@@ -25,6 +25,9 @@ from baton.kvstore.peers.link import PeerLink
 from baton.kvstore.peers.peers import Peers
 from baton.kvstore.store.compactor import Compactor
 from baton.kvstore.store.write_behind import WriteBehind
+from baton.plugins.kinds import KVSTORE as KVSTORE_PLUGINS
+from baton.plugins.metric_sinks import metric_sinks
+from baton.plugins.plugins import Plugins
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
 from baton.rpc.identity.identity import KVSTORE
@@ -62,6 +65,7 @@ async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set."""
     config.validate()
     tls = Tls(config.tls, KVSTORE) if config.tls else None
+    plugins = Plugins.named(config.plugins, KVSTORE_PLUGINS)
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
     counters = KvstoreCounters(registry)
@@ -77,6 +81,7 @@ async def serve(config: KvstoreConfig, stop: asyncio.Event) -> None:
         server = RpcServer(config.listen, services, _GRACE_SECONDS, tls=tls)
         async with (
             server,
+            metric_sinks(plugins, registry, KVSTORE_PLUGINS),
             metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
         ):
             async with _followed_peers(parts, store if config.redis_url else None, server.port):

@@ -24,47 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/types.proto\x12\x08\x62\x61ton.v1\"\x93\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1c\n\x14logit_bias_token_ids\x18\t \x03(\r\x12\x19\n\x11logit_bias_values\x18\n \x03(\x02\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\t\x88\x01\x01\x12\x11\n\tbad_words\x18\x0e \x03(\t\x12\x34\n\x13\x66orbidden_sequences\x18\x0f \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x19\n\x11logprob_token_ids\x18\x10 \x03(\r\x12\x31\n\x0freasoning_limit\x18\x11 \x01(\x0b\x32\x18.baton.v1.ReasoningLimitB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"k\n\x0eReasoningLimit\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x15\n\rend_token_ids\x18\x02 \x03(\r\x12\x1b\n\x0estart_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_start_token_id\"\xe7\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x12;\n\x14repetition_detection\x18\x07 \x01(\x0b\x32\x1d.baton.v1.RepetitionDetectionB\r\n\x0b_max_tokens\"\\\n\x13RepetitionDetection\x12\x18\n\x10min_pattern_size\x18\x01 \x01(\r\x12\x18\n\x10max_pattern_size\x18\x02 \x01(\r\x12\x11\n\tmin_count\x18\x03 \x01(\r\"\xe3\x03\n\nConstraint\x12\x36\n\x0bjson_object\x18\x01 \x01(\x0b\x32\x1f.baton.v1.Constraint.JsonObjectH\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12/\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x1c.baton.v1.Constraint.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x15\n\rno_whitespace\x18\x07 \x01(\x08\x12\x1a\n\x12whitespace_pattern\x18\x08 \x01(\t\x12 \n\x18no_additional_properties\x18\t \x01(\x08\x12\x0f\n\x07lenient\x18\n \x01(\x08\x12\x1f\n\x17reasoning_end_token_ids\x18\x0b \x03(\r\x12%\n\x18reasoning_start_token_id\x18\x0c \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14may_end_in_reasoning\x18\r \x01(\x08\x1a\x0c\n\nJsonObject\x1a\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\tB\x06\n\x04\x66ormB\x1b\n\x19_reasoning_start_token_id\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x92\x01\n\x0b\x45rrorDetail\x12\x1e\n\x05phase\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Phase\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x66ield\x18\x05 \x01(\tB\x11\n\x0f_retry_after_ms\"\xa5\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12$\n\x06pooler\x18\x07 \x01(\x0b\x32\x14.baton.v1.PoolerInfo\"\xa0\x01\n\nPoolerInfo\x12$\n\x05tasks\x18\x01 \x03(\x0e\x32\x15.baton.v1.PoolingTask\x12\r\n\x05width\x18\x02 \x01(\r\x12\x12\n\nnormalized\x18\x03 \x01(\x08\x12\x10\n\x08\x63uttable\x18\x04 \x01(\x08\x12\x12\n\ndimensions\x18\x05 \x03(\r\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12\x13\n\x0btakes_pairs\x18\x07 \x01(\x08\"p\n\rPoolingParams\x12#\n\x04task\x18\x01 \x01(\x0e\x32\x15.baton.v1.PoolingTask\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x0b\n\x03raw\x18\x03 \x01(\x08\x12\x19\n\x11second_text_start\x18\x04 \x01(\r\"=\n\x08\x45ndpoint\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03*\xb4\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1c\n\x18\x46INISH_REASON_REPETITION\x10\x05*\x90\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_REQUEST\x10\x01\x12\x13\n\x0fPHASE_PLACEMENT\x10\x02\x12\x0f\n\x0bPHASE_QUEUE\x10\x03\x12\x11\n\rPHASE_PREFILL\x10\x04\x12\x12\n\x0ePHASE_TRANSFER\x10\x05\x12\x10\n\x0cPHASE_DECODE\x10\x06*\x9d\x01\n\x0bPoolingTask\x12\x1c\n\x18POOLING_TASK_UNSPECIFIED\x10\x00\x12\x16\n\x12POOLING_TASK_EMBED\x10\x01\x12\x19\n\x15POOLING_TASK_CLASSIFY\x10\x02\x12\x1c\n\x18POOLING_TASK_TOKEN_EMBED\x10\x03\x12\x1f\n\x1bPOOLING_TASK_TOKEN_CLASSIFY\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/types.proto\x12\x08\x62\x61ton.v1\"\x9b\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1c\n\x14logit_bias_token_ids\x18\t \x03(\r\x12\x19\n\x11logit_bias_values\x18\n \x03(\x02\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\t\x88\x01\x01\x12\x11\n\tbad_words\x18\x0e \x03(\t\x12\x34\n\x13\x66orbidden_sequences\x18\x0f \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x19\n\x11logprob_token_ids\x18\x10 \x03(\r\x12\x31\n\x0freasoning_limit\x18\x11 \x01(\x0b\x32\x18.baton.v1.ReasoningLimit\x12;\n\nextra_args\x18\x12 \x03(\x0b\x32\'.baton.v1.SamplingParams.ExtraArgsEntry\x1aI\n\x0e\x45xtraArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.baton.v1.ExtraArgument:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x8a\x01\n\rExtraArgument\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x12+\n\x04list\x18\x05 \x01(\x0b\x32\x1b.baton.v1.ExtraArgumentListH\x00\x42\x07\n\x05value\"<\n\x11\x45xtraArgumentList\x12\'\n\x06values\x18\x01 \x03(\x0b\x32\x17.baton.v1.ExtraArgument\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"k\n\x0eReasoningLimit\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x15\n\rend_token_ids\x18\x02 \x03(\r\x12\x1b\n\x0estart_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_start_token_id\"\xe7\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x12;\n\x14repetition_detection\x18\x07 \x01(\x0b\x32\x1d.baton.v1.RepetitionDetectionB\r\n\x0b_max_tokens\"\\\n\x13RepetitionDetection\x12\x18\n\x10min_pattern_size\x18\x01 \x01(\r\x12\x18\n\x10max_pattern_size\x18\x02 \x01(\r\x12\x11\n\tmin_count\x18\x03 \x01(\r\"\xe3\x03\n\nConstraint\x12\x36\n\x0bjson_object\x18\x01 \x01(\x0b\x32\x1f.baton.v1.Constraint.JsonObjectH\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12/\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x1c.baton.v1.Constraint.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x12\x15\n\rno_whitespace\x18\x07 \x01(\x08\x12\x1a\n\x12whitespace_pattern\x18\x08 \x01(\t\x12 \n\x18no_additional_properties\x18\t \x01(\x08\x12\x0f\n\x07lenient\x18\n \x01(\x08\x12\x1f\n\x17reasoning_end_token_ids\x18\x0b \x03(\r\x12%\n\x18reasoning_start_token_id\x18\x0c \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14may_end_in_reasoning\x18\r \x01(\x08\x1a\x0c\n\nJsonObject\x1a\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\tB\x06\n\x04\x66ormB\x1b\n\x19_reasoning_start_token_id\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x92\x01\n\x0b\x45rrorDetail\x12\x1e\n\x05phase\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Phase\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x66ield\x18\x05 \x01(\tB\x11\n\x0f_retry_after_ms\"\xa5\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12$\n\x06pooler\x18\x07 \x01(\x0b\x32\x14.baton.v1.PoolerInfo\"\xa0\x01\n\nPoolerInfo\x12$\n\x05tasks\x18\x01 \x03(\x0e\x32\x15.baton.v1.PoolingTask\x12\r\n\x05width\x18\x02 \x01(\r\x12\x12\n\nnormalized\x18\x03 \x01(\x08\x12\x10\n\x08\x63uttable\x18\x04 \x01(\x08\x12\x12\n\ndimensions\x18\x05 \x03(\r\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12\x13\n\x0btakes_pairs\x18\x07 \x01(\x08\"p\n\rPoolingParams\x12#\n\x04task\x18\x01 \x01(\x0e\x32\x15.baton.v1.PoolingTask\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x0b\n\x03raw\x18\x03 \x01(\x08\x12\x19\n\x11second_text_start\x18\x04 \x01(\r\"=\n\x08\x45ndpoint\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03*\xb4\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1c\n\x18\x46INISH_REASON_REPETITION\x10\x05*\x90\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_REQUEST\x10\x01\x12\x13\n\x0fPHASE_PLACEMENT\x10\x02\x12\x0f\n\x0bPHASE_QUEUE\x10\x03\x12\x11\n\rPHASE_PREFILL\x10\x04\x12\x12\n\x0ePHASE_TRANSFER\x10\x05\x12\x10\n\x0cPHASE_DECODE\x10\x06*\x9d\x01\n\x0bPoolingTask\x12\x1c\n\x18POOLING_TASK_UNSPECIFIED\x10\x00\x12\x16\n\x12POOLING_TASK_EMBED\x10\x01\x12\x19\n\x15POOLING_TASK_CLASSIFY\x10\x02\x12\x1c\n\x18POOLING_TASK_TOKEN_EMBED\x10\x03\x12\x1f\n\x1bPOOLING_TASK_TOKEN_CLASSIFY\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=2405
-  _globals['_WORKERROLE']._serialized_end=2517
-  _globals['_FINISHREASON']._serialized_start=2520
-  _globals['_FINISHREASON']._serialized_end=2700
-  _globals['_PHASE']._serialized_start=2703
-  _globals['_PHASE']._serialized_end=2847
-  _globals['_POOLINGTASK']._serialized_start=2850
-  _globals['_POOLINGTASK']._serialized_end=3007
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERROLE']._serialized_start=2744
+  _globals['_WORKERROLE']._serialized_end=2856
+  _globals['_FINISHREASON']._serialized_start=2859
+  _globals['_FINISHREASON']._serialized_end=3039
+  _globals['_PHASE']._serialized_start=3042
+  _globals['_PHASE']._serialized_end=3186
+  _globals['_POOLINGTASK']._serialized_start=3189
+  _globals['_POOLINGTASK']._serialized_end=3346
   _globals['_SAMPLINGPARAMS']._serialized_start=35
-  _globals['_SAMPLINGPARAMS']._serialized_end=694
-  _globals['_TOKENSEQUENCE']._serialized_start=696
-  _globals['_TOKENSEQUENCE']._serialized_end=730
-  _globals['_REASONINGLIMIT']._serialized_start=732
-  _globals['_REASONINGLIMIT']._serialized_end=839
-  _globals['_STOPCONDITIONS']._serialized_start=842
-  _globals['_STOPCONDITIONS']._serialized_end=1073
-  _globals['_REPETITIONDETECTION']._serialized_start=1075
-  _globals['_REPETITIONDETECTION']._serialized_end=1167
-  _globals['_CONSTRAINT']._serialized_start=1170
-  _globals['_CONSTRAINT']._serialized_end=1653
-  _globals['_CONSTRAINT_JSONOBJECT']._serialized_start=1578
-  _globals['_CONSTRAINT_JSONOBJECT']._serialized_end=1590
-  _globals['_CONSTRAINT_CHOICES']._serialized_start=1592
-  _globals['_CONSTRAINT_CHOICES']._serialized_end=1616
-  _globals['_TOKENLOGPROBS']._serialized_start=1655
-  _globals['_TOKENLOGPROBS']._serialized_end=1746
-  _globals['_ERRORDETAIL']._serialized_start=1749
-  _globals['_ERRORDETAIL']._serialized_end=1895
-  _globals['_MODELINFO']._serialized_start=1898
-  _globals['_MODELINFO']._serialized_end=2063
-  _globals['_POOLERINFO']._serialized_start=2066
-  _globals['_POOLERINFO']._serialized_end=2226
-  _globals['_POOLINGPARAMS']._serialized_start=2228
-  _globals['_POOLINGPARAMS']._serialized_end=2340
-  _globals['_ENDPOINT']._serialized_start=2342
-  _globals['_ENDPOINT']._serialized_end=2403
+  _globals['_SAMPLINGPARAMS']._serialized_end=830
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._serialized_start=603
+  _globals['_SAMPLINGPARAMS_EXTRAARGSENTRY']._serialized_end=676
+  _globals['_EXTRAARGUMENT']._serialized_start=833
+  _globals['_EXTRAARGUMENT']._serialized_end=971
+  _globals['_EXTRAARGUMENTLIST']._serialized_start=973
+  _globals['_EXTRAARGUMENTLIST']._serialized_end=1033
+  _globals['_TOKENSEQUENCE']._serialized_start=1035
+  _globals['_TOKENSEQUENCE']._serialized_end=1069
+  _globals['_REASONINGLIMIT']._serialized_start=1071
+  _globals['_REASONINGLIMIT']._serialized_end=1178
+  _globals['_STOPCONDITIONS']._serialized_start=1181
+  _globals['_STOPCONDITIONS']._serialized_end=1412
+  _globals['_REPETITIONDETECTION']._serialized_start=1414
+  _globals['_REPETITIONDETECTION']._serialized_end=1506
+  _globals['_CONSTRAINT']._serialized_start=1509
+  _globals['_CONSTRAINT']._serialized_end=1992
+  _globals['_CONSTRAINT_JSONOBJECT']._serialized_start=1917
+  _globals['_CONSTRAINT_JSONOBJECT']._serialized_end=1929
+  _globals['_CONSTRAINT_CHOICES']._serialized_start=1931
+  _globals['_CONSTRAINT_CHOICES']._serialized_end=1955
+  _globals['_TOKENLOGPROBS']._serialized_start=1994
+  _globals['_TOKENLOGPROBS']._serialized_end=2085
+  _globals['_ERRORDETAIL']._serialized_start=2088
+  _globals['_ERRORDETAIL']._serialized_end=2234
+  _globals['_MODELINFO']._serialized_start=2237
+  _globals['_MODELINFO']._serialized_end=2402
+  _globals['_POOLERINFO']._serialized_start=2405
+  _globals['_POOLERINFO']._serialized_end=2565
+  _globals['_POOLINGPARAMS']._serialized_start=2567
+  _globals['_POOLINGPARAMS']._serialized_end=2679
+  _globals['_ENDPOINT']._serialized_start=2681
+  _globals['_ENDPOINT']._serialized_end=2742
 # @@protoc_insertion_point(module_scope)

@@ -139,6 +139,24 @@ class SamplingParams(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class ExtraArgsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @property
+        def value(self) -> global___ExtraArgument: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: global___ExtraArgument | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TOP_P_FIELD_NUMBER: builtins.int
     TOP_K_FIELD_NUMBER: builtins.int
@@ -156,6 +174,7 @@ class SamplingParams(google.protobuf.message.Message):
     FORBIDDEN_SEQUENCES_FIELD_NUMBER: builtins.int
     LOGPROB_TOKEN_IDS_FIELD_NUMBER: builtins.int
     REASONING_LIMIT_FIELD_NUMBER: builtins.int
+    EXTRA_ARGS_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """[0, 2]. 0 is greedy. Neutral: 1."""
     top_p: builtins.float
@@ -214,6 +233,12 @@ class SamplingParams(google.protobuf.message.Message):
     def reasoning_limit(self) -> global___ReasoningLimit:
         """Unset: no limit."""
 
+    @property
+    def extra_args(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___ExtraArgument]:
+        """Arguments of the workers' logits processors (plugins), by name. INVALID_ARGUMENT: a name that none of them reads, or
+        a value that one refuses. Empty: none.
+        """
+
     def __init__(
         self,
         *,
@@ -234,9 +259,10 @@ class SamplingParams(google.protobuf.message.Message):
         forbidden_sequences: collections.abc.Iterable[global___TokenSequence] | None = ...,
         logprob_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         reasoning_limit: global___ReasoningLimit | None = ...,
+        extra_args: collections.abc.Mapping[builtins.str, global___ExtraArgument] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning_limit", b"reasoning_limit", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "forbidden_sequences", b"forbidden_sequences", "frequency_penalty", b"frequency_penalty", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning_limit", b"reasoning_limit", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "extra_args", b"extra_args", "forbidden_sequences", b"forbidden_sequences", "frequency_penalty", b"frequency_penalty", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning_limit", b"reasoning_limit", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_frequency_penalty", b"_frequency_penalty"]) -> typing.Literal["frequency_penalty"] | None: ...
     @typing.overload
@@ -259,6 +285,56 @@ class SamplingParams(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
 
 global___SamplingParams = SamplingParams
+
+@typing.final
+class ExtraArgument(google.protobuf.message.Message):
+    """A value of SamplingParams.extra_args. Exactly one field is set."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    INTEGER_FIELD_NUMBER: builtins.int
+    FLAG_FIELD_NUMBER: builtins.int
+    LIST_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    number: builtins.float
+    integer: builtins.int
+    flag: builtins.bool
+    @property
+    def list(self) -> global___ExtraArgumentList: ...
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        number: builtins.float = ...,
+        integer: builtins.int = ...,
+        flag: builtins.bool = ...,
+        list: global___ExtraArgumentList | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "list", b"list", "number", b"number", "text", b"text", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "list", b"list", "number", b"number", "text", b"text", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["value", b"value"]) -> typing.Literal["text", "number", "integer", "flag", "list"] | None: ...
+
+global___ExtraArgument = ExtraArgument
+
+@typing.final
+class ExtraArgumentList(google.protobuf.message.Message):
+    """Values that are not lists."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ExtraArgument]: ...
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[global___ExtraArgument] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["values", b"values"]) -> None: ...
+
+global___ExtraArgumentList = ExtraArgumentList
 
 @typing.final
 class TokenSequence(google.protobuf.message.Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.plugins import kinds
 from baton.router.discovery.kubernetes_api import DEFAULT_URL, KubernetesApi
 from baton.router.discovery.sources import check_sources
 from baton.rpc.address import split_address, split_addresses
@@ -20,6 +21,7 @@ class RouterConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
+    plugins: tuple[str, ...] = field(default=(), metadata=kinds.SETTING)
     tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
     tls_key: str = field(default="", metadata=tls_settings.KEY)
     tls_ca: str = field(default="", metadata=tls_settings.CA)

@@ -12,6 +12,9 @@ from typing import Any
 
 import prometheus_client
 
+from baton.plugins.kinds import ROUTER as ROUTER_PLUGINS
+from baton.plugins.metric_sinks import metric_sinks
+from baton.plugins.plugins import Plugins
 from baton.router.config import RouterConfig
 from baton.router.discovery.kubernetes_api import KubernetesApi
 from baton.router.discovery.metrics import DiscoveryCollector
@@ -57,6 +60,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, pace: Pace | None = N
 
 async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | None, pace: Pace | None) -> None:
     tls = Tls(config.tls, ROUTER) if config.tls else None
+    plugins = Plugins.named(config.plugins, ROUTER_PLUGINS)
     registry = prometheus_client.CollectorRegistry()
     registry.register(TlsCollector(tls))
     registry.register(TracingCollector(tracer))
@@ -95,6 +99,7 @@ async def _serve(config: RouterConfig, stop: asyncio.Event, tracer: Tracer | Non
     runs = [one.run() for one in (watch, client, peers) if one is not None]
     async with (
         server,
+        metric_sinks(plugins, registry, ROUTER_PLUGINS),
         metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
         _running(*runs) as ended,
     ):

@@ -52,6 +52,7 @@ TOOLS: Mapping[str, str] = {
     **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
     "models": "Lists the models that run, or says whether and how one does.",
+    "plugins": "Lists the plugins that are installed, and the kinds that exist.",
     "doctor": "Examines this machine for a service, and says how to fix problems.",
     "collect-env": "Prints this machine's facts for a bug report, without secrets.",
     "traces": "Shows traced requests in a terminal as they arrive.",
@@ -79,6 +80,7 @@ _MODULES: Mapping[str, str] = {
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
     "keys": "baton.services.keys.command",
     "models": "baton.services.tools.models",
+    "plugins": "baton.services.tools.plugins",
     "doctor": "baton.services.doctor.command",
     "collect-env": "baton.services.tools.collect_env",
     "traces": "baton.services.traces.command",
@@ -89,7 +91,7 @@ _MODULES: Mapping[str, str] = {
     "simulate": "baton.services.simulate.command",
 }
 _SHARED = frozenset({*OPERATIONS, "chat", "complete"})  # several commands have one main()
-_WITHOUT_VARIABLES = frozenset({"metrics", "bench", "models"})
+_WITHOUT_VARIABLES = frozenset({"metrics", "bench", "models", "plugins"})
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

@@ -6,6 +6,7 @@ from support.gateway.scripted_gateway import model_folder
 
 from baton.gateway.config import GatewayConfig
 from baton.gateway.core import TokenLogprob, TopLogprob
+from baton.gateway.fields.extra_args import xargs_of
 from baton.gateway.models.served import TemplateFlags, load_served_model
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags
@@ -157,7 +158,9 @@ WRONG = {
     "a template": (CHAT, {"chat_template": "x"}, "chat_template"),
     "a budget for nothing": (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget"),
     "a transfer": (CHAT, {"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
-    "plugins": (COMPLETION, {"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    "a plugin's argument that is an object": (COMPLETION, {"vllm_xargs": {"a": {}}}, "vllm_xargs"),
+    "a list in a list for a plugin": (CHAT, {"vllm_xargs": {"a": [[1]]}}, "vllm_xargs.0"),
+    "a plugin's argument for beams": (CHAT, {"vllm_xargs": {"a": 1}, "use_beam_search": True}, "vllm_xargs"),
     "a web search": (CHAT, {"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
 }  # fmt: skip
 
@@ -170,6 +173,20 @@ async def test_invalid_values_are_refused_by_name(path, fields, field):
         assert not rest.generator.started
         assert rest.admission.in_use == 0
     assert (answer.status, answer.error["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, "/v1/responses", "/inference/v1/generate"])
+async def test_arguments_of_plugins_reach_the_workers(path):
+    xargs = {"text": "a", "whole": 3, "half": 0.5, "flag": True, "list": [1, "b", False]}
+    base = {CHAT: HI, COMPLETION: {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}.get(path, {"token_ids": [5]})
+    fields = {"vllm_xargs": xargs}
+    async with rest_side(say("ok")) as rest:
+        fields = {"sampling_params": fields} if path == "/inference/v1/generate" else fields
+        answer = await rest.post(path, base | fields)
+        assert answer.status == 200, answer.body
+        sampling = rest.generator.started[0].request.sampling
+    assert xargs_of(sampling.extra_args) == xargs
+    assert [each.WhichOneof("value") for each in sampling.extra_args["list"].list.values] == ["integer", "text", "flag"]
 
 
 async def test_neutral_values_are_accepted():
@@ -208,7 +225,7 @@ async def test_responses_take_them_too():
         ("/v1/responses", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ("/v1/responses", {"previous_input_messages": [{}]}, "previous_input_messages"),
         ("/inference/v1/generate", {"features": {"a": 1}}, "features"),
-        ("/inference/v1/generate", {"sampling_params": {"vllm_xargs": {"a": 1}}}, "sampling_params.vllm_xargs"),
+        ("/inference/v1/generate", {"sampling_params": {"vllm_xargs": {"a": {}}}}, "sampling_params.vllm_xargs"),
         (
             "/inference/v1/generate",
             {"sampling_params": {"logprob_token_ids": [5]}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.plugins import kinds
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.model_names import default_name
@@ -34,6 +35,7 @@ class WorkerConfig:
     metrics_listen: str = field(
         default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
     )
+    plugins: tuple[str, ...] = field(default=(), metadata=kinds.SETTING)
     tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
     tls_key: str = field(default="", metadata=tls_settings.KEY)
     tls_ca: str = field(default="", metadata=tls_settings.CA)

@@ -10,10 +10,14 @@ from typing import NewType, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.rpc.errors import ServiceError
+
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)  # chained: equal hashes mean equal prefixes
 Row = NewType("Row", int)  # index in the executor's persistent batch
 HostSlot = NewType("HostSlot", int)  # index of a block in host memory
+
+ExtraValue = str | int | float | bool | tuple[str | int | float | bool, ...]
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -208,6 +212,8 @@ class SamplingParams:
     # If the output ends with a sequence except its last token, that token cannot be sampled.
     forbidden_sequences: tuple[tuple[int, ...], ...] = ()
     reasoning_limit: ReasoningLimit | None = None
+    # Arguments of logits processors, by name; a list is a tuple.
+    extra_args: tuple[tuple[str, ExtraValue], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +333,7 @@ class StepResult:
     """The tokens that a step sampled: `counts[i]` tokens of the plan's row i, row after row, in the plan's order.
 
     A decode returns one token at least and num_scheduled_tokens at most, a prefill chunk with `samples` exactly one,
-    and other chunks none. Rows that `draw` left out return none.
+    and other chunks none. Rows that `draw` left out, and failed ones, return none.
     """
 
     step: int
@@ -339,6 +345,8 @@ class StepResult:
     # By index into the plan's rows, of a step of the head POOL: [vectors, values], as soon as the row's last token is
     # computed. `counts` are 0 then.
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    # By index into the plan's rows: requests that cannot continue. They get no token.
+    failed: dict[int, ServiceError] = field(default_factory=dict)
     seconds: float = 0.0  # device time
     idle_seconds: float | None = None  # of the device before the step; None: unknown
 

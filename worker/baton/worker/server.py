@@ -11,6 +11,10 @@ from typing import Any
 
 import prometheus_client
 
+from baton.plugins.kinds import METRIC_SINKS
+from baton.plugins.kinds import WORKER as WORKER_PLUGINS
+from baton.plugins.metric_sinks import metric_sinks
+from baton.plugins.plugins import Plugins
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.channel import Dial
 from baton.rpc.errors import Unavailable
@@ -43,6 +47,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     """Serves until `stop` is set, then drains. Raises a ServiceError if the engine fails to start, or ends."""
     config.validate()
     tls = Tls(config.tls, WORKER) if config.tls else None
+    plugins = Plugins.named(config.plugins, WORKER_PLUGINS)
     engine = EngineClient(config)
     worker = front.WorkerFront(engine)
     peer_streams = PeerStreams(engine, Dial(tls, WORKER))
@@ -63,11 +68,12 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
     async with (
         _exporting(config, engine, registry),
         RpcServer(config.listen, services, tls=tls) as server,
+        metric_sinks(plugins, registry, WORKER_PLUGINS),
         metrics_endpoint(config.metrics_listen, registry, None if config.metrics_plain else tls) as metrics_port,
         _helpers(
             engine.watch(),
             *([publisher.run()] if publisher else []),
-            *([_keep_fresh(engine, collector)] if config.metrics_listen else []),
+            *([_keep_fresh(engine, collector)] if config.metrics_listen or plugins.of(METRIC_SINKS) else []),
         ),
     ):
         advertised = _advertised_host(config)

@@ -20,7 +20,7 @@ _WORKER_FIELDS: Mapping[str, str] = {
     f"{prefix}.{name}": name
     for prefix, kind in (("sampling", types_pb2.SamplingParams), ("stop", types_pb2.StopConditions))
     for name in kind.DESCRIPTOR.fields_by_name
-}
+} | {"sampling.extra_args": "vllm_xargs"}
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",

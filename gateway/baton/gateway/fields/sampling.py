@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.gateway.fields.extra_args import extra_argument
 from baton.gateway.schemas.requests import (
     GenerationFields,
     RepetitionDetection,
@@ -33,6 +34,7 @@ def sampling_of(request: GenerationFields, logprobs: int | None) -> types_pb2.Sa
         prompt_logprobs=request.prompt_logprobs,
         bad_words=request.bad_words,
         logprob_token_ids=request.logprob_token_ids,
+        extra_args={name: extra_argument(value) for name, value in (request.vllm_xargs or {}).items()},
     )
 
 

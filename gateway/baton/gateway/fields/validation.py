@@ -28,7 +28,7 @@ _MAX_METADATA_NAME = 64  # characters
 _MAX_METADATA_VALUE = 512
 
 # Known fields that this release does not support. Neutral values are accepted.
-_UNSERVED = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs")
+_UNSERVED = ("kv_transfer_params", "ec_transfer_params")
 # Fields that change sampling, which beam search does not use.
 _DRAWS = (
     "logit_bias",
@@ -40,10 +40,12 @@ _DRAWS = (
     "repetition_detection",
     "thinking_token_budget",
     "best_of",
+    "vllm_xargs",
 )
 # Neutral values besides null, false and [].
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logit_bias": ({},),
+    "vllm_xargs": ({},),
     "min_tokens": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),

@@ -22,6 +22,7 @@ _SAMPLING = (
     "bad_words",
     "forbidden_sequences",
     "reasoning_limit",
+    "extra_args",
 )
 _MOST_PENALTY = 10.0
 

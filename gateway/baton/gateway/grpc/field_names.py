@@ -17,6 +17,7 @@ _FIELDS: Mapping[str, str] = {
     "chat_template": "chat.chat_template",
     "documents": "chat.documents",
     "logit_bias": "sampling.logit_bias_token_ids",
+    "vllm_xargs": "sampling.extra_args",
     **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
 }
 

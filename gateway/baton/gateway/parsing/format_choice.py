@@ -11,6 +11,8 @@ from typing import TypeVar
 from baton.gateway.parsing.output_format import Choice, OutputFormat, ReasoningFormat, ToolFormat
 from baton.gateway.parsing.recognition import Recognized, Traits, recognized_reasoning, recognized_tools
 from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from baton.plugins.kinds import REASONING_PARSERS, TOOL_PARSERS
+from baton.plugins.plugins import NO_PLUGINS, Plugins, instance_of
 from baton.rpc.errors import InvalidRequest
 
 AUTO, NONE = "auto", "none"
@@ -25,13 +27,16 @@ class FormatFlags:
     tools: str = AUTO
     reasoning: str = AUTO
     plugin: str = ""  # path of a Python file with TOOL_FORMATS or REASONING_FORMATS; empty: none
+    plugins: Plugins = NO_PLUGINS  # installed packages with formats
 
 
 def choose_format(flags: FormatFlags, traits: Traits) -> OutputFormat:
     """Returns the formats for a model. Raises InvalidRequest that names the flag."""
     plugin = _load_plugin(flags.plugin) if flags.plugin else {}
-    tools = {**TOOL_FORMATS, **_formats(plugin, "TOOL_FORMATS", ToolFormat, flags.plugin)}
-    reasoning = {**REASONING_FORMATS, **_formats(plugin, "REASONING_FORMATS", ReasoningFormat, flags.plugin)}
+    tools = flags.plugins.extend(TOOL_PARSERS, TOOL_FORMATS, instance_of(ToolFormat))
+    tools |= _formats(plugin, "TOOL_FORMATS", ToolFormat, flags.plugin)
+    reasoning = flags.plugins.extend(REASONING_PARSERS, REASONING_FORMATS, instance_of(ReasoningFormat))
+    reasoning |= _formats(plugin, "REASONING_FORMATS", ReasoningFormat, flags.plugin)
     for_tools = _choice("tool_call_parser", flags.tools, recognized_tools(traits), tools)
     for_reasoning = _choice("reasoning_parser", flags.reasoning, recognized_reasoning(traits), reasoning)
     return OutputFormat(tools.get(for_tools.name), reasoning.get(for_reasoning.name), for_tools, for_reasoning)

@@ -14,6 +14,7 @@ from baton.gateway.schemas.foreign_fields import REFUSED, ForeignFields
 from baton.gateway.schemas.requests import (
     Count,
     CountOrZero,
+    ExtraValue,
     Name,
     Penalty,
     PrintableId,
@@ -107,7 +108,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
-    vllm_xargs: Annotated[dict[str, Any] | None, REFUSED] = None
+    vllm_xargs: dict[str, ExtraValue] | None = None  # arguments of the workers' logits processors (plugins), by name
     previous_input_messages: Annotated[list[dict[str, Any]] | None, REFUSED] = None
     enable_response_messages: Annotated[bool | None, REFUSED] = None
 

@@ -72,6 +72,10 @@ class RepetitionDetection(Struct, kw_only=True):
     min_count: Annotated[int, Meta(ge=0, le=_INT32_MAX)] = 0  # tokens; 0 means 1
 
 
+Scalar = bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | str
+ExtraValue = Scalar | list[Scalar]
+
+
 class GenerationFields(ForeignFields, kw_only=True):
     """The common fields of chat and text completions."""
 
@@ -114,7 +118,7 @@ class GenerationFields(ForeignFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None  # ignored: texts are as the tokens spell them
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
-    vllm_xargs: Annotated[dict[str, Any] | None, REFUSED] = None
+    vllm_xargs: dict[str, ExtraValue] | None = None  # arguments of the workers' logits processors (plugins), by name
 
 
 class ChatMessage(Struct, kw_only=True):

@@ -12,6 +12,7 @@ from baton.gateway.config import GatewayConfig
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import TemplateFlags
 from baton.gateway.parsing.format_choice import FormatFlags
+from baton.llm.engine.plugins import offline_plugins
 from baton.llm.parameters.names import InvalidParameter, check_known, refuse_unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.device_limits import with_device_limits
@@ -109,6 +110,7 @@ def engine_arguments(
     if own["tokenizer"] not in (None, model):
         raise InvalidParameter("tokenizer: another tokenizer than the model's is not supported", field="tokenizer")
     settings = _worker_settings(values, of_worker)
+    settings["plugins"], parsers = offline_plugins(values.get("plugins") or ())
     if own["enforce_eager"]:
         settings["cuda_graphs"] = False
     if settings.get("executor", "auto") == "auto":
@@ -117,7 +119,7 @@ def engine_arguments(
         config=_config(model, settings),
         limits=RequestLimits(max_n=_MAX_N, max_logprobs=_number("max_logprobs", own["max_logprobs"], 0)),
         seed=None if own["seed"] is None else _number("seed", own["seed"], None),
-        formats=FormatFlags(tools="none", reasoning=own["reasoning_parser"] or "none"),
+        formats=FormatFlags(tools="none", reasoning=own["reasoning_parser"] or "none", plugins=parsers),
         templates=TemplateFlags(path=own["chat_template"] or ""),
     )
 

@@ -22,7 +22,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprob_start": (None, 0),
     "flat_logprobs": (False,),
     "stream_interval": (None, 1),
-    "extra_args": (None, {}),
     "skip_reading_prefix_cache": (None, False),
     "routed_experts_prompt_start": (0,),
     "trace_decode_token_ids": (None, []),
@@ -102,11 +101,13 @@ class SamplingParams:
         refuse_unsupported(values, _NEUTRAL, type(self).__name__)
         self._check_local()
         given = {name: _plain(value) for name, value in values.items() if name not in _LOCAL}
+        given["vllm_xargs"] = given.pop("extra_args")
         try:
             request = msgspec.convert(given, CompletionRequest)
         except msgspec.ValidationError as error:
             wrong = wrong_field(str(error))
-            raise InvalidParameter(wrong.message, field=wrong.field) from None
+            message, field = (text.replace("vllm_xargs", "extra_args") for text in (wrong.message, wrong.field))
+            raise InvalidParameter(message, field=field) from None
         if request.max_tokens == 0:
             raise InvalidParameter("max_tokens is 0; give at least 1, or None for no limit", field="max_tokens")
         drop_neutral(request)

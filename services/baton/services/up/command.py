@@ -33,11 +33,11 @@ _BATCH_STORE = "BATON_GATEWAY_BATCH_STORE"  # which --batch-store overrides
 _WITHHELD: Mapping[str, frozenset[str]] = {
     "worker": frozenset(
         {"worker_id", "role", "listen", "advertise", "metrics_listen", "kvstore", "transfer_listen", "engine_process"}
-        | {"tls_certificate", "tls_key", "tls_ca", "metrics_plain", "trace_steps", "tensor_parallel_size"}
+        | {"tls_certificate", "tls_key", "tls_ca", "metrics_plain", "trace_steps", "tensor_parallel_size", "plugins"}
     ),
     "gateway": frozenset(
         {"router", "tls_certificate", "tls_key", "tls_ca", "grpc_tls_certificate", "grpc_tls_key"}
-        | {"rest_tls_certificate", "rest_tls_key", "ext_authz_listen", "limit_replicas"}
+        | {"rest_tls_certificate", "rest_tls_key", "ext_authz_listen", "limit_replicas", "plugins"}
     ),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from baton.plugins import kinds
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.model_names import check_names
 from baton.services.up.layout import EXECUTORS, Counts
@@ -43,6 +44,7 @@ class TandemConfig:
             "metavar": "PATH|redis",
         },
     )
+    plugins: tuple[str, ...] = field(default=(), metadata=kinds.SETTING)
     threads: int = field(
         default=0,
         metadata={"help": "Compute threads of each worker. 0: they share the cores evenly.", "minimum": 0},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from baton.plugins.plugins import names_for
 from baton.rpc.address import split_address
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.identity.identity import OPERATOR
@@ -132,6 +133,7 @@ def _gateway(config: TandemConfig, flags: tuple[str, ...]) -> ServicePlan:
             *listen,
             *flags,
             *(("--api-keys", config.api_keys) if config.api_keys else ()),
+            *_plugin_flags(config, "gateway"),
             *_tls_flags(config, "gateway"),
             *_trace_flags(config, "gateway"),
             "--log-format",
@@ -157,6 +159,15 @@ def _trace_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
         return ()
     sampling = ("--trace-sampling", str(config.trace_sampling)) if service == "gateway" else ()
     return ("--otlp-endpoint", config.otlp_endpoint, *sampling)
+
+
+def _plugin_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
+    """Returns the flag with those plugins that the service loads. Raises SettingsError for an unknown one."""
+    try:
+        names = names_for(service, config.plugins)
+    except InvalidRequest as error:
+        raise SettingsError(f"--{error.message}") from error
+    return ("--plugins", ",".join(names)) if names else ()
 
 
 def _tls_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
@@ -185,6 +196,7 @@ def _internal(
             "--metrics-listen",
             metrics,
             *flags,
+            *_plugin_flags(config, command),
             *_tls_flags(config, command),
             *_trace_flags(config, command),
             "--log-format",

@@ -103,6 +103,8 @@ class Engine:
         """Accepts a request. Raises InvalidRequest if it can never run, NoCapacity if the queue is full."""
         block_size, model = self._executor.kv_spec.block_size, self._executor.model
         check_head(request, model)
+        prompt = request.token_ids.array(request.num_prompt_tokens)
+        self._executor.processors.check(request.sampling.extra_args, prompt)
         check_request(
             request,
             model.vocab_size,

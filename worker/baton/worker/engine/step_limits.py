@@ -29,7 +29,7 @@ _FORGETS = 0.02  # weight of each faster step
 _features_of = attrgetter(
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "logprobs",
     "logprob_token_ids", "prompt_logprobs", "suppressed_token_ids", "forbidden_sequences", "reasoning_limit",
-    "top_p", "top_k", "min_p", "temperature",
+    "top_p", "top_k", "min_p", "temperature", "extra_args",
 )  # fmt: skip
 _NEUTRAL = _features_of(SamplingParams())
 

@@ -193,7 +193,7 @@ class StepsInFlight:
         for index, (first, entries) in result.prompt_logprobs.items():
             if scheduled.states[index].phase is not Phase.DONE:
                 self._requests.outputs.prompt_logprobs.append((scheduled.states[index].request, first, entries))
-        if self._one_each and not (plan.masks_follow or result.logprobs):
+        if self._one_each and not (plan.masks_follow or result.logprobs or result.failed):
             self._requests.append_each(scheduled.states[:num_decodes], token_ids[:num_decodes])
             place = num_decodes
         else:
@@ -213,6 +213,10 @@ class StepsInFlight:
                     state.first_token = now
                 self._append_sampled(state, token_ids[place], result.logprobs.get(place))
                 place += 1
+        for index, error in result.failed.items():
+            state = scheduled.states[index]
+            if state.phase is not Phase.DONE and state.row == plan.rows[index]:
+                self._requests.fail(state, error)
         if self._grammars is not None:
             self._grammars.send()
 

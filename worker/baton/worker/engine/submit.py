@@ -18,6 +18,7 @@ from baton.worker.engine.submit_pooled import pooled_of
 from baton.worker.link.prompts import Prompt
 from baton.worker.requests.validation import check_token_ids
 from baton.worker.sampling.grammar.messages import constraint_of
+from baton.worker.sampling.processors.messages import extra_args_of
 
 _MAX_LOGPROBS = 1024
 _TOKEN_BYTES = 4
@@ -199,6 +200,7 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         logprob_token_ids=tuple(sampling.logprob_token_ids),
         forbidden_sequences=_forbidden_of(sampling, vocab_size),
         reasoning_limit=_limit_of(sampling.reasoning_limit, vocab_size) if "reasoning_limit" in present else None,
+        extra_args=extra_args_of(sampling) if "extra_args" in present else (),
     )
 
 

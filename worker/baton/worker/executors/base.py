@@ -13,6 +13,7 @@ from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, HostSlot, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.kv_spec import KvSpec
+from baton.worker.sampling.processors.processor_set import ProcessorSet
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
@@ -89,6 +90,10 @@ class Executor(Protocol):
     num_blocks: int
     depth: int  # most steps in flight: launched and not collected
     max_step_tokens: int  # most tokens that a decoding row gets in one step
+
+    @property
+    def processors(self) -> ProcessorSet:
+        """The logits processors, which requests may use."""
 
     @property
     def model(self) -> ModelSpec:

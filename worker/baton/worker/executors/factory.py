@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.plugins.kinds import LOGITS_PROCESSORS, MODEL_FAMILIES, WEIGHT_FORMATS
+from baton.plugins.plugins import NO_PLUGINS, PluginError, Plugins
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.config_overrides import overridden
@@ -19,17 +21,19 @@ from baton.worker.executors.ranks import RankGroup, start_ranks
 if TYPE_CHECKING:
     from baton.worker.executors.sim.executor import SimSettings
 
+_OF_MODELS = (LOGITS_PROCESSORS, MODEL_FAMILIES, WEIGHT_FORMATS)
 _SIM_NUM_BLOCKS = 8192
 _SIM_BYTES_PER_TOKEN = 131072  # of host memory: the KV of an 8B model, which the simulator's speed is from
 
 
-def make_executor(config: WorkerConfig) -> RankGroup:
+def make_executor(config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> RankGroup:
     """Creates the executor with its model. Raises InvalidRequest for a wrong configuration or model folder."""
-    return start_ranks(lambda: _make_leader(config))
+    return start_ranks(lambda: _make_leader(config, plugins))
 
 
-def _make_leader(config: WorkerConfig) -> ServingExecutor:
+def _make_leader(config: WorkerConfig, plugins: Plugins) -> ServingExecutor:
     if config.executor == "sim":
+        _check_simulated(plugins)
         from baton.worker.executors.sim.executor import SimExecutor
 
         stall = Path(config.sim_stall_file) if config.sim_stall_file else None
@@ -41,10 +45,17 @@ def _make_leader(config: WorkerConfig) -> ServingExecutor:
     if config.executor == "cuda":
         from baton.worker.executors.cuda.executor import CudaExecutor
 
-        return CudaExecutor(config)
+        return CudaExecutor(config, plugins)
     from baton.worker.executors.cpu.executor import CpuExecutor
 
-    return CpuExecutor(config)
+    return CpuExecutor(config, plugins)
+
+
+def _check_simulated(plugins: Plugins) -> None:
+    """Raises PluginError for plugins of what the simulator does not have."""
+    for kind in _OF_MODELS:
+        for plugin in plugins.of(kind):
+            raise PluginError(f"{plugin.name!r}: executor=sim computes no model, so it loads no {kind.name}")
 
 
 def sim_settings(config: WorkerConfig) -> SimSettings:

@@ -18,6 +18,7 @@ from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, T
 from baton.worker.executors.base import DeviceLost, HostCopies, LayerHook, NewWeights, ServingExecutor
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.kv_spec import KvSpec
+from baton.worker.sampling.processors.processor_set import ProcessorSet
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
@@ -65,6 +66,10 @@ class RankGroup:
     def size(self) -> int:
         """Number of ranks, including the leader."""
         return 1 + len(self._followers)
+
+    @property
+    def processors(self) -> ProcessorSet:
+        return self._leader.processors
 
     @property
     def model(self) -> ModelSpec:

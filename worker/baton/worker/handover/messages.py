@@ -11,6 +11,7 @@ from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import ReasoningLimit, Request, SamplingParams, StopConditions, TokenLogprobs
 from baton.worker.sampling.grammar.messages import constraint_message
+from baton.worker.sampling.processors.messages import extra_args_message
 
 StreamMessage = TypeVar("StreamMessage", worker_pb2.PrefillStreamRequest, worker_pb2.PrefillStreamResponse)
 
@@ -102,6 +103,7 @@ def _sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
         forbidden_sequences=[types_pb2.TokenSequence(token_ids=each) for each in sampling.forbidden_sequences],
         logprob_token_ids=sampling.logprob_token_ids,
         reasoning_limit=None if limit is None else _limit_message(limit),
+        extra_args=extra_args_message(sampling.extra_args),
     )
 
 

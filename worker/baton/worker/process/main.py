@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from baton.plugins.kinds import WORKER as WORKER_PLUGINS
+from baton.plugins.plugins import Plugins
 from baton.rpc.address import split_address
 from baton.rpc.errors import InternalError, ServiceError, status_of
 from baton.rpc.identity.identity import WORKER
@@ -114,7 +116,8 @@ def _serve(
     with contextlib.ExitStack() as cleanup:
         if config.executor == "cuda":
             use_compile_cache(config.compile_cache_dir)
-        executor = make_executor(config)
+        plugins = Plugins.named(config.plugins, WORKER_PLUGINS)
+        executor = make_executor(config, plugins)
         cleanup.callback(executor.close)
         trace = StepTrace(config.trace_steps) if config.trace_steps else None
         if trace is not None:

@@ -62,14 +62,22 @@ class Sampler:
         self._chosen.pop(row, None)
 
     def sample(
-        self, logits: Tensor, rows: Int64, num_outputs: Int64, masks: TokenMasks | None = None
+        self,
+        logits: Tensor,
+        rows: Int64,
+        num_outputs: Int64,
+        masks: TokenMasks | None = None,
+        changed: Tensor | None = None,
     ) -> tuple[Int64, dict[int, TokenLogprobs]]:
-        """Samples from logits [len(rows), vocab_size] after num_outputs tokens. Returns ids and logprobs by index."""
+        """Samples from logits [len(rows), vocab_size] after num_outputs tokens. Returns ids and logprobs by index.
+
+        `changed`: the logits to sample from, if processors have changed some; log-probabilities are of `logits`.
+        """
         num_logprobs = self._num_logprobs[rows]
         requested = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
         # Copied before the edits, because logprobs are the model's.
         raw = logits.index_select(0, torch.from_numpy(requested)) if requested.size else None
-        edited = logits.float().contiguous().numpy()
+        edited = (logits if changed is None else changed).float().contiguous().numpy()
         self._edits.apply(edited, rows, num_outputs)
         if masks is not None:
             apply_masks(edited, masks)

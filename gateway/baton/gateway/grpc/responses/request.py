@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from baton.gateway.bodies.decoder import wrong_field
+from baton.gateway.fields.extra_args import xargs_of
 from baton.gateway.grpc.chat import json_object, variables_of
 from baton.gateway.models.constraints.structured_output import RequestedConstraint, check_constraint
 from baton.gateway.responses.request import WITH_LOGPROBS
@@ -26,6 +27,7 @@ _NAMES: Mapping[str, str] = {
     },
     **{name: f"stop.{name}" for name in types_pb2.StopConditions.DESCRIPTOR.fields_by_name},
     "logit_bias": "sampling.logit_bias_token_ids",
+    "vllm_xargs": "sampling.extra_args",
     "max_output_tokens": "stop.max_tokens",
     "top_logprobs": "sampling.logprobs",
     "chat_template_kwargs": "template_variables",
@@ -172,6 +174,8 @@ def _sampling(sampling: types_pb2.SamplingParams) -> dict[str, Any]:
         raise InvalidRequest(f"{field} has {len(values)} values for {len(token_ids)} tokens", field=field)
     lists = ("allowed_token_ids", "bad_words")
     fields: dict[str, Any] = {name: list(value) if name in lists else value for name, value in given.items()}
+    if "extra_args" in fields:
+        fields["vllm_xargs"] = xargs_of(fields.pop("extra_args"))
     if token_ids:
         fields["logit_bias"] = dict(zip(token_ids, values, strict=True))
     if sampling.HasField("seed"):  # REST's seeds are signed

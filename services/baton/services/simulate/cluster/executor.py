@@ -15,6 +15,7 @@ from baton.services.simulate.virtual.timeline import Clock
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import HostCopies, LayerHook
 from baton.worker.kv_spec import full_spec
+from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
 
 VOCAB_SIZE = 1 << 31
 _DIGEST = bytes(range(16))
@@ -41,6 +42,7 @@ class VirtualExecutor:
                 f"kv_bytes_per_token is {device.kv_bytes_per_token}; it must be a multiple of {_NUM_LAYERS * 4}",
                 field="kv_bytes_per_token",
             )
+        self.processors = NO_PROCESSORS
         self.model = ModelSpec(_DIGEST, VOCAB_SIZE, max_model_len, ())
         # bfloat16 K and V of heads of one value: kv_bytes_per_token in all layers together.
         self.kv_spec = full_spec(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.kernels.table import Case
+from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
@@ -40,6 +41,8 @@ from baton.worker.models.costs import model_costs
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
+from baton.worker.sampling.processors.interface import ProcessorContext
+from baton.worker.sampling.processors.processor_set import start_processors
 from baton.worker.weights.build import is_redundant
 from baton.worker.weights.loading import (
     LoadedModel,
@@ -72,7 +75,7 @@ class CpuExecutor:
     max_step_tokens = 1
     kv = None
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> None:
         config = with_device_limits(config)
         torch.set_num_threads(config.threads or usable_cores())
         dtype: torch.dtype = getattr(torch, compute_dtype_name("cpu", config.dtype))
@@ -104,6 +107,7 @@ class CpuExecutor:
         self._scratch = Scratch(self._memory.tensors[0])
         longest = min(max_model_len, capacity)
         self._num_rows = config.max_num_requests
+        self.processors = start_processors(plugins, ProcessorContext(loaded.config.vocab_size, torch.device("cpu")))
         self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block)
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
@@ -215,7 +219,7 @@ class CpuExecutor:
     def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[StepInputs, Any, StepResult]:
         num_rows = self._num_rows
         if kind is HeadKind.GENERATE:
-            return GenerateHead(self._rows, num_rows, config)
+            return GenerateHead(self._rows, num_rows, config, self.processors)
         assert config.pooler is not None, "configs with this head have one"
         return PoolHead(config.pooler, config.hidden_size, num_rows, torch.device("cpu"))
 

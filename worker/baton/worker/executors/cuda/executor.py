@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
@@ -61,6 +62,8 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import Weights, make_model
+from baton.worker.sampling.processors.interface import ProcessorContext
+from baton.worker.sampling.processors.processor_set import start_processors
 from baton.worker.weights.build import is_redundant, weight_bytes
 from baton.worker.weights.loading import (
     LoadedModel,
@@ -83,7 +86,7 @@ class CudaExecutor:
     depth = 2
     max_step_tokens = 1
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> None:
         device = open_device()
         config = with_device_limits(config)
         self._wait = partial(torch.cuda.synchronize, device)
@@ -100,6 +103,7 @@ class CudaExecutor:
         self.model = ModelSpec(
             loaded.digest, model_config.vocab_size, max_model_len, model_config.eos_token_ids, model_config.heads
         )
+        self.processors = start_processors(plugins, ProcessorContext(model_config.vocab_size, device))
         self.kv_spec = scaled_kv_spec(model_config, loaded, config.block_size, self._kv_dtype)
         self._layer_hook: LayerHook | None = None
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
@@ -311,6 +315,7 @@ class CudaExecutor:
             device,
             captured=self._captured,
             batch_invariant=config.batch_invariant,
+            processors=self.processors,
         )
         self._heads = {HeadKind.GENERATE: generate}
         self._steps = LaunchedSteps(rows, self.depth, self._watch, self._wait, traced=bool(config.trace_steps))

@@ -24,6 +24,7 @@ from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
 from baton.worker.kv_spec import full_spec
+from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
 
 if TYPE_CHECKING:
     from baton.worker.weights.tensor_update import TensorUpdate
@@ -123,6 +124,7 @@ class SimExecutor:
         is_stalled: Callable[[], bool] | None = None,  # while so, no step ends
     ) -> None:
         settings.validate()
+        self.processors = NO_PROCESSORS
         self.model = ModelSpec(
             settings.model_digest, settings.vocab_size, settings.max_model_len, settings.eos_token_ids
         )

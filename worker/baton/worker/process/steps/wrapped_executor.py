@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import Executor, HostCopies, LayerHook
 from baton.worker.kv_spec import KvSpec
+from baton.worker.sampling.processors.processor_set import ProcessorSet
 
 if TYPE_CHECKING:
     from baton.worker.executors.cuda.kv.copies import KvCopies
@@ -24,6 +25,10 @@ class WrappedExecutor:
         self.num_blocks = executor.num_blocks
         self.depth = executor.depth
         self.max_step_tokens = executor.max_step_tokens
+
+    @property
+    def processors(self) -> ProcessorSet:
+        return self._executor.processors
 
     @property
     def model(self) -> ModelSpec:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from baton.rpc.errors import ServiceError
 from baton.worker.core import Int32, StepPlan, TokenMasks
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
+from baton.worker.executors.cuda.sampling.processing import DeviceProcessing
 from baton.worker.executors.cuda.sampling.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
 from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprobs
 from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.model import Model
+from baton.worker.sampling.processors.processor_set import NO_PROCESSORS, ProcessorSet
 
 
 class Computed(NamedTuple):
@@ -27,6 +32,7 @@ class Computed(NamedTuple):
     left_out: Int32  # the rows among them that get no token
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: PendingPromptLogprobs | None = None
+    failed: Mapping[int, ServiceError] = MappingProxyType({})  # by index into the rows that sample
 
 
 class GenerateHead:
@@ -46,10 +52,12 @@ class GenerateHead:
         *,
         captured: bool,
         batch_invariant: bool = False,
+        processors: ProcessorSet = NO_PROCESSORS,
     ) -> None:
         # Shared by captured steps; untouched without them.
         self.logits = torch.empty(num_rows if captured else 0, vocab_size, dtype=dtype, device=device)
         self._batch = batch
+        self._processing = DeviceProcessing(processors, batch)
         self._sampler = DeviceSampler(num_rows, vocab_size, batch, device)
         self._prompt_logprobs = DevicePromptLogprobs(batch, batch_invariant=batch_invariant)
         self._device = device
@@ -57,6 +65,7 @@ class GenerateHead:
 
     def take_rows(self, plan: StepPlan) -> None:
         self._sampler.admit(plan.admitted)
+        self._processing.take_rows(plan)
         self._prompt_logprobs.apply(plan)
 
     # Captured steps: one token for each row.
@@ -98,16 +107,19 @@ class GenerateHead:
         """Samples special rows and computes log-probabilities. Called after `run` or a captured step."""
         sampler, step = self._sampler, undrawn
         flags = sampler.flags_of(plan, masks)
+        processed = self._processing.run(plan, step.logits, left_out)
+        left_out = processed.left_out
         if len(left_out) and (flags.special or flags.scored):
             step.rows.index_fill_(0, self._batch.upload(left_out.astype(np.int64)), -1)
         if flags.special:
             sampler.take_masks(masks)
             step.draw_special()
         if not flags.scored:
-            return Computed(step.tokens, left_out, None, step.prompt_logprobs)
+            return Computed(step.tokens, left_out, None, step.prompt_logprobs, processed.failed)
+        processed.restore(step.logits)
         step.score()
         logprobs = sampler.logprobs(plan, step.logits, step.tokens)
-        return Computed(step.tokens, left_out, logprobs, step.prompt_logprobs)
+        return Computed(step.tokens, left_out, logprobs, step.prompt_logprobs, processed.failed)
 
 
 def _nothing() -> None:

@@ -76,7 +76,7 @@ def flags_of(sampling: SamplingParams, lists: RowLists) -> int:
     if is_penalized(sampling):
         flags |= columns.PENALIZED.value
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    if flags or (filtered and drawn_temperature(sampling) > 0):
+    if flags or sampling.extra_args or (filtered and drawn_temperature(sampling) > 0):
         flags |= columns.SPECIAL.value
     return flags
 

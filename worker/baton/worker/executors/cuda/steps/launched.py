@@ -81,6 +81,8 @@ class LaunchedSteps:
             prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
             seconds=launched.seconds,
         )
+        sampled = np.flatnonzero(launched.plan.samples)
+        result.failed = {int(sampled[index]): error for index, error in launched.computed.failed.items()}
         leave_out(result, launched.plan, launched.computed.left_out)
         if self._traced:
             if self._last_done is not None:
