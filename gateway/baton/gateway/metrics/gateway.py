@@ -61,6 +61,13 @@ class GatewayMetrics:
         self._rejected = Counter(
             "baton_gateway_rejected", "Generations refused or failed.", ("reason",), registry=self.registry
         )
+        self._tool_calls = Counter(
+            "baton_gateway_tool_calls", "Calls of tools on MCP servers.", ("outcome",), registry=self.registry
+        )
+        self.tool_seconds = BucketCounts(
+            "baton_gateway_tool_call_seconds", "Time that a call of a tool on an MCP server took.", _E2E_BOUNDS
+        )
+        self.registry.register(self.tool_seconds)
         self.ttft = self._histogram("baton_gateway_ttft_seconds", "Request to first token.", _TTFT_BOUNDS)
         self.e2e = self._histogram("baton_gateway_e2e_seconds", "Request to the end of the response.", _E2E_BOUNDS)
         self.prompt_tokens = self._counter("baton_gateway_prompt_tokens", "Prompt tokens of complete responses.")
@@ -110,6 +117,11 @@ class GatewayMetrics:
     def generation_rejected(self, reason: str) -> None:
         """Counts a generation that was refused or failed. `reason` is an error type."""
         self._rejected.labels(reason).inc()
+
+    def tool_called(self, outcome: str, seconds: float) -> None:
+        """Counts a call on an MCP server, which is completed or failed."""
+        self._tool_calls.labels(outcome).inc()
+        self.tool_seconds.observe(seconds)
 
     def exposition(self) -> bytes:
         """Returns all metrics in Prometheus' text format 0.0.4."""

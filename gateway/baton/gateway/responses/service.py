@@ -270,7 +270,8 @@ class ResponseService:
         rounds = ResponseRounds(
             self._serving, self._fitter, call, request_id, prepared.request, prepared.model, prepared.turn, items
         )
-        return ToolLoop(running, plan.servers, plan.sessions, rounds, self._mcp, plan.approved)
+        observe = self._serving.metrics.tool_called
+        return ToolLoop(running, plan.servers, plan.sessions, rounds, self._mcp, plan.approved, observe)
 
 
 def _context_after(stored: StoredResponse) -> Sequence[Item]:

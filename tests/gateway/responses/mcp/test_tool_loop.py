@@ -120,6 +120,9 @@ async def test_errors_are_passed_to_the_model(rig, url):
     assert message.content[0].text == "I cannot."
     names = [event.type for event in await rig.events(says, [tool(url)])]
     assert names.count("response.mcp_call.failed") == 2
+    metrics = (await rig.gateway.get("/metrics")).body.decode()
+    assert 'baton_gateway_tool_calls_total{outcome="failed"} 4.0' in metrics
+    assert "baton_gateway_tool_call_seconds_count 4.0" in metrics
 
 
 async def test_long_outputs_are_cut(tmp_path, url):

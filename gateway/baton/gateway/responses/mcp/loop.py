@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -68,6 +69,7 @@ class ToolLoop:
         rounds: Rounds,
         settings: McpSettings,
         approved: Sequence[ApprovedCall],
+        observe: Callable[[str, float], None],
     ) -> None:
         self._running = running
         self._servers = servers
@@ -75,6 +77,7 @@ class ToolLoop:
         self._rounds = rounds
         self._settings = settings
         self._approved = approved
+        self._observe = observe  # takes each call's outcome and seconds
         self._task: asyncio.Task[None] | None = None
         self._begun = asyncio.Event()  # set when the first generation or call has begun
         self._generation: Generation | None = None
@@ -179,6 +182,7 @@ class ToolLoop:
         return most is None or self._num_calls <= most
 
     async def _run_call(self, item: Item, may_run: bool) -> None:
+        begun = time.perf_counter()
         try:
             if not may_run:
                 raise McpFailed("max_tool_calls is reached", _PROTOCOL_ERROR, _INVALID_REQUEST)
@@ -187,10 +191,12 @@ class ToolLoop:
         except McpFailed as failed:
             result = McpResult(error=failed.error)
         running = self._running
-        if result.error is None:
-            running.show(running.output.settle(item, "completed", output=result.output))
-        else:
-            running.show(running.output.settle(item, "failed", error=result.error))
+        if running.ended:
+            return
+        outcome = "completed" if result.error is None else "failed"
+        self._observe(outcome, time.perf_counter() - begun)
+        shown = {"output": result.output} if result.error is None else {"error": result.error}
+        running.show(running.output.settle(item, outcome, **shown))
 
 
 def _arguments_of(item: Item) -> dict[str, Any]:
