@@ -8,7 +8,9 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
 
-from baton.rpc.errors import NoCapacity
+from baton.gateway.batches.running import runner as runner_module
+from baton.gateway.batches.state.memory import MemoryState
+from baton.rpc.errors import NoCapacity, Unavailable
 
 
 def line(custom_id, prompt="Hi", url="/v1/completions", **body):
@@ -258,3 +260,18 @@ async def test_an_input_that_is_deleted_fails_the_batch(tmp_path):
         done = await ended(client, await made)
         assert done.status == "failed"
         assert [one.code for one in done.errors.data] == ["not_found"]
+
+
+async def test_a_gateway_whose_state_cannot_be_reached_stops_all_the_same(tmp_path, monkeypatch):
+    async def commit(*ignored):
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(runner_module, "_STOP_SECONDS", 0.05)
+    async with asyncio.timeout(5):
+        async with running(tmp_path, generator=FakeGenerator()) as (rest, client):
+            await begin(client, [line(str(number)) for number in range(3)])
+            first = await rest.generator.next()
+            monkeypatch.setattr(MemoryState, "commit", commit)
+            say("not recorded")(first)
+            await asyncio.sleep(0.05)
+    assert rest.admission.in_use == 0
