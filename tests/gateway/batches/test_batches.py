@@ -275,3 +275,19 @@ async def test_a_gateway_whose_state_cannot_be_reached_stops_all_the_same(tmp_pa
             say("not recorded")(first)
             await asyncio.sleep(0.05)
     assert rest.admission.in_use == 0
+
+
+async def test_a_batch_waits_for_a_gateway_that_serves_its_endpoint(tmp_path, redis_server, monkeypatch):
+    shared = {"redis_url": redis_server.url}
+    async with running(tmp_path, say("x"), **shared) as (_, client):
+        monkeypatch.setattr(runner_module.BatchRunner, "_take", idle)
+        batch = await begin(client, [line("a")])
+        monkeypatch.undo()
+    async with running(tmp_path, say("x"), tokens_only=True, **shared):
+        await asyncio.sleep(0.3)
+    async with running(tmp_path, say("x"), **shared) as (_, client):
+        assert (await ended(client, batch)).status == "completed"
+
+
+async def idle(*ignored):
+    """Takes no batch."""

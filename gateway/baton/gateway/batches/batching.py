@@ -55,7 +55,15 @@ class Batching:
         self._files = Files(self._state, Blobs(open_blobs(settings.store)))
         self._handlers: dict[str, Handler] = {}
         window = Window(settings.max_running_lines, time.monotonic)
-        parts = RunnerParts(self._state, self._files, window, self._handler_of, self._identity_of, settings.max_lines)
+        parts = RunnerParts(
+            self._state,
+            self._files,
+            window,
+            lambda endpoint: endpoint in self._handlers,
+            self._handler_of,
+            self._identity_of,
+            settings.max_lines,
+        )
         self.runner = BatchRunner(parts)
         if not self._state.shared:
             _log.warning("files and batches are forgotten at a restart: their state is in memory (--redis-url)")

@@ -33,6 +33,7 @@ class RunnerParts:
     state: StateStore
     files: Files
     window: Window
+    serves: Callable[[str], bool]  # an endpoint
     handler_of: Callable[[str], Handler]  # of an endpoint. Raises InvalidRequest
     identity_of: Callable[[str], Identity]  # of a tenant. Raises NotFound, Unavailable
     max_lines: int

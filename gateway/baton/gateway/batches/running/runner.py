@@ -22,6 +22,7 @@ _POLL_SECONDS = 1.0
 _SWEEP_SECONDS = 60.0
 _SWEPT_AT_ONCE = 100
 _STOP_SECONDS = 3.0
+_LEFT_SECONDS = 10.0
 _MAX_BATCHES = 16  # that one gateway runs at once
 
 
@@ -34,6 +35,7 @@ class BatchRunner:
         self._woken = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
+        self._left_until: dict[str, float] = {}  # when batches that are not served here are looked at again
         self._swept = 0.0
 
     @property
@@ -77,7 +79,7 @@ class BatchRunner:
         for batch_id in await state.open_batches():
             if len(self._tasks) >= _MAX_BATCHES:
                 return
-            if batch_id in self._tasks:
+            if batch_id in self._tasks or self._left_until.get(batch_id, 0.0) > time.monotonic():
                 continue
             fence = await state.lease(batch_id, self._lease_seconds)
             if fence is not None:
@@ -98,7 +100,13 @@ class BatchRunner:
             if record is None:
                 await state.close_batch(batch_id)
                 return
-            run = self._runs[batch_id] = BatchRun(self._parts, batch_of(record), fence)
+            stored = batch_of(record)
+            if not self._parts.serves(stored.batch.endpoint) and stored.batch.expires_at > time.time():
+                # Another gateway may serve it, as during an update.
+                self._left_until[batch_id] = time.monotonic() + _LEFT_SECONDS
+                await state.release(batch_id, fence)
+                return
+            run = self._runs[batch_id] = BatchRun(self._parts, stored, fence)
             _log.info("running %s", batch_id, extra={"fence": fence})
             await self._keep(run, batch_id, fence)
             _log.info("%s has ended", batch_id)
@@ -139,6 +147,7 @@ class BatchRunner:
         if now - self._swept < _SWEEP_SECONDS:
             return
         self._swept = now
+        self._left_until = {name: until for name, until in self._left_until.items() if until > time.monotonic()}
         for entry in await self._parts.state.expired(now, _SWEPT_AT_ONCE):
             if entry.kind == FILE:
                 await self._parts.files.blobs.delete(file_blob(entry.name))
