@@ -58,17 +58,23 @@ async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
     await asyncio.gather(*waiting[:3])
     assert (window.limit, window.in_flight) == (66, 66)
     for _ in range(5):
-        window.refused()
-    assert window.limit == 59
+        window.refused("a")
+    assert (window.limit, window.in_flight) == (59, 61)
     now[0] += 1.0
-    window.refused()
-    assert window.limit == 53
-    waiting[3].cancel()
-    for _ in range(13):
+    window.refused("a")
+    assert (window.limit, window.in_flight) == (53, 60)
+    again = asyncio.create_task(window.enter("a", again=True))
+    await asyncio.sleep(0)
+    for _ in range(8):
         window.leave("a", served=False)
-    window.leave("a", served=True)
-    assert (window.limit, window.in_flight) == (54, 52)
-    for _ in range(52):
+    await again  # before the line that has had no place yet
+    assert not waiting[3].done()
+    assert window.in_flight == 53
+    for _ in range(4):
+        window.leave("a", served=True)
+        await asyncio.sleep(0)
+    assert (window.limit, window.in_flight) == (54, 50)  # one entered; the window grows by sixteen in one round
+    for _ in range(50):
         window.leave("a", served=False)
     assert window.in_flight == 0
 

@@ -59,10 +59,14 @@ class LineRunner:
                     await self.enter()
                     holds_place = True
                 elif answer.is_refusal:
-                    # It keeps its place. Lines that the fleet has queued run meanwhile, so it asks again soon at first.
-                    self._window.refused()
+                    # It is asked again when there is a place, which the window gives while the fleet takes lines.
                     num_refusals += 1
-                    await asyncio.sleep(min(_spread(answer), _FIRST_WAIT_SECONDS * 2**num_refusals))
+                    again = time.monotonic() + min(_spread(answer), _FIRST_WAIT_SECONDS * 2**num_refusals)
+                    holds_place = False
+                    self._window.refused(self._batch_id)
+                    await self._window.enter(self._batch_id, again=True)
+                    holds_place = True
+                    await asyncio.sleep(max(0.0, again - time.monotonic()))
                 elif answer.status == _FAILURE and (num_failures := num_failures + 1) < _MAX_FAILURES:
                     await asyncio.sleep(_spread(answer))
                 else:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 _FIRST = 64
 _SHRINK = 0.9
+_GROWTH = 16.0  # lines, in the time of one
 _SHRINK_PAUSE_SECONDS = 0.5  # refusals of one moment shrink the window once
 
 
@@ -32,13 +33,17 @@ class Window:
         """Returns the most lines that may run now."""
         return int(self._limit)
 
-    async def enter(self, batch_id: str) -> None:
-        """Waits for a place of a batch."""
+    async def enter(self, batch_id: str, again: bool = False) -> None:
+        """Waits for a place of a batch. `again`: before lines that have had none."""
         if self.in_flight < self.limit and not self._waiting:
             self._running[batch_id] += 1
             return
         place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(batch_id, deque()).append(place)
+        waiting = self._waiting.setdefault(batch_id, deque())
+        if again:
+            waiting.appendleft(place)
+        else:
+            waiting.append(place)
         try:
             await place
         except asyncio.CancelledError:
@@ -50,17 +55,19 @@ class Window:
 
     def leave(self, batch_id: str, served: bool) -> None:
         """Gives a place back. `served`: the fleet ran the line, so that there may be room for more."""
-        # The window triples in the time of one line, or doubles once the fleet has refused one.
+        # The window triples in the time of one line, until the fleet has refused one. Then it grows by a few lines.
         if served and self.in_flight >= self.limit:
-            self._limit = min(self._limit + (2.0 if self._shrunk < 0 else 1.0), float(self._most))
+            most = float("inf") if self._shrunk < 0 else _GROWTH / self._limit
+            self._limit = min(self._limit + min(2.0, most), float(self._most))
         self._leave(batch_id)
 
-    def refused(self) -> None:
-        """Shrinks the window: the fleet had no room for a line."""
+    def refused(self, batch_id: str) -> None:
+        """Takes a line's place and shrinks the window: the fleet had no room for it."""
         now = max(0.0, self._clock())
         if now - self._shrunk >= _SHRINK_PAUSE_SECONDS:
             self._shrunk = now
             self._limit = max(1.0, min(self._limit, float(self.in_flight)) * _SHRINK)
+        self._leave(batch_id)
 
     def _leave(self, batch_id: str) -> None:
         self._running[batch_id] -= 1
