@@ -122,6 +122,13 @@ def test_every_service_exports_its_spans(rig):
     assert root.facts["baton.output_tokens"] == decode.facts["baton.output_tokens"] == 9
     assert root.facts["http.response.status_code"] == 200
     assert root.facts["baton.failovers"] == 0
+    assert root.facts["gen_ai.operation.name"] == "text_completion"
+    assert root.facts["gen_ai.request.model"] == root.facts["gen_ai.response.model"] == root.facts["baton.model"]
+    assert root.facts["gen_ai.usage.input_tokens"] == root.facts["baton.prompt_tokens"]
+    assert root.facts["gen_ai.usage.output_tokens"] == 9
+    waits = [root.facts[f"gen_ai.latency.{part}"] for part in ("time_in_queue", "time_to_first_token", "e2e")]
+    assert waits == sorted(waits)
+    assert waits[2] == pytest.approx(root.seconds, abs=1e-3)
 
 
 def test_spans_have_predicted_and_found_cached_tokens(rig):

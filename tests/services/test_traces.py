@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support.processes import ports
 from support.processes.stack import ROOT, wait_until
 
 from baton.otlp.v1 import trace_pb2 as pb
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.tracing.context import new_trace, sampled_context
-from baton.rpc.tracing.tracer import Endpoint, Tracer, TracingCollector
+from baton.rpc.tracing.exporters import Endpoint, ExportFailed
+from baton.rpc.tracing.tracer import Tracer, TracingCollector
 from baton.services import cli
 from baton.services.traces.command import Traces
 from baton.services.traces.view import Span, render
@@ -135,6 +140,71 @@ async def test_only_some_requests_are_sampled_and_a_clients_word_is_taken():
         context, parent_id = never.sampled(sampled)
         assert context.trace_id == sampled_context(sampled).trace_id
         assert parent_id == sampled_context(sampled).span_id
+
+
+@contextlib.contextmanager
+def http_collector(statuses=(), closes=False):
+    """A collector of OTLP over HTTP. Yields its URL, its paths and its requests, decoded by OpenTelemetry's code."""
+    found, waiting = [], list(statuses)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            found.append((self.path, self.headers["content-type"], ExportTraceServiceRequest.FromString(body)))
+            self.send_response(waiting.pop(0) if waiting else 200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            self.close_connection = closes  # without a word to the client
+
+        def log_message(self, *facts):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", found
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_spans_go_to_a_collector_over_http():
+    context = new_trace()
+    with http_collector() as (url, found):
+        await _send(url, context)
+    ((path, kind, request),) = found
+    assert (path, kind) == ("/v1/traces", "application/x-protobuf")
+    spans = request.resource_spans[0].scope_spans[0].spans
+    assert [span.name for span in spans] == ["baton.worker.decode", "baton.gateway.request"]
+    assert spans[1].trace_id == context.trace_id
+
+
+async def test_a_connection_that_the_collector_closed_is_opened_again():
+    with http_collector(closes=True) as (url, found):
+        exporter = Endpoint.of(url).exporter()
+        for _ in range(3):
+            await exporter.export(pb.ExportRequest(), 5.0)
+        await exporter.close()
+    assert len(found) == 3
+
+
+async def test_an_answer_of_the_collector_other_than_200_is_a_failure():
+    with http_collector([503]) as (url, _):
+        exporter = Endpoint.of(url).exporter()
+        with pytest.raises(ExportFailed, match="status 503"):
+            await exporter.export(pb.ExportRequest(), 5.0)
+        await exporter.export(pb.ExportRequest(), 5.0)
+        await exporter.close()
+
+
+async def test_a_collector_that_is_not_there_is_a_failure():
+    (port,) = ports.free_ports(1)
+    exporter = Endpoint.of(f"http://127.0.0.1:{port}/v1/traces").exporter()
+    with pytest.raises(ExportFailed, match="Connection refused"):
+        await exporter.export(pb.ExportRequest(), 5.0)
 
 
 @pytest.mark.parametrize("url", ["", "collector", "ftp://h:1", "http://h", "http://user@h:1", "http://h:port"])

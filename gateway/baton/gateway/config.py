@@ -258,7 +258,8 @@ class GatewayConfig:
     otlp_endpoint: str = field(
         default="",
         metadata={
-            "help": "OpenTelemetry collector (OTLP over gRPC) that takes traced requests' spans. Empty: none.",
+            "help": "OpenTelemetry collector of traced requests' spans: http://HOST:PORT for OTLP over gRPC, with "
+            "/v1/traces for OTLP over HTTP. Empty: none.",
             "metavar": "URL",
         },
     )

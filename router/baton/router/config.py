@@ -90,7 +90,8 @@ class RouterConfig:
     otlp_endpoint: str = field(
         default="",
         metadata={
-            "help": "OpenTelemetry collector (OTLP over gRPC) that takes traced placements' spans. Empty: none.",
+            "help": "OpenTelemetry collector of traced placements' spans: http://HOST:PORT for OTLP over gRPC, with "
+            "/v1/traces for OTLP over HTTP. Empty: none.",
             "metavar": "URL",
         },
     )

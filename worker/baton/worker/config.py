@@ -335,7 +335,8 @@ class WorkerConfig:
     otlp_endpoint: str = field(
         default="",
         metadata={
-            "help": "OpenTelemetry collector (OTLP over gRPC) that receives traced requests' spans. Empty: none.",
+            "help": "OpenTelemetry collector of traced requests' spans: http://HOST:PORT for OTLP over gRPC, with "
+            "/v1/traces for OTLP over HTTP. Empty: none.",
             "metavar": "URL",
         },
     )

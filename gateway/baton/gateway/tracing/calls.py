@@ -12,6 +12,12 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.tracing.tracer import Value
 
+# Of OpenTelemetry's conventions, by route; others are conversations.
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/inference/v1/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 _HEADER = b"traceparent"
 
 
@@ -32,6 +38,7 @@ def trace_exchange(tracing: GatewayTracing, exchange: Exchange, route: str) -> N
             "http.request.method": ended.method,
             "http.response.status_code": ended.status,
             "baton.client_request_id": ended.request_id,
+            "gen_ai.operation.name": _OPERATIONS.get(route, "chat"),
         }
         tracing.end(trace, facts, f"status {ended.status}" if ended.status >= 400 else "")
 

@@ -80,6 +80,9 @@ class RequestTrace:
         self._num_failovers += outcome.worker_failed
         self._num_output_tokens += outcome.num_output_tokens
         self._num_preemptions += outcome.times.num_preemptions
+        if outcome.first_token_us and "gen_ai.latency.time_to_first_token" not in self._facts:
+            self._facts["gen_ai.latency.time_to_first_token"] = outcome.first_token_us / 1e6
+            self._facts["gen_ai.latency.time_in_queue"] = outcome.times.queue_us / 1e6
 
     def record(
         self,
@@ -107,6 +110,8 @@ class RequestTrace:
             "baton.failovers": self._num_failovers,
             "baton.output_tokens": self._num_output_tokens,
             "baton.preemptions": self._num_preemptions,
+            "gen_ai.usage.output_tokens": self._num_output_tokens,
+            "gen_ai.latency.e2e": (now - self.began_ns) / 1e9,
         }
         self.tracer.record(
             "baton.gateway.request", self.context, self.parent_id, self.began_ns, now, all_facts, SERVER, error
@@ -187,6 +192,10 @@ def _facts_of(request: router_pb2.PlaceRequest) -> dict[str, Value]:
         "baton.model": request.model,
         "baton.tenant": request.tenant,
         "baton.prompt_tokens": request.num_prompt_tokens,
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": request.model,
+        "gen_ai.response.model": request.model,
+        "gen_ai.usage.input_tokens": request.num_prompt_tokens,
     }
 
 

@@ -1,4 +1,4 @@
-"""Exports ended spans to an OpenTelemetry collector: OTLP over gRPC, in batches, in the background.
+"""Exports ended spans to an OpenTelemetry collector in batches, in the background.
 
 A span of ten attributes costs about 20 us, serialized when it ends; OpenTelemetry's own SDK took 65 us. If the
 collector is too slow, spans are dropped and counted, and no request waits.
@@ -14,21 +14,18 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
-import grpc
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.otlp.v1 import trace_pb2 as pb
-from baton.rpc.errors import InvalidRequest, problem_of
 from baton.rpc.tracing.context import SpanContext, is_context, new_trace, sampled_context
+from baton.rpc.tracing.exporters import Endpoint, ExportFailed
 
 _log = logging.getLogger(__name__)
 
-_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _MAX_WAITING = 8192  # spans; more are dropped
 _BATCH = 512
 _INTERVAL_SECONDS = 2.0  # or when there is a batch: an export costs as much CPU as 50 spans
@@ -40,27 +37,6 @@ INTERNAL = pb.SPAN_KIND_INTERNAL
 Kind: TypeAlias = pb.SpanKind.ValueType
 
 Value = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The address of a collector."""
-
-    address: str  # host:port
-    encrypted: bool
-
-    @classmethod
-    def of(cls, url: str) -> Self:
-        """Parses `http://host:port`, `https://host:port` or `host:port`, which is plain text. Raises InvalidRequest."""
-        scheme, separator, rest = url.partition("://")
-        address = (rest if separator else url).rstrip("/")
-        host, _, port = address.rpartition(":")
-        if (separator and scheme not in ("http", "https")) or not host or not port.isdecimal() or "@" in address:
-            raise InvalidRequest(
-                f"otlp_endpoint is {url!r}; give http://HOST:PORT of a collector's OTLP over gRPC, usually port 4317",
-                field="otlp_endpoint",
-            )
-        return cls(address, scheme == "https" and bool(separator))
 
 
 class Tracer:
@@ -82,15 +58,7 @@ class Tracer:
         self.num_dropped = 0
 
     async def __aenter__(self) -> Self:
-        address, options = self._endpoint.address, (("grpc.enable_http_proxy", 0),)
-        self._channel = (
-            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
-            if self._endpoint.encrypted
-            else grpc.aio.insecure_channel(address, options)
-        )
-        self._export: grpc.aio.UnaryUnaryMultiCallable[pb.ExportRequest, bytes] = self._channel.unary_unary(
-            _EXPORT, request_serializer=pb.ExportRequest.SerializeToString
-        )
+        self._exporter = self._endpoint.exporter()
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -103,7 +71,7 @@ class Tracer:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self._flush()
-        await self._channel.close(None)
+        await self._exporter.close()
 
     def sampled(self, traceparent: str) -> tuple[SpanContext, bytes] | None:
         """Returns a request's span and its parent's id, if the request is traced; an empty id: it is the root."""
@@ -159,10 +127,10 @@ class Tracer:
             scope = pb.ScopeSpans(spans=spans)
             request = pb.ExportRequest(resource_spans=[pb.ResourceSpans(resource=self._resource, scope_spans=[scope])])
             try:
-                await self._export(request, timeout=until - time.monotonic())
-            except grpc.aio.AioRpcError as error:
+                await self._exporter.export(request, until - time.monotonic())
+            except ExportFailed as error:
                 self.num_dropped += len(spans)
-                self._log_problem(problem_of(error))
+                self._log_problem(str(error))
                 return
             self.num_exported += len(spans)
             self._log_problem("")
