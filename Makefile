@@ -117,7 +117,7 @@ test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 
 bench: $(VENV)/.installed-dev ## Run every benchmark that needs nothing else; `make bench NAME=wire` runs one
-	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels policies serve,$(BENCHES))); do \
+	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels policies,$(BENCHES))); do \
 	  echo "== $$name"; $(BIN)/baton bench $$name $(BENCH_FLAGS); done
 
 bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmarks on an NVIDIA GPU; JSON in build/bench

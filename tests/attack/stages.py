@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.report import render_table
 from support.network.otlp_collector import Collector, Span
+
+from baton.services.bench.report import render_table
 
 _EXPORT_SECONDS = 3.0  # spans leave every 2
 _STAGES = ("receive", "prepare", "place", "of it router", "submit", "queue", "prefill", "return")

@@ -8,7 +8,8 @@ from typing import Any
 
 from attack.fleet import STAYS, Cost
 from attack.siege import Siege
-from bench.report import render_table
+
+from baton.services.bench.report import render_table
 
 REFUSED_CPU = 0.5  # seconds
 ACCEPTED_CPU = 1.0  # seconds

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.report import render_table
 from chaos.audit import Audit
 from chaos.disturb import Disturbed
 from chaos.streams.oracle import percentile
+
+from baton.services.bench.report import render_table
 
 _SHOWN = 8
 

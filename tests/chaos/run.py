@@ -30,7 +30,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.report import facts_line, machine_facts, write_json
 from chaos import report, soak
 from chaos.audit import Audit, audit
 from chaos.disturb import Disturbed, disturb
@@ -41,6 +40,8 @@ from chaos.report import Row
 from chaos.rolling import roll
 from chaos.soak import SoakOptions
 from chaos.streams.client import Client
+
+from baton.services.bench.report import facts_line, machine_facts, write_json
 
 # With four workers, 70 % are 94 % of what a death leaves, and streams wait for places; with six, 84 %.
 _SIM = Shape(decode=6, worker_flags=("--sim-step-seconds", "0.03"))

@@ -24,7 +24,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from chaos import report
 from chaos.audit import audit, memory_of
 from chaos.disturb import in_thread
@@ -34,6 +33,8 @@ from chaos.fleet.fleet import Fleet, Shape, running_fleet
 from chaos.report import Row
 from chaos.streams.short_requests import ShortRequests
 from support.processes.stack import MODEL_NAME
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _SHAPE = Shape(
     decode=3,

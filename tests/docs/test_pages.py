@@ -116,6 +116,9 @@ def _flags_of(name: str, rest: list[str]) -> frozenset[str]:
         return _config_flags(name) | {"--help"}
     if name == "bench":
         bench = rest[0] if rest and not rest[0].startswith("-") else ""
+        if bench in cli.NESTED["bench"]:
+            # A sweep passes flags on to the others.
+            return frozenset().union(*(_tool_flags("bench", one) for one in cli.NESTED["bench"]), {"--"})
         files = (ROOT / "tests" / "bench").rglob(f"bench_{bench}.py")
         assert not bench or bench.isupper() or any(files), f"there is no benchmark {bench}"
         return _program_flags() | {"--help"}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from baton.services import cli
-from baton.services.tools import bench
+from baton.services.bench import command as bench
 
 
 def test_help_lists_every_command(capsys):
@@ -109,9 +109,24 @@ def test_bench_lists_and_runs_the_programs_of_a_folder(tmp_path, capfd):
     assert bench.main(["laps", "--fast"], tmp_path) == 3
     assert "ran ['--fast']" in capfd.readouterr().out
     assert bench.main(["lps"], tmp_path) == 2
-    assert "there are laps" in capfd.readouterr().err
+    assert "there are serve, latency, throughput, startup, sweep, laps" in capfd.readouterr().err
 
 
-def test_bench_prints_where_it_looked_when_there_are_none(tmp_path, capsys):
-    assert bench.main([], tmp_path) == 1
-    assert str(tmp_path) in capsys.readouterr().err
+def test_bench_without_a_checkout_has_what_users_run(tmp_path, capsys):
+    assert bench.main([], tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "  throughput       Measures requests and tokens a second" in shown
+    assert "checkout" not in shown
+    assert bench.main(["wire"], tmp_path) == 2
+    assert "the others are part of the source checkout" in capsys.readouterr().err
+
+
+def test_bench_without_a_package_prints_the_extra_that_has_it(monkeypatch, capsys):
+    def fail(name):
+        raise ModuleNotFoundError(name="orjson")
+
+    monkeypatch.setattr(bench.importlib, "import_module", fail)
+    assert bench.main(["serve"]) == 1
+    assert 'orjson is not installed; pip install "baton-inference[bench]"' in capsys.readouterr().err
+    assert bench.main(["latency"]) == 1
+    assert 'pip install "baton-inference[all]"' in capsys.readouterr().err

@@ -59,7 +59,7 @@ TOOLS: Mapping[str, str] = {
     "probe": "Checks a service's gRPC health once, with a certificate if the fleet uses TLS.",
     "top": "Shows the fleet live in a terminal, as the console does.",
     "metrics": "Lists every Prometheus metric.",
-    "bench": "Runs a benchmark of tests/bench.",
+    "bench": "Measures a server, or the engine in this process.",
     "simulate": "Runs a simulated fleet under virtual time.",
 }
 
@@ -68,6 +68,7 @@ NESTED: Mapping[str, tuple[str, ...]] = {
     "keys": ("create", "list", "revoke", "tenants"),
     "doctor": ("kubernetes", *SERVICES),
     "completion": ("bash", "zsh", "fish"),
+    "bench": ("serve", "latency", "throughput", "startup", "sweep"),
 }
 
 # The module of each tool's main().
@@ -87,7 +88,7 @@ _MODULES: Mapping[str, str] = {
     "probe": "baton.services.tools.probe",
     "top": "baton.services.top.command",
     "metrics": "baton.services.tools.metrics_table",
-    "bench": "baton.services.tools.bench",
+    "bench": "baton.services.bench.command",
     "simulate": "baton.services.simulate.command",
 }
 _SHARED = frozenset({*OPERATIONS, "chat", "complete"})  # several commands have one main()

@@ -23,6 +23,7 @@ _EXTRAS: Mapping[str, str] = {
     "models": "worker",
     "simulate": ALL,
     "bench": "bench",
+    "bench serve": "bench",
     "run-batch": ALL,
 }
 # kvstore runs without the embedded Redis, and models on this machine need no hub.

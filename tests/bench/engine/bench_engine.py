@@ -27,9 +27,9 @@ sys.path.extend(
 from bench.engine.runs import Outcome, Plan, RowResult, RunFailed, run_plan
 from bench.engine.sampling import SAMPLINGS
 from bench.engine.workloads import TABLES, VLLM, VLLM_SECONDS, Workload, vllm_seconds
-from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.errors import ServiceError
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.services.settings import SettingsError, options_of
 from baton.worker.config import WorkerConfig
 from baton.worker.models.presets import PRESETS

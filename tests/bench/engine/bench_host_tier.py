@@ -24,10 +24,9 @@ sys.path.extend(
     str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
 )
 
-from bench.report import facts_line, machine_facts, render_table, write_json
-
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks
 from baton.rpc.errors import ServiceError
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StopConditions, Tier
 from baton.worker.engine.engine import Engine

@@ -26,8 +26,7 @@ sys.path.extend(
     str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
 )
 
-from bench.report import facts_line, machine_facts, render_table, write_json
-
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Constraint, ConstraintForm, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine

@@ -23,9 +23,9 @@ sys.path.extend(
 
 from bench.engine.bench_masks import write_tokenizer
 from bench.engine.mixes import MIXES, Mix, Timings, arrivals
-from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.errors import ServiceError
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.config import WorkerConfig
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor

@@ -26,9 +26,9 @@ sys.path.extend(
 import torch
 from bench.engine.runs import Plan, RunFailed, run_plan
 from bench.engine.workloads import Workload
-from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.config import WorkerConfig
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import FAMILIES

@@ -29,9 +29,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.processes.engine_processes import engines_of
 from support.processes.stack import MODEL_NAME, Service, Stack, metric, start_stack
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _PLACES = 16  # rows of each worker's batch
 _STEP_SECONDS = 0.02

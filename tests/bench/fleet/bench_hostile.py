@@ -34,8 +34,9 @@ from attack.corpus import FAMILIES, make_case
 from attack.fleet import Attacked, Cost
 from attack.siege import besiege
 from attack.verdict import as_json, misses, rows, show
-from bench.report import facts_line, machine_facts, write_json
 from support.network.otlp_collector import collecting
+
+from baton.services.bench.report import facts_line, machine_facts, write_json
 
 _WARM_SEED = 1_000_003  # the cases of the warm-up differ from those of the search
 _WARM_CASES = 48

@@ -33,10 +33,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.fleet.overload_client import Seen, Tenant, offer
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.processes.stack import Stack, metric, start_stack
 
 from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _PLACES = 8  # rows of each worker's batch
 _STEP_SECONDS = 0.1

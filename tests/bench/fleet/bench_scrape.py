@@ -24,8 +24,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.processes.stack import MODEL_NAME, Service, Stack, metric, start_stack, wait_until
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _MOST_MS = 20.0
 _SLOW = ("--sim-eos-every", "0", "--sim-step-seconds", "0.5", "--max-num-requests", "4096",

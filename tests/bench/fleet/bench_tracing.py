@@ -26,9 +26,10 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.network.otlp_collector import Collector, collecting
 from support.processes.stack import MODEL_NAME, Service, Stack, processes_of_session, scheduled_seconds, start_stack
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 Costs = dict[str, float]  # by service
 

@@ -24,7 +24,6 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.gateway.access_rig import key_file
 from support.processes.redis_program import redis_program
 
@@ -37,6 +36,7 @@ from baton.gateway.access.settings import AccessSettings
 from baton.gateway.core import Delta, Generation, GenerationRequest, Sink, Usage
 from baton.gateway.serving.tenancy import AdmittedGenerator
 from baton.rpc.errors import ServiceError
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.services.ports import free_ports
 from baton.v1 import types_pb2
 

@@ -28,8 +28,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from bench.gateway.rig import Server, gateway
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.gateway.console_fleet import console_fleet
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _HEADER = ("consoles", "CPU of a core: median", "min", "max", "wanted", "snapshots/s each", "bytes a snapshot")
 _WANTED = "<= 5 %"

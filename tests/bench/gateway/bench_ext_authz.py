@@ -32,13 +32,13 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.gateway.access_rig import key_file
 from support.network import envoy
 from support.network.envoy_rig import HOSTS, Access, start_gateway, trusting
 from support.network.tls_rig import make_certs
 from support.processes.stack import RedisServer, wait_until
 
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.services.ports import free_ports
 
 CONNECTIONS = 16

@@ -36,10 +36,11 @@ from bench.gateway.peers import PEERS, FixedServer, install, peer
 from bench.gateway.prompt import measure_prompts
 from bench.gateway.reader import watch_streams
 from bench.gateway.rig import SAMPLE, PacedWorker, Server, gateway
-from bench.report import facts_line, machine_facts, render_table, write_json
-from bench.serve.client import BenchFailed
 from support.gateway.scripted_services import ScriptedRouter
 from tokenizers import Tokenizer
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
+from baton.services.bench.serve.client import BenchFailed
 
 STEP_SECONDS = 0.02
 _CANCEL_STEP_SECONDS = 0.002

@@ -24,11 +24,11 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gateway.bench_access import running_redis
-from bench.report import facts_line, machine_facts, render_table, write_json
 from support.gateway.access_rig import replica, tenant
 
 from baton.gateway.access.errors import RateLimited
 from baton.gateway.access.limits.usage import RequestCost, TokensUsed
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _LEAST, _MOST = 50, 400
 _EDGE_SECONDS = 0.02  # a request is timed before it is admitted, by another clock than Redis's

@@ -21,10 +21,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gateway.load import PATH, chat, open_stream
-from bench.report import render_table
-from bench.serve.client import BenchFailed
-from bench.serve.http_stream import HttpPool
 from support.processes.stack import start_stack
+
+from baton.services.bench.report import render_table
+from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.serve.http_stream import HttpPool
 
 _NUM_OTHERS = 64
 _OTHERS_BEGIN_SECONDS = 2.0

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
-from bench.serve.client import BenchFailed
-from bench.serve.http_stream import HttpPool
+from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.serve.http_stream import HttpPool
 
 PATH = "/v1/chat/completions"
 _CHAT = {"model": "storyteller-7m", "messages": [{"role": "user", "content": "Tell me a story about a dog."}]}

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import httptools
 from bench.gateway.rig import Server, started
-from bench.serve.client import BenchFailed
 
+from baton.services.bench.serve.client import BenchFailed
 from baton.services.ports import free_ports
 
 _INSTALL_SECONDS = 1200.0

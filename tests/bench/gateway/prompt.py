@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 from bench.gateway.rig import SAMPLE, cpu_seconds
-from bench.report import render_table
-from bench.serve.client import BenchFailed
 from support.processes.stack import Stack, start_stack
 from tokenizers import Tokenizer
+
+from baton.services.bench.report import render_table
+from baton.services.bench.serve.client import BenchFailed
 
 SERVICES = ("gateway", "router", "kvstore")
 SHARED = 0.95

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.gateway.rig import Server
-from bench.serve.client import BenchFailed
 from support.processes.child import Child, ChildFailed
+
+from baton.services.bench.serve.client import BenchFailed
 
 _FIRST_SECONDS = 120.0  # until every stream has begun
 _LAST_SECONDS = 60.0  # until the reader has started and responded

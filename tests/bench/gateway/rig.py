@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
-from bench.serve.client import BenchFailed
-from bench.serve.http_stream import HttpPool
 
 from baton.rpc.server.server import RpcServer, Service
+from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.serve.http_stream import HttpPool
 from baton.services.ports import free_ports
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 

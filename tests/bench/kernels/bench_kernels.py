@@ -20,8 +20,8 @@ sys.path.extend(
 import torch
 from bench.kernels.case import FLOPS, Case, ModelShape
 from bench.kernels.timing import Ceilings, Timing, measure_ceilings, time_launches
-from bench.report import facts_line, machine_facts, render_table, write_json
 
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.models.presets import PRESETS
 
 _GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts")

@@ -31,7 +31,6 @@ import redis
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from bench.router.bench_router import Row, percentile, start
 from support.fleet.fleet_node import ScriptedWorker, state
 from support.processes.redis_program import redis_program
@@ -39,6 +38,7 @@ from support.processes.redis_program import redis_program
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel
 from baton.services import ports
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.v1 import index_pb2, kv_pb2
 
 PROMPT_BLOCKS = 1563  # 100 k tokens in blocks of 64

@@ -21,8 +21,8 @@ sys.path.extend(
 
 from bench.policies import DISAGGREGATION, PEERS
 from bench.policies.clairvoyant import run_bound
-from bench.report import render_table, write_json
 
+from baton.services.bench.report import render_table, write_json
 from baton.services.simulate.cell import BATON, SHEDDING, Cell, run_cells
 from baton.services.simulate.cluster.metrics import LatencyLimits, Summary
 from baton.services.simulate.cluster.settings import ClusterSettings

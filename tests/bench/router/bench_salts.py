@@ -15,8 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "security"))
 
-from bench.report import facts_line, machine_facts, render_table
 from test_tenant_blocks import hit_rate
+
+from baton.services.bench.report import facts_line, machine_facts, render_table
 
 
 def main() -> None:

@@ -17,8 +17,7 @@ sys.path.extend(
     for name in ("tests", "proto", "services", "router", "worker", "kvstore")
 )
 
-from bench.report import facts_line, machine_facts, render_table, write_json
-
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.services.simulate.cell import BATON, Cell, run_cells
 from baton.services.simulate.cluster.metrics import Summary
 from baton.services.simulate.cluster.settings import ClusterSettings

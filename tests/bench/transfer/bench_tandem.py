@@ -26,8 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from bench.transfer.tandem_runs import Answer, Deployment, deployment
+
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _OUTPUT_TOKENS = 16
 _VOCAB_SIZES = {"sim": 4000, "cpu": 4000, "cuda": 32000}

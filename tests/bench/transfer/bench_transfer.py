@@ -27,9 +27,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.report import facts_line, machine_facts, render_table, write_json
 from bench.transfer.kinds import BYTES_PER_BLOCK_LAYER, KINDS, NUM_LAYERS, Kind
 
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Inbound, Landed, Outbound, Piece, PushFailed
 from baton.worker.transfer.transports import Transports

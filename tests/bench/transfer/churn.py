@@ -22,11 +22,11 @@ import grpc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.report import facts_line, machine_facts, write_json
 from support.processes.worker_harness import Stream
 from support.processes.worker_processes import WorkerProcess
 from support.transfer.rig import SIM, TransferRig, transfer_rig
 
+from baton.services.bench.report import facts_line, machine_facts, write_json
 from baton.v1 import types_pb2, worker_pb2
 
 BATCH = 50

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from bench.engine import bench_engine
 from bench.engine.workloads import TABLES, VLLM_SECONDS, Workload, vllm_seconds
-from bench.report import render_table
+
+from baton.services.bench.report import render_table
 
 MODEL = str(Path(__file__).parents[3] / "models" / "storyteller-7m")
 

@@ -5,11 +5,6 @@ import math
 import random
 
 import pytest
-from bench.serve import bench_serve
-from bench.serve.http_stream import EventSplitter
-from bench.serve.load import Load, _Level, progress_line
-from bench.serve.prompts import Lengths
-from bench.serve.stats import Limits, Record, Spread, percentile, summarize
 from support.gateway.rest_harness import SAMPLE, rest_side
 from support.gateway.scripted_services import ScriptedRouter, ScriptedWorker
 from support.processes.ports import free_ports
@@ -17,6 +12,11 @@ from support.processes.ports import free_ports
 from baton.gateway.config import GatewayConfig
 from baton.gateway.server import serve
 from baton.rpc.errors import NoCapacity
+from baton.services.bench.datasets.prompts import Lengths
+from baton.services.bench.serve import command as bench_serve
+from baton.services.bench.serve.http_stream import EventSplitter
+from baton.services.bench.serve.load import Load, _Level, progress_line
+from baton.services.bench.serve.stats import Limits, Record, Spread, percentile, summarize
 
 
 def record(due=0.0, ttft=0.1, gap=0.01, num_output=4, error=""):

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bench.serve.stats import Record
-
-
-class BenchFailed(Exception):
-    """The benchmark cannot continue. The message is for the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, or the text of a chat's only message."""
-
-    num_tokens: int
-    num_output: int
-    seed: int
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
+from baton.services.bench.datasets.source import Prompt
+from baton.services.bench.serve.stats import Record
 
 
 class Client(Protocol):

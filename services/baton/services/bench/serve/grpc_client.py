@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import grpc
-from bench.serve.client import BenchFailed, Prompt
-from bench.serve.stats import Record
 
 from baton.rpc.channel import open_channel
+from baton.services.bench.datasets.source import BenchFailed, Prompt
+from baton.services.bench.serve.stats import Record
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
@@ -20,7 +21,7 @@ class GrpcClient:
 
     def __init__(self, address: str, chat: bool, model: str, timeout: float) -> None:
         self._channel = open_channel(address)
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._chat = chat
         self._model = model
         self._timeout = timeout
@@ -62,6 +63,8 @@ class GrpcClient:
         )
         if self._chat:
             request.chat.CopyFrom(_chat(prompt.text))
+        elif prompt.text:
+            request.text = prompt.text
         else:
             request.token_ids.token_ids.extend(prompt.token_ids)
         return request

@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 import orjson
-from bench.serve.client import BenchFailed, Prompt
-from bench.serve.http_stream import EventSplitter, HttpPool
-from bench.serve.stats import Record
-from bench.serve.words import WORDS
+
+from baton.services.bench.datasets.source import BenchFailed, Prompt
+from baton.services.bench.datasets.words import WORDS
+from baton.services.bench.serve.http_stream import EventSplitter, HttpPool
+from baton.services.bench.serve.stats import Record
 
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
 _MOST_OF_REFUSAL = 4096  # bytes of an error's body that are kept
@@ -58,7 +59,7 @@ class OpenAiClient:
         if self._chat:
             body["messages"] = _messages(prompt.text)
             return self._pool.request("POST", "/v1/chat/completions", orjson.dumps(body))
-        body["prompt"] = prompt.token_ids
+        body["prompt"] = prompt.token_ids or prompt.text
         return self._pool.request("POST", "/v1/completions", orjson.dumps(body))
 
     async def send(self, request: bytes, record: Record) -> None:

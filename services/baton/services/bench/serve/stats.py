@@ -78,15 +78,17 @@ class Spread:
     p90: float
     p99: float
     max: float
+    chosen: dict[str, float] = field(default_factory=dict)  # other percentiles by their names, such as p99.9
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """Returns the distribution of values; None without values."""
+    def of(cls, values: Sequence[float], percentiles: Sequence[float] = ()) -> Spread | None:
+        """Returns the distribution of values; None without values. `percentiles`: those of `chosen`, in percent."""
         if not values:
             return None
         ordered = sorted(values)
-        cuts = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
-        return cls(math.fsum(ordered) / len(ordered), *cuts, ordered[-1])
+        p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+        chosen = {f"p{one:g}": percentile(ordered, one / 100) for one in percentiles}
+        return cls(math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1], chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,12 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarize(
-    records: Sequence[Record], rate: float, concurrency: int | None, limits: Limits, cpu_seconds: float
+    records: Sequence[Record],
+    rate: float,
+    concurrency: int | None,
+    limits: Limits,
+    cpu_seconds: float,
+    percentiles: Sequence[float] = (),
 ) -> Summary:
     """Returns latencies of complete requests, and tokens of all requests."""
     whole = [record for record in records if not record.error]
@@ -153,14 +160,14 @@ def summarize(
         num_requests=len(records),
         num_good=sum(record.is_good(limits) for record in records),
         errors=dict(Counter(record.error for record in records if record.error)),
-        num_inexact_prompts=sum(record.num_prompt != record.wanted_prompt for record in whole),
+        num_inexact_prompts=sum(record.wanted_prompt not in (0, record.num_prompt) for record in whole),
         num_prompt_tokens=sum(record.num_prompt for record in records),
         num_cached_tokens=sum(record.num_cached for record in records),
         num_output_tokens=sum(record.num_output for record in records),
-        ttft=Spread.of([record.ttft for record in whole]),
-        itl=Spread.of([gap for record in whole for gap in record.gaps]),
-        tpot=Spread.of([record.tpot for record in whole if record.num_output > 1]),
-        e2e=Spread.of([record.ended - record.sent for record in whole]),
+        ttft=Spread.of([record.ttft for record in whole], percentiles),
+        itl=Spread.of([gap for record in whole for gap in record.gaps], percentiles),
+        tpot=Spread.of([record.tpot for record in whole if record.num_output > 1], percentiles),
+        e2e=Spread.of([record.ended - record.sent for record in whole], percentiles),
         lateness=Spread.of([record.sent - record.due for record in records]),
         cpu_share=cpu_seconds / seconds,
     )

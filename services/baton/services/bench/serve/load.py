@@ -1,4 +1,4 @@
-"""Sends requests with Poisson arrivals, a limit of concurrent ones, or both. Knows no protocol."""
+"""Sends requests at a rate, with a limit of concurrent ones, or both. Knows no protocol."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import random
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from bench.serve.client import Client, Prompt
-from bench.serve.prompts import PromptMaker
-from bench.serve.stats import Limits, Record, Summary, summarize
+from baton.services.bench.datasets.source import BenchFailed, Dataset, Prompt
+from baton.services.bench.serve.arrivals import Arrivals
+from baton.services.bench.serve.client import Client
+from baton.services.bench.serve.stats import Limits, Record, Summary, summarize
 
 _BAR = 24
 _PROGRESS_SECONDS = 0.2
@@ -29,6 +30,7 @@ class Load:
     concurrency: int | None  # maximum in flight
     num_requests: int | None
     duration: float | None  # seconds during which requests are sent
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
 
 @dataclass(slots=True)
@@ -44,10 +46,12 @@ class _Level:
     num_tokens: int = 0
 
 
-async def run_level(client: Client, maker: PromptMaker, load: Load, limits: Limits, seed: int) -> Summary:
+async def run_level(
+    client: Client, dataset: Dataset, load: Load, limits: Limits, seed: int, percentiles: Sequence[float] = ()
+) -> Summary:
     """Sends the load and waits for all answers."""
     level = _Level(load)
-    prompts = await _prepared(client, maker, load)
+    prompts = await _prepared(client, dataset, load)
     gc.collect()
     gc.freeze()
     cpu = _cpu_seconds()
@@ -61,32 +65,39 @@ async def run_level(client: Client, maker: PromptMaker, load: Load, limits: Limi
             progress.cancel()
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         gc.unfreeze()
-    return summarize(level.records, load.rate, load.concurrency, limits, _cpu_seconds() - cpu)
+    if not level.records:
+        raise BenchFailed("the dataset has no requests")
+    return summarize(level.records, load.rate, load.concurrency, limits, _cpu_seconds() - cpu, percentiles)
 
 
-async def warm_up(client: Client, maker: PromptMaker, count: int) -> str:
+async def warm_up(client: Client, dataset: Dataset, count: int) -> str:
     """Sends some requests at once, which are not measured. Returns the first error."""
     records = [Record(time.perf_counter()) for _ in range(count)]
-    requests = [client.encode(await maker.make()) for _ in records]
+    requests = []
+    for _ in records:
+        if (prompt := await dataset.make()) is None:
+            raise BenchFailed(f"the dataset has fewer than the {count} requests of the warm-up; give --warm-up 0")
+        requests.append(client.encode(prompt))
     await asyncio.gather(*(client.send(*pair) for pair in zip(requests, records, strict=True)))
     return next((record.error for record in records if record.error), "")
 
 
-async def _prepared(client: Client, maker: PromptMaker, load: Load) -> AsyncIterator[tuple[Prompt, Any]]:
+async def _prepared(client: Client, dataset: Dataset, load: Load) -> AsyncIterator[tuple[Prompt, Any]]:
     """Returns prompts and their requests. A known number of them is made before the first is sent."""
     if load.num_requests is None:
-        return _endless(client, maker)
+        return _endless(client, dataset)
     made = []
     for _ in range(load.num_requests):
-        prompt = await maker.make()
+        prompt = await dataset.make()
+        if prompt is None:
+            break
         # Keeps only the prompt's sizes, because the encoded request has its content.
-        made.append((Prompt(prompt.num_tokens, prompt.num_output, prompt.seed), client.encode(prompt)))
+        made.append((Prompt(prompt.num_tokens, prompt.num_output, prompt.seed, at=prompt.at), client.encode(prompt)))
     return _given(made)
 
 
-async def _endless(client: Client, maker: PromptMaker) -> AsyncIterator[tuple[Prompt, Any]]:
-    while True:
-        prompt = await maker.make()
+async def _endless(client: Client, dataset: Dataset) -> AsyncIterator[tuple[Prompt, Any]]:
+    while (prompt := await dataset.make()) is not None:
         yield prompt, client.encode(prompt)
 
 
@@ -103,6 +114,8 @@ async def _send_all(
     level.began = time.perf_counter()
     due = level.began
     async for prompt, request in prompts:
+        if prompt.at is not None:
+            due = level.began + prompt.at
         if slots is not None:
             await slots.acquire()
         if (delay := due - time.perf_counter()) > 0:
@@ -110,13 +123,13 @@ async def _send_all(
         now = time.perf_counter()
         if load.duration is not None and now - level.began > load.duration:
             break
-        record = Record(now if math.isinf(load.rate) else due)
+        record = Record(now if math.isinf(load.rate) and prompt.at is None else due)
         record.wanted_prompt, record.wanted_output = prompt.num_tokens, prompt.num_output
         level.records.append(record)
         task = asyncio.create_task(_send(client, level, request, record, slots))
         level.tasks.add(task)
         task.add_done_callback(level.tasks.discard)
-        due += 0.0 if math.isinf(load.rate) else source.expovariate(load.rate)
+        due += load.arrivals.gap(load.rate, len(level.records), load.num_requests, source)
     while level.tasks:
         await asyncio.wait(set(level.tasks))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+_VERSION = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool = False) -> str:
@@ -52,15 +56,21 @@ def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
 def _version(package: str) -> str:
     if package == "torch":
         # Some distributions' metadata lack the local part of the version (+cu130, +cpu).
-        try:
-            import torch
-        except ImportError:
-            return "none"
-        return str(torch.__version__)
+        return _torch_version()
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
+
+
+def _torch_version() -> str:
+    """Reads the version without loading torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "none"
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = _VERSION.search(text)
+    return found[1] if found else metadata.version("torch")
 
 
 def _processor() -> str:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bench.serve.client import BenchFailed, Client, Prompt
-from bench.serve.words import WORDS
+from baton.services.bench.datasets.source import BenchFailed, Prompt, Vocabulary
+from baton.services.bench.datasets.words import WORDS
 
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
 _REPEATS = 8  # of a word, to check that each is one token
@@ -56,7 +56,7 @@ class PromptShape:
 class PromptMaker:
     """Makes prompts from a seed, of tokens or words that the server reports."""
 
-    def __init__(self, client: Client, shape: PromptShape, seed: int) -> None:
+    def __init__(self, client: Vocabulary, shape: PromptShape, seed: int) -> None:
         self._client = client
         self._shape = shape
         self._random = random.Random(seed)
@@ -66,6 +66,10 @@ class PromptMaker:
         self._is_additive = True
         self._id_prefixes: list[list[int]] = []
         self._word_prefixes: list[list[str]] = []
+
+    @property
+    def size(self) -> int | None:
+        return None
 
     async def prepare(self) -> None:
         """Reads the vocabulary. Raises BenchFailed if exact prompts are impossible."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.serve.stats import Spread, Summary
+from baton.services.bench.serve.stats import Spread, Summary
 
 
 def is_missing() -> bool:
