@@ -68,7 +68,8 @@ def test_the_openai_client_gets_the_answer(tandem_stack, answer):
 
 
 def test_a_program_without_a_server_gets_the_answer(tandem_stack, answer):
-    assert python("offline", tandem_stack.config.model, PROMPT).strip() == answer.strip()
+    words = (EXAMPLES / "offline" / "answer.py", tandem_stack.config.model, PROMPT)
+    assert run(60, sys.executable, *words).strip() == answer.strip()
 
 
 @pytest.mark.timeout(360)

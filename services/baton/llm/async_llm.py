@@ -11,6 +11,7 @@ from typing import Any, Self
 from baton.gateway.core import Generation
 from baton.llm.engine.arguments import engine_arguments
 from baton.llm.engine.compute_threads import sleep_between_steps
+from baton.llm.engine.engine_args import EngineArgs
 from baton.llm.engine.local_engine import LocalEngine, open_engine
 from baton.llm.engine.operations import Mode, Operations
 from baton.llm.engine.weight_transfer import WeightTransfer
@@ -39,6 +40,11 @@ class AsyncLLM:
         self._opening: asyncio.Future[LocalEngine] | None = None
         self._transfer_of_engine: WeightTransfer | None = None
         self._running: dict[str, tuple[Collector, Generation]] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Returns an engine with these arguments."""
+        return cls(**vars(engine_args))
 
     async def __aenter__(self) -> Self:
         await self.start()

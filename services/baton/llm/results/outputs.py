@@ -64,5 +64,6 @@ class RequestOutput:
     lora_request: None = None
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
+    multi_modal_placeholders: None = None
     num_cached_tokens: int | None = None  # prompt tokens whose KV was cached; None before the end
     kv_transfer_params: None = None

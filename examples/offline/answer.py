@@ -1,6 +1,6 @@
 """Answers a chat inside this program, without a server.
 
-python offline.py models/storyteller-7m "Tell me a story about a dog and a river."
+python answer.py models/storyteller-7m "Tell me a story about a dog and a river."
 """
 
 import sys

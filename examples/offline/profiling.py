@@ -1,0 +1,16 @@
+"""Writes a trace of the engine's steps, which chrome://tracing and Perfetto show."""
+
+import sys
+
+from baton.llm import LLM, SamplingParams
+
+
+def main(model: str = "models/storyteller-7m", folder: str = "profiles") -> None:
+    llm = LLM(model=model, max_model_len=512, profile_dir=folder)
+    llm.start_profile()
+    llm.generate(["Once upon a time", "The big dog"], SamplingParams(max_tokens=4), use_tqdm=False)
+    print(llm.stop_profile())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
