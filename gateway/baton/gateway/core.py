@@ -94,6 +94,41 @@ class Usage:
     reasoning_tokens: int = 0  # part of completion_tokens, if a parser identifies reasoning
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """Texts whose vectors a model that pools computes."""
+
+    request_id: str
+    model: str
+    texts: Sequence[Sequence[int]]  # token ids
+    params: types_pb2.PoolingParams
+    second_starts: Sequence[int] = ()  # of each text: the token at which the second text of a pair begins
+    priority: int = 0  # lower runs earlier
+    cache_salt: str = ""
+    timeout_ms: int = 0  # 0: no limit
+    adapter: str = ""
+    tenant: str = ""
+    tenant_salt: str = ""
+    tenant_weight: float = 0.0
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledText:
+    """The vectors of one text."""
+
+    values: bytes  # little-endian float32, vector after vector
+    num_vectors: int
+    cached_tokens: int
+
+
+class TextPooler(Protocol):
+    """Computes the vectors of texts."""
+
+    async def pool(self, request: PoolRequest) -> list[PooledText]:
+        """Returns the vectors of each text, in order. Raises a ServiceError; a field `input.N` names the text."""
+
+
 class Sink(Protocol):
     """Receives a generation's output. Called synchronously from the worker's stream: must neither block nor raise.
 

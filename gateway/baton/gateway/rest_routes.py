@@ -17,6 +17,7 @@ from baton.gateway.openai.stored_chats.routes import stored_chat_routes
 from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.openai.token_generate import token_routes
 from baton.gateway.playground.routes import playground_routes
+from baton.gateway.pooling.routes import pooling_routes
 from baton.gateway.responses.conversation_routes import conversation_routes
 from baton.gateway.responses.routes import responses_routes
 from baton.gateway.responses.service import ResponseService
@@ -91,6 +92,7 @@ def _text_routes(serving: ServingContext, store: ResponseStore) -> list[Route]:
         *stored_chat_routes(chats, serving.catalog.primary_name, serving.bodies, strict),
         *responses_routes(service, strict),
         *conversation_routes(service.conversations, serving.bodies, strict),
+        *pooling_routes(serving),
         *anthropic_routes(serving),
     ]
 

@@ -266,7 +266,15 @@ def _serving_context(
     metrics.register(TracingCollector(core.tracer))
     metrics.register(TlsCollector(tls.services, tls.rest, tls.grpc))
     return ServingContext(
-        config, core.catalog, core.generator, core.admission, metrics, core.gate, core.streams, bodies
+        config,
+        core.catalog,
+        core.generator,
+        core.admission,
+        metrics,
+        core.gate,
+        core.streams,
+        bodies,
+        pooler=core.generator.pooler,
     )
 
 

@@ -10,7 +10,7 @@ from baton.gateway.generation.output.delta_buffer import DeltaBuffer
 from baton.gateway.generation.placement import PlacementUse
 from baton.gateway.generation.retry_budget import Loss, loss_of
 from baton.gateway.generation.workers.stream import WorkerStream
-from baton.rpc.errors import ServiceError, Unavailable
+from baton.rpc.errors import InternalError, ServiceError, Unavailable
 from baton.v1 import types_pb2, worker_pb2
 
 _FINISH_REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
@@ -71,6 +71,9 @@ class ChoiceRun:
         self._generation.take(choice, token_ids, logprobs)
         if choice.finished:
             self._generation.stop_early(self)
+
+    def on_pooled(self, pooled: worker_pb2.SlotPooled) -> None:
+        raise InternalError(f"worker {self.stream.worker_id} sent vectors for a generation")
 
     def on_stall(self) -> None:
         self._generation.find_better(self)

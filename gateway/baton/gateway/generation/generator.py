@@ -9,6 +9,7 @@ from baton.gateway.generation.output.logprobs import logprob_namer
 from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
 from baton.gateway.generation.output.repetition import detector_of
 from baton.gateway.generation.output.stop_strings import StopStrings
+from baton.gateway.generation.pooler import WorkerPooler
 from baton.gateway.generation.running import GenerationServices, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
@@ -18,6 +19,7 @@ from baton.gateway.models.tokenization.bad_words import forbid_words
 from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.gateway.routers.placer import Placer
 from baton.gateway.tracing.request import GatewayTracing
+from baton.rpc.errors import InvalidRequest
 from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
 
@@ -43,6 +45,11 @@ class WorkerGenerator:
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)
         info = model.require_info()
+        if info.HasField("pooler"):
+            raise InvalidRequest(
+                f"the model {model.name} generates no tokens; use /v1/embeddings, /classify or /pooling for it",
+                field="model",
+            )
         resolved = resolve(request, model.defaults, info, self._limits)
         await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
         self._services.counters.requested_choices.observe(request.n)
@@ -52,6 +59,11 @@ class WorkerGenerator:
         generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._services)
         await generation.begin()
         return generation
+
+    @property
+    def pooler(self) -> WorkerPooler:
+        """The pooler over the same routers and workers."""
+        return WorkerPooler(self._catalog, self._services)
 
     def shut_down(self) -> None:
         """Ends the running generations with an error for their clients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.gateway.core import GenerationRequest
+from baton.gateway.core import GenerationRequest, PoolRequest
 from baton.rpc.block_hash import cache_namespace
 from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
@@ -21,8 +21,7 @@ class HashedPrompt:
 
 
 def hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> HashedPrompt:
-    salt = _salt_of(request)
-    namespace = cache_namespace(info.digest, info.block_size, request.adapter, salt)
+    namespace = namespace_of(request, info)
     return HashedPrompt(
         token_ids=request.prompt_token_ids,
         namespace=namespace,
@@ -30,7 +29,12 @@ def hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: P
     )
 
 
-def _salt_of(request: GenerationRequest) -> str:
+def namespace_of(request: GenerationRequest | PoolRequest, info: types_pb2.ModelInfo) -> bytes:
+    """Returns the initial value of the hashes of a request's blocks."""
+    return cache_namespace(info.digest, info.block_size, request.adapter, _salt_of(request))
+
+
+def _salt_of(request: GenerationRequest | PoolRequest) -> str:
     """Returns a salt that differs between tenants, unless the operator gave them the same one."""
     owner = request.tenant_salt or request.tenant
     if not owner and not request.cache_salt:

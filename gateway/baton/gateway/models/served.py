@@ -189,7 +189,9 @@ class ServedModel:
     def _limit(self, whole: bool, field: str) -> Iterator[EncodingLimit]:
         max_model_len = 0 if self.info is None else self.info.max_model_len
         whole = whole or not max_model_len
-        most = max(max_model_len, COUNTED_TOKENS) if whole else max_model_len - 1
+        pools = self.info is not None and self.info.HasField("pooler")
+        fitting = max_model_len if pools else max_model_len - 1  # one for the output
+        most = max(max_model_len, COUNTED_TOKENS) if whole else fitting
         try:
             yield EncodingLimit(most)
         except TooManyTokens as error:

@@ -14,7 +14,7 @@ from baton.gateway.access.gate import Gate, OpenGate, Permit
 from baton.gateway.access.identity import Identity
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
-from baton.gateway.core import GenerationRequest, Generator
+from baton.gateway.core import GenerationRequest, Generator, TextPooler
 from baton.gateway.errors.anthropic import speaks_anthropic
 from baton.gateway.errors.http import http_error_of
 from baton.gateway.generation.beam_search import BeamSearchGenerator
@@ -80,6 +80,7 @@ class ServingContext:
     streams: StreamStore | None = None  # None: streams are not resumable
     bodies: BodyThread = field(default_factory=BodyThread)
     running: RunningRequests = field(default_factory=RunningRequests)
+    pooler: TextPooler | None = None  # None: there are no routes for vectors
 
     @contextmanager
     def counting_rejections(self) -> Iterator[None]:

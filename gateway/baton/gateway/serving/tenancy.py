@@ -119,15 +119,19 @@ class _Part:
             whole.part_ended(usage)
 
 
+def tenants_priority(tenant: Tenant, wanted: int) -> int:
+    """Returns a request's priority. A client may lower it, but not raise it above its tenant's."""
+    priority = tenant.priority + (max(0, wanted) if tenant.name else wanted)
+    return min(priority, 2**31 - 1)
+
+
 def _as_tenants(request: GenerationRequest, tenant: Tenant, on_end: Callable[[Usage], None]) -> GenerationRequest:
-    # A client may lower its requests' priority, but not raise it above the tenant's.
-    priority = tenant.priority + (max(0, request.priority) if tenant.name else request.priority)
     return replace(
         request,
         tenant=tenant.name,
         tenant_salt=tenant.salt,
         tenant_weight=tenant.weight,
-        priority=min(priority, 2**31 - 1),
+        priority=tenants_priority(tenant, request.priority),
         on_end=on_end,
     )
 

@@ -18,6 +18,9 @@ class SlotReceiver(Protocol):
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
         """Receives the new tokens of one or more steps."""
 
+    def on_pooled(self, pooled: worker_pb2.SlotPooled) -> None:
+        """Receives the vectors of a text, before its finish."""
+
     def on_stall(self) -> None:
         """Called repeatedly while the worker's device is stalled. Tokens may still arrive."""
 
@@ -38,6 +41,9 @@ class IgnoredSlot:
         pass
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None) -> None:
+        pass
+
+    def on_pooled(self, pooled: worker_pb2.SlotPooled) -> None:
         pass
 
     def on_stall(self) -> None:

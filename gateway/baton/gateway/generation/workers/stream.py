@@ -211,6 +211,8 @@ class WorkerStream:
                     self._silent_ticks = 0
                     until = time.monotonic() + BATCH_SECONDS
                 self._hand_over(slot, own_tokens, logprobs)
+        for pooled in frame.pooled:
+            self._pooled(pooled)
         for finish in frame.finishes:
             self._finish(finish)
         for failure in frame.failures:
@@ -254,6 +256,14 @@ class WorkerStream:
                 receiver.on_prompt_logprobs(part.first_position, part.tokens)
             except Exception:
                 self._give_up(part.slot)
+
+    def _pooled(self, pooled: worker_pb2.SlotPooled) -> None:
+        receiver = self._receivers.get(pooled.slot)
+        if receiver is not None:
+            try:
+                receiver.on_pooled(pooled)
+            except Exception:
+                self._give_up(pooled.slot)
 
     def _finish(self, finish: worker_pb2.SlotFinish) -> None:
         receiver = self._free(finish.slot)

@@ -37,6 +37,10 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         )
     if reason := misfit(model):
         raise InvalidRequest(reason, field="model")
+    if model.pooler is not None:
+        raise InvalidRequest(
+            "executor=cuda computes no vectors of texts; use executor=cpu, or convert=none", field="convert"
+        )
     if model.transformers is not None and config.batch_invariant:
         raise InvalidRequest(
             f"batch_invariant=True needs a family of Baton's; {model.architecture} is computed by "

@@ -1,0 +1,73 @@
+"""Runs texts on workers for their vectors: in groups, each placed on one worker, and moved when their worker fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.gateway.core import PooledText, PoolRequest
+from baton.gateway.generation.hashed_prompt import namespace_of
+from baton.gateway.generation.pooled_group import PooledGroup, PoolProgress
+from baton.gateway.generation.running import GenerationServices
+from baton.gateway.models.served import ModelCatalog
+from baton.rpc.errors import DeadlineExceeded
+from baton.v1 import types_pb2
+
+GROUP_TEXTS = 32
+GROUP_TOKENS = 16 << 10
+MAX_GROUPS = 4  # of one request, at once
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPooler:
+    """Implements TextPooler over routers and workers."""
+
+    catalog: ModelCatalog
+    services: GenerationServices
+
+    async def pool(self, request: PoolRequest) -> list[PooledText]:
+        info = self.catalog.get(request.model).require_info()
+        namespace = namespace_of(request, info)
+        limit = asyncio.Semaphore(MAX_GROUPS)
+        progress = PoolProgress([None] * len(request.texts))
+
+        async def run(indices: Sequence[int]) -> None:
+            async with limit:
+                await PooledGroup(request, indices, namespace, info.block_size, self.services, progress).run()
+
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1000 or None):
+                await _all(run(indices) for indices in groups_of([len(text) for text in request.texts]))
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the vectors were not computed within {request.timeout_ms} ms", phase=types_pb2.PHASE_PREFILL
+            ) from error
+        return [result for result in progress.results if result is not None]
+
+
+def groups_of(num_tokens: Sequence[int]) -> Iterator[list[int]]:
+    """Yields the indices of texts that are placed together, in order, from the texts' sizes."""
+    group: list[int] = []
+    total = 0
+    for index, count in enumerate(num_tokens):
+        if group and (len(group) == GROUP_TEXTS or total + count > GROUP_TOKENS):
+            yield group
+            group, total = [], 0
+        group.append(index)
+        total += count
+    if group:
+        yield group
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs all of it at once. Raises the first error, after the rest is cancelled."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

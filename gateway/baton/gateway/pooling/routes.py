@@ -1,0 +1,144 @@
+"""The routes for vectors: POST /v1/embeddings, /classify and /pooling."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from baton.gateway.http.exchange import Exchange
+from baton.gateway.pooling.vectors import TASK_NAMES, TASKS, Vectors, VectorService, check_dimensions, require_task
+from baton.gateway.rest.routing import Route
+from baton.gateway.schemas.pooling import (
+    ClassifyRequest,
+    ClassifyResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+)
+from baton.gateway.serving.context import ServingContext
+from baton.rpc.errors import InvalidRequest
+from baton.v1 import types_pb2
+
+_ERRORS = (400, 404, 408, 413, 429, 500, 503, 504)
+
+
+class Embeddings:
+    """Handles POST /v1/embeddings."""
+
+    def __init__(self, service: VectorService) -> None:
+        self._service = service
+        self._decoder = service.decoder(EmbeddingRequest)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        service = self._service
+        with service.serving.counting_rejections():
+            request, model, texts = await service.read(exchange, self._decoder)
+            pooler = require_task(model, types_pb2.POOLING_TASK_EMBED)
+            dimensions = check_dimensions(request.dimensions, pooler)
+            params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED, dimensions=dimensions)
+            found = await service.compute(exchange, request, model, texts, params)
+        if found is None:
+            return
+        data = [
+            {"object": "embedding", "index": index, "embedding": _written(vectors[0], request.encoding_format)}
+            for index, vectors in enumerate(found.arrays())
+        ]
+        _respond(exchange, {"object": "list", "data": data, "model": model.name}, found)
+
+
+class Classify:
+    """Handles POST /classify."""
+
+    def __init__(self, service: VectorService) -> None:
+        self._service = service
+        self._decoder = service.decoder(ClassifyRequest)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        service = self._service
+        with service.serving.counting_rejections():
+            request, model, texts = await service.read(exchange, self._decoder)
+            labels = require_task(model, types_pb2.POOLING_TASK_CLASSIFY).labels
+            params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_CLASSIFY)
+            found = await service.compute(exchange, request, model, texts, params)
+        if found is None:
+            return
+        data = [_classified(index, vectors[0], labels) for index, vectors in enumerate(found.arrays())]
+        _respond(exchange, _head(exchange, "classify", model.name, data), found)
+
+
+class Pooling:
+    """Handles POST /pooling."""
+
+    def __init__(self, service: VectorService) -> None:
+        self._service = service
+        self._decoder = service.decoder(PoolingRequest)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        service = self._service
+        with service.serving.counting_rejections():
+            request, model, texts = await service.read(exchange, self._decoder)
+            tasks = model.require_info().pooler.tasks
+            name = request.task or (TASK_NAMES[tasks[0]] if tasks else "embed")
+            pooler = require_task(model, TASKS[name])
+            if request.dimensions is not None and pooler.labels:
+                raise InvalidRequest("dimensions is not for scores of classes; leave it out", field="dimensions")
+            params = types_pb2.PoolingParams(task=TASKS[name], dimensions=check_dimensions(request.dimensions, pooler))
+            found = await service.compute(exchange, request, model, texts, params)
+        if found is None:
+            return
+        by_token = name.startswith("token")
+        data = [
+            {
+                "object": "pooling",
+                "index": index,
+                "data": _written(vectors if by_token else vectors[0], request.encoding_format),
+            }
+            for index, vectors in enumerate(found.arrays())
+        ]
+        _respond(exchange, _head(exchange, "pool", model.name, data), found)
+
+
+def _head(exchange: Exchange, prefix: str, model: str, data: list[Any]) -> dict[str, Any]:
+    return {
+        "id": f"{prefix}-{exchange.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+    }
+
+
+def _classified(index: int, scores: NDArray[np.float32], labels: Sequence[str]) -> dict[str, Any]:
+    return {"index": index, "label": labels[int(scores.argmax())], "probs": scores, "num_classes": len(labels)}
+
+
+def _written(vectors: NDArray[np.float32], encoding: str | None) -> Any:
+    return base64.b64encode(vectors.tobytes()).decode() if encoding == "base64" else np.ascontiguousarray(vectors)
+
+
+def _respond(exchange: Exchange, body: dict[str, Any], found: Vectors[Any]) -> None:
+    usage = {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.total_tokens}
+    exchange.respond(200, orjson.dumps({**body, "usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def pooling_routes(serving: ServingContext) -> list[Route]:
+    """Returns the routes for vectors."""
+    if serving.pooler is None:
+        return []
+    service = VectorService(serving, serving.pooler)
+    routes = (
+        ("/v1/embeddings", Embeddings(service), "Embeds texts.", EmbeddingRequest, EmbeddingResponse),
+        ("/classify", Classify(service), "Classifies texts.", ClassifyRequest, ClassifyResponse),
+        ("/pooling", Pooling(service), "Returns a model's vectors of texts.", PoolingRequest, PoolingResponse),
+    )
+    return [
+        Route("POST", path, handler, text, request, response, errors=_ERRORS)
+        for path, handler, text, request, response in routes
+    ]

@@ -1,0 +1,112 @@
+"""Request and response bodies of the routes for vectors: OpenAI's embeddings, and vLLM's classify and pooling.
+
+One definition for parsing, encoding and the OpenAPI document. Null means unset.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from baton.gateway.schemas.requests import ChatMessage, Count, Name, PrintableId, TokenId
+
+
+class TextFields(Struct, kw_only=True):
+    """The texts, and what all routes for vectors take."""
+
+    # A text, texts, token ids, or lists of token ids.
+    input: str | list[str | TokenId | list[TokenId]] | None = None
+    messages: list[ChatMessage] | None = None  # a chat in place of `input`
+    model: str | None = None  # null: the only served model
+    user: str | None = None
+    add_special_tokens: bool | None = None  # null: true for texts, false for a chat
+    add_generation_prompt: bool | None = None  # of a chat; null: false
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps each text's start; -1: as much as fits
+    use_activation: bool | None = None  # null: true. Normalizes embeddings, makes scores probabilities
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
+    cache_salt: Name | None = None
+    request_id: PrintableId | None = None
+
+
+class EmbeddingRequest(TextFields, kw_only=True):
+    """POST /v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] | None = None  # null: float. base64: little-endian float32
+    dimensions: Count | None = None  # null: all that the model has
+
+
+class Embedding(Struct, kw_only=True):
+    """The vector of one text."""
+
+    index: int
+    embedding: list[float] | str  # a string with encoding_format base64
+    object: Literal["embedding"] = "embedding"
+
+
+class PoolingUsage(Struct):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(Struct, kw_only=True):
+    """The vectors of all texts, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: PoolingUsage
+
+
+class ClassifyRequest(TextFields, kw_only=True):
+    """POST /classify."""
+
+
+class Classified(Struct, kw_only=True):
+    """The classes of one text."""
+
+    index: int
+    label: str  # of the highest score
+    probs: list[float]  # of each class, in the model's order
+    num_classes: int
+
+
+class ClassifyResponse(Struct, kw_only=True):
+    """The classes of all texts, in order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classified]
+    usage: PoolingUsage
+
+
+class PoolingRequest(TextFields, kw_only=True):
+    """POST /pooling."""
+
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None  # null: the model's first
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+
+
+class Pooled(Struct, kw_only=True):
+    """The vector of one text, or the vectors of its tokens."""
+
+    index: int
+    data: list[float] | list[list[float]] | str
+    object: Literal["pooling"] = "pooling"
+
+
+class PoolingResponse(Struct, kw_only=True):
+    """The vectors of all texts, in order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: PoolingUsage

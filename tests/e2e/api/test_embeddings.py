@@ -1,0 +1,128 @@
+"""Embeddings over real services: the sample model converted, with the official client."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+import torch
+from support.engine.tiny_models import load_transformers
+from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack
+from transformers import AutoTokenizer
+
+TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship sailed over the sea."]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with ExitStack() as cleanup:
+        folder: Path = tmp_path_factory.mktemp("embeddings")
+        yield start_stack(
+            folder, cleanup, prefill_workers=0, decode_workers=2, threads=1, extra={"worker": ("--convert", "embed")}
+        )
+
+
+@pytest.fixture
+def client(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    """Embeddings by Transformers: the last token's hidden state, normalized."""
+    model, tokenizer = load_transformers(MODEL), AutoTokenizer.from_pretrained(MODEL)
+    found = []
+    with torch.inference_mode():
+        for text in TEXTS:
+            ids = torch.tensor([tokenizer(text).input_ids])
+            found.append(model.model(ids).last_hidden_state[0, -1])  # type: ignore[operator, union-attr]
+    return torch.nn.functional.normalize(torch.stack(found), dim=-1).numpy()
+
+
+def test_the_official_client_gets_what_transformers_computes(client: openai.OpenAI, expected: np.ndarray) -> None:
+    answer = client.embeddings.create(model=MODEL_NAME, input=TEXTS)  # it asks for base64
+    found = np.array([each.embedding for each in answer.data])
+    assert (found * expected).sum(-1).min() > 0.99999
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
+    floats = client.embeddings.create(model=MODEL_NAME, input=TEXTS[0], encoding_format="float").data[0].embedding
+    np.testing.assert_allclose(floats, found[0], atol=1e-6)
+
+
+def test_all_forms_of_input(stack: Stack) -> None:
+    ids = stack.post("/tokenize", {"prompt": TEXTS[0]})[1]["tokens"]
+    vectors = []
+    for given in (TEXTS[0], [TEXTS[0]], ids, [ids]):
+        status, answer = stack.post("/v1/embeddings", {"input": given, "encoding_format": "base64"})
+        assert status == 200, answer
+        vectors.append(np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4"))
+    for vector in vectors[1:]:
+        np.testing.assert_allclose(vector, vectors[0], atol=1e-5)
+    status, answer = stack.post("/v1/embeddings", {"messages": [{"role": "user", "content": "Hello"}]})
+    assert status == 200
+    assert len(answer["data"]) == 1
+
+
+def test_vectors_of_tokens_and_truncated_texts(stack: Stack) -> None:
+    ids = stack.post("/tokenize", {"prompt": TEXTS[0]})[1]["tokens"]
+    status, answer = stack.post("/pooling", {"input": ids, "task": "token_embed"})
+    assert status == 200, answer
+    assert len(answer["data"][0]["data"]) == len(ids)
+    cut = stack.post("/v1/embeddings", {"input": ids, "truncate_prompt_tokens": 3})[1]
+    assert cut["usage"]["prompt_tokens"] == 3
+    first = stack.post("/v1/embeddings", {"input": ids[:3]})[1]
+    np.testing.assert_allclose(cut["data"][0]["embedding"], first["data"][0]["embedding"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({}, "give either input or messages", "input"),
+        ({"input": ""}, "input is empty", "input"),
+        ({"input": []}, "give 1 to 2048", "input"),
+        ({"input": ["a"] * 2049}, "2049 texts", "input"),
+        ({"input": ["a", ""]}, "input.1 is empty", "input.1"),
+        ({"input": ["a", [1]]}, "input.1 has another type", "input.1"),
+        ({"input": [[1], [999999]]}, "999999", "input.1"),
+        ({"input": [[5] * 70000]}, "maximum context length", "input"),
+        ({"input": "a", "dimensions": 7}, "cannot be cut", "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "give -1, or 1 to", "truncate_prompt_tokens"),
+        ({"input": "a", "model": "other"}, "does not exist", "model"),
+    ],
+)
+def test_bad_input_names_the_field(stack: Stack, body: dict[str, object], message: str, param: str) -> None:
+    status, answer = stack.post("/v1/embeddings", body)
+    assert status in (400, 404)
+    assert message in answer["error"]["message"]
+    assert answer["error"]["param"] == param
+
+
+def test_a_wrong_task_names_the_route_to_use(stack: Stack) -> None:
+    status, answer = stack.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
+    assert (status, "use /v1/embeddings" in answer["error"]["message"]) == (400, True)
+    status, answer = stack.post("/classify", {"input": "Hi"})
+    assert (status, "use /v1/embeddings or /pooling" in answer["error"]["message"]) == (400, True)
+
+
+def test_a_killed_worker_loses_no_text(stack: Stack, client: openai.OpenAI) -> None:
+    texts = [f"{text} {number}" for number in range(200) for text in TEXTS]
+    undisturbed = [each.embedding for each in client.embeddings.create(model=MODEL_NAME, input=texts).data]
+    victim = stack.workers[0]
+    with ThreadPoolExecutor(2) as pool:
+        timer = threading.Timer(0.3, victim.kill)
+        timer.start()
+        futures = [pool.submit(client.embeddings.create, model=MODEL_NAME, input=texts) for _ in range(2)]
+        answers = [future.result() for future in futures]
+        timer.join()
+    for answer in answers:
+        np.testing.assert_allclose([each.embedding for each in answer.data], undisturbed, atol=1e-4)
+    victim.start()
+    victim.wait_ready()
