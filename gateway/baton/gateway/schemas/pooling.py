@@ -97,7 +97,7 @@ class Pooled(Struct, kw_only=True):
     """The vector of one text, or the vectors of its tokens."""
 
     index: int
-    data: list[float] | list[list[float]] | str
+    data: list[float | list[float]] | str
     object: Literal["pooling"] = "pooling"
 
 
