@@ -81,6 +81,46 @@ def test_vectors_of_tokens_and_truncated_texts(stack: Stack) -> None:
     np.testing.assert_allclose(cut["data"][0]["embedding"], first["data"][0]["embedding"], atol=1e-5)
 
 
+def test_scores_are_cosines_of_embeddings(stack: Stack, expected: np.ndarray) -> None:
+    status, answer = stack.post("/score", {"queries": TEXTS[0], "documents": TEXTS[1:]})
+    assert status == 200, answer
+    np.testing.assert_allclose([one["score"] for one in answer["data"]], expected[1:] @ expected[0], atol=1e-4)
+    each = stack.post("/v1/score", {"text_1": TEXTS, "text_2": TEXTS})[1]
+    np.testing.assert_allclose([one["score"] for one in each["data"]], 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_are_ordered_by_their_scores(stack: Stack, expected: np.ndarray, path: str) -> None:
+    body = {"query": TEXTS[0], "documents": [TEXTS[2], {"text": TEXTS[0]}, TEXTS[1]], "top_n": 2}
+    status, answer = stack.post(path, body)
+    assert status == 200, answer
+    first, second = answer["results"]
+    assert first["index"] == 1
+    assert first["relevance_score"] == pytest.approx(1, abs=1e-4)
+    best = max(((expected[2] @ expected[0], 0), (expected[1] @ expected[0], 2)))
+    assert (second["index"], second["relevance_score"]) == (best[1], pytest.approx(best[0], abs=1e-4))
+    assert ("document" in first) is (path != "/v2/rerank")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message", "param"),
+    [
+        ("/score", {}, "give queries and documents", "queries"),
+        ("/score", {"queries": "a"}, "documents is required", "documents"),
+        ("/score", {"queries": ["a", "b"], "documents": ["c"]}, "2 texts and documents 1", "queries"),
+        ("/score", {"queries": "a", "documents": ["b", ""]}, "documents.1 is empty", "documents.1"),
+        ("/rerank", {"query": "a", "documents": []}, "documents", "documents"),
+        ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents.1 is empty", "documents.1"),
+        ("/rerank", {"query": "", "documents": ["b"]}, "query", "query"),
+    ],
+)
+def test_bad_pairs_name_the_field(stack: Stack, path: str, body: dict[str, object], message: str, param: str) -> None:
+    status, answer = stack.post(path, body)
+    assert status == 400
+    assert message in answer["error"]["message"]
+    assert answer["error"]["param"] == param
+
+
 @pytest.mark.parametrize(
     ("body", "message", "param"),
     [

@@ -60,10 +60,16 @@ def services(tmp_path_factory):
             assert "Traceback" not in service.log(), f"{name}:\n{service.log_tail(60)}"
 
 
+class NoPooler:
+    """Only makes the routes for vectors part of the document."""
+
+
 def openapi():
     """The gateway's document, made without running one."""
     metrics = GatewayMetrics(GenerationCounters(), lambda: 0, lambda: 0)
-    serving = ServingContext(GatewayConfig(), ModelCatalog([]), FakeGenerator(), ConcurrencyLimiter(1), metrics)
+    serving = ServingContext(
+        GatewayConfig(), ModelCatalog([]), FakeGenerator(), ConcurrencyLimiter(1), metrics, pooler=NoPooler()
+    )
     responses = ResponseStore(MemoryRecordStore(1, 1))
     return json.loads(openapi_document(rest_routes(serving, responses, list)))
 

@@ -1,4 +1,4 @@
-"""The routes for vectors: POST /v1/embeddings, /classify and /pooling."""
+"""The routes for vectors: POST /v1/embeddings, /classify and /pooling; and the list of all of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.pooling.scores import Rerank, Scores
+from baton.gateway.pooling.texts import texts_of
 from baton.gateway.pooling.vectors import TASK_NAMES, TASKS, Vectors, VectorService, check_dimensions, require_task
-from baton.gateway.rest.routing import Route
+from baton.gateway.rest.routing import Handler, Route
 from baton.gateway.schemas.pooling import (
     ClassifyRequest,
     ClassifyResponse,
@@ -21,11 +24,17 @@ from baton.gateway.schemas.pooling import (
     EmbeddingResponse,
     PoolingRequest,
     PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
 )
 from baton.gateway.serving.context import ServingContext
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
+_SCORES = ("/score", "/v1/score")
+_RERANKS = "Orders documents by their relevance for a query."
 _ERRORS = (400, 404, 408, 413, 429, 500, 503, 504)
 
 
@@ -39,7 +48,7 @@ class Embeddings:
     async def __call__(self, exchange: Exchange) -> None:
         service = self._service
         with service.serving.counting_rejections():
-            request, model, texts = await service.read(exchange, self._decoder)
+            request, model, texts = await service.read(exchange, self._decoder, texts_of)
             pooler = require_task(model, types_pb2.POOLING_TASK_EMBED)
             dimensions = check_dimensions(request.dimensions, pooler)
             params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED, dimensions=dimensions)
@@ -63,7 +72,7 @@ class Classify:
     async def __call__(self, exchange: Exchange) -> None:
         service = self._service
         with service.serving.counting_rejections():
-            request, model, texts = await service.read(exchange, self._decoder)
+            request, model, texts = await service.read(exchange, self._decoder, texts_of)
             labels = require_task(model, types_pb2.POOLING_TASK_CLASSIFY).labels
             params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_CLASSIFY)
             found = await service.compute(exchange, request, model, texts, params)
@@ -83,7 +92,7 @@ class Pooling:
     async def __call__(self, exchange: Exchange) -> None:
         service = self._service
         with service.serving.counting_rejections():
-            request, model, texts = await service.read(exchange, self._decoder)
+            request, model, texts = await service.read(exchange, self._decoder, texts_of)
             tasks = model.require_info().pooler.tasks
             name = request.task or (TASK_NAMES[tasks[0]] if tasks else "embed")
             pooler = require_task(model, TASKS[name])
@@ -133,12 +142,18 @@ def pooling_routes(serving: ServingContext) -> list[Route]:
     if serving.pooler is None:
         return []
     service = VectorService(serving, serving.pooler)
-    routes = (
-        ("/v1/embeddings", Embeddings(service), "Embeds texts.", EmbeddingRequest, EmbeddingResponse),
-        ("/classify", Classify(service), "Classifies texts.", ClassifyRequest, ClassifyResponse),
-        ("/pooling", Pooling(service), "Returns a model's vectors of texts.", PoolingRequest, PoolingResponse),
-    )
+    scores, rerank = Scores(service), Rerank(service)
     return [
-        Route("POST", path, handler, text, request, response, errors=_ERRORS)
-        for path, handler, text, request, response in routes
+        _route("/v1/embeddings", Embeddings(service), "Embeds texts.", EmbeddingRequest, EmbeddingResponse),
+        _route("/classify", Classify(service), "Classifies texts.", ClassifyRequest, ClassifyResponse),
+        _route("/pooling", Pooling(service), "Returns a model's vectors of texts.", PoolingRequest, PoolingResponse),
+        *(_route(path, scores, "Scores pairs of texts.", ScoreRequest, ScoreResponse) for path in _SCORES),
+        *(_route(path, rerank, _RERANKS, RerankRequest, RerankResponse) for path in ("/rerank", "/v1/rerank")),
+        _route("/v2/rerank", Rerank(service, cohere=True), _RERANKS, RerankRequest, RerankResponse),
     ]
+
+
+def _route(
+    path: str, handler: Handler, text: str, request: type[msgspec.Struct], response: type[msgspec.Struct]
+) -> Route:
+    return Route("POST", path, handler, text, request, response, errors=_ERRORS)

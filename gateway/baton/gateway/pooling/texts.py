@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from baton.gateway.errors.http import ContextTooLong
 from baton.gateway.fields.chat import check_chat_size, check_messages, template_messages
@@ -11,68 +13,92 @@ from baton.gateway.fields.validation import check_variables
 from baton.gateway.models.prompts.context_length import context_too_long
 from baton.gateway.models.sampling import check_prompt_ids
 from baton.gateway.models.served import ServedModel
-from baton.gateway.schemas.pooling import TextFields
+from baton.gateway.schemas.pooling import TextFields, VectorFields
+from baton.gateway.schemas.requests import ChatMessage
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-Text = str | list[int]
 MAX_TEXTS = 2048
 _MAX_TOKENS = 1 << 20  # of all texts together
 
 
-def texts_of(request: TextFields) -> list[Text]:
-    """Returns the texts of `input`. Raises InvalidRequest for none, too many, empty ones or mixed forms."""
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat in place of a text."""
+
+    messages: Sequence[ChatMessage]
+    add_generation_prompt: bool
+    variables: Mapping[str, Any] | None
+
+
+Text = str | list[int] | Chat
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A text, and its field in the request."""
+
+    text: Text
+    field: str
+    most: int = 0  # tokens that are kept; 0: as the request says
+
+
+def texts_of(request: TextFields) -> list[Named]:
+    """Returns the texts of `input`, or the chat. Raises InvalidRequest for none, too many, or mixed forms."""
     given = request.input
     if (given is None) == (request.messages is None):
         raise InvalidRequest("give either input or messages", field="input")
-    if given is None:
-        return []
-    texts: list[Text]
-    if isinstance(given, str):
-        texts = [given]
-    elif given and all(isinstance(one, int) for one in given):
-        texts = [given]  # type: ignore[list-item]
-    else:
-        texts = given  # type: ignore[assignment]
-    if not 1 <= len(texts) <= MAX_TEXTS:
-        raise InvalidRequest(f"input has {len(texts)} texts; give 1 to {MAX_TEXTS}", field="input")
-    kind = type(texts[0])
-    for index, text in enumerate(texts):
-        place = "input" if isinstance(given, str) or texts[0] is given else f"input.{index}"
-        if type(text) is not kind or isinstance(text, int):
-            message = f"{place} has another type than input.0; give texts, token ids, or lists of token ids"
-            raise InvalidRequest(message, field=place)
-        if not text:
-            raise InvalidRequest(f"{place} is empty; give at least one character or token", field=place)
-    return texts
-
-
-async def encode_texts(model: ServedModel, request: TextFields, texts: Sequence[Text]) -> list[list[int]]:
-    """Returns the token ids of each text, or of the chat. Raises InvalidRequest, which names the text."""
-    info = model.require_info()
     if request.messages is not None:
-        return [await _encode_chat(model, request, info)]
+        check_messages(request.messages)
+        check_variables(request.chat_template_kwargs)
+        chat = Chat(request.messages, bool(request.add_generation_prompt), request.chat_template_kwargs)
+        return [Named(chat, "messages")]
+    texts: list[Any] = [given] if isinstance(given, str) or _is_one_list(given) else list(given or ())
+    check_count(len(texts), "input")
+    kind = type(texts[0])
+    named = [Named(text, "input" if len(texts) == 1 else f"input.{index}") for index, text in enumerate(texts)]
+    for each in named:
+        if type(each.text) is not kind or isinstance(each.text, int):
+            message = f"{each.field} has another type than input.0; give texts, token ids, or lists of token ids"
+            raise InvalidRequest(message, field=each.field)
+        if not each.text:
+            raise InvalidRequest(f"{each.field} is empty; give at least one character or token", field=each.field)
+    return named
+
+
+def check_count(count: int, field: str) -> None:
+    """Raises InvalidRequest for no texts, or too many."""
+    if not 1 <= count <= MAX_TEXTS:
+        raise InvalidRequest(f"{field} has {count} texts; give 1 to {MAX_TEXTS}", field=field)
+
+
+def _is_one_list(given: object) -> bool:
+    return isinstance(given, list) and bool(given) and all(isinstance(one, int) for one in given)
+
+
+async def encode_texts(model: ServedModel, request: VectorFields, texts: Sequence[Named]) -> list[list[int]]:
+    """Returns the token ids of each text. Raises InvalidRequest, which names the text."""
+    info = model.require_info()
     most = _most(request, info)
     encoded: list[list[int]] = []
     total = 0
-    for index, text in enumerate(texts):
+    for named in texts:
         await asyncio.sleep(0)  # short texts are encoded here, so other tasks run in between
-        field = "input" if len(texts) == 1 else f"input.{index}"
-        token_ids = await _encode(model, request, text, info, field)
-        if len(token_ids) > most:
-            if request.truncate_prompt_tokens is None:
-                raise context_too_long(len(token_ids), most, field)
-            token_ids = await _truncated(model, request, text, token_ids, most)
+        token_ids = await _encode(model, request, named, info)
+        kept = min(most, named.most or most)
+        if len(token_ids) > kept:
+            if request.truncate_prompt_tokens is None and not named.most:
+                raise context_too_long(len(token_ids), most, named.field)
+            token_ids = await _truncated(model, request, named.text, token_ids, kept)
         total += len(token_ids)
         if total > _MAX_TOKENS:
-            raise InvalidRequest(
-                f"the texts have over {_MAX_TOKENS} tokens together; send fewer at once", field="input"
-            )
+            message = f"the texts have over {_MAX_TOKENS} tokens together; send fewer at once"
+            raise InvalidRequest(message, field=named.field.partition(".")[0])
         encoded.append(token_ids)
     return encoded
 
 
-def _most(request: TextFields, info: types_pb2.ModelInfo) -> int:
+def _most(request: VectorFields, info: types_pb2.ModelInfo) -> int:
     wanted = request.truncate_prompt_tokens
     if wanted is None or wanted == -1:
         return info.max_model_len
@@ -83,28 +109,32 @@ def _most(request: TextFields, info: types_pb2.ModelInfo) -> int:
     return wanted
 
 
-async def _encode(
-    model: ServedModel, request: TextFields, text: Text, info: types_pb2.ModelInfo, field: str
-) -> list[int]:
-    if isinstance(text, list):
-        try:
-            check_prompt_ids(text, info.vocab_size)
-        except InvalidRequest as error:
-            error.field = field
-            raise
-        return text
+async def _encode(model: ServedModel, request: VectorFields, named: Named, info: types_pb2.ModelInfo) -> list[int]:
+    text = named.text
+    whole = request.truncate_prompt_tokens is not None or bool(named.most)
     try:
-        return await model.encode_text(
-            text,
-            add_special_tokens=request.add_special_tokens is not False,
-            whole=request.truncate_prompt_tokens is not None,
+        if isinstance(text, list):
+            check_prompt_ids(text, info.vocab_size)
+            return text
+        if isinstance(text, str):
+            special = request.add_special_tokens is not False
+            return await model.encode_text(text, add_special_tokens=special, whole=whole)
+        check_chat_size(text.messages, info.max_model_len, 0)
+        return await model.encode_chat(
+            template_messages(text.messages),
+            add_generation_prompt=text.add_generation_prompt,
+            variables=text.variables,
+            add_special_tokens=bool(request.add_special_tokens),
+            whole=whole,
         )
-    except ContextTooLong as error:
-        error.field = field
+    except (ContextTooLong, InvalidRequest) as error:
+        error.field = named.field
         raise
 
 
-async def _truncated(model: ServedModel, request: TextFields, text: Text, token_ids: list[int], most: int) -> list[int]:
+async def _truncated(
+    model: ServedModel, request: VectorFields, text: Text, token_ids: list[int], most: int
+) -> list[int]:
     """Returns the start of a text, with the special tokens at its end, as models were trained on them."""
     end: list[int] = []
     if isinstance(text, str) and request.add_special_tokens is not False:
@@ -113,16 +143,3 @@ async def _truncated(model: ServedModel, request: TextFields, text: Text, token_
         end = token_ids[start + len(plain) :]
     kept = token_ids[: max(0, most - len(end))]
     return [*kept, *end][:most]
-
-
-async def _encode_chat(model: ServedModel, request: TextFields, info: types_pb2.ModelInfo) -> list[int]:
-    messages = request.messages or []
-    check_messages(messages)
-    check_variables(request.chat_template_kwargs)
-    check_chat_size(messages, info.max_model_len, 0)
-    return await model.encode_chat(
-        template_messages(messages),
-        add_generation_prompt=bool(request.add_generation_prompt),
-        variables=request.chat_template_kwargs,
-        add_special_tokens=bool(request.add_special_tokens),
-    )

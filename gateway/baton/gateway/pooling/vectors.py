@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,14 +17,15 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import PooledText, PoolRequest, TextPooler
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
-from baton.gateway.pooling.texts import Text, encode_texts, texts_of
-from baton.gateway.schemas.pooling import PoolingUsage, TextFields
+from baton.gateway.pooling.texts import Named, encode_texts
+from baton.gateway.schemas.pooling import PoolingUsage, VectorFields
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.serving.tenancy import tenants_priority
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import types_pb2
 
-R = TypeVar("R", bound=TextFields)
+R = TypeVar("R", bound=VectorFields)
+T = TypeVar("T")
 
 TASK_NAMES = {
     types_pb2.POOLING_TASK_EMBED: "embed",
@@ -94,14 +95,21 @@ class VectorService:
         serving = self.serving
         return BodyDecoder(kind, serving.config.strict_fields, serving.bodies.reader)
 
-    async def read(self, exchange: Exchange, decoder: BodyDecoder[R]) -> tuple[R, ServedModel, list[Text]]:
+    async def read(
+        self, exchange: Exchange, decoder: BodyDecoder[R], texts_of: Callable[[R], T]
+    ) -> tuple[R, ServedModel, T]:
         """Returns a request, its model and its texts. Raises ServiceError."""
         return await self.serving.bodies.run(
-            partial(self._check, exchange, decoder), exchange.num_body_bytes, exchange.owner
+            partial(self._check, exchange, decoder, texts_of), exchange.num_body_bytes, exchange.owner
         )
 
     async def compute(
-        self, exchange: Exchange, request: R, model: ServedModel, texts: Sequence[Text], params: types_pb2.PoolingParams
+        self,
+        exchange: Exchange,
+        request: R,
+        model: ServedModel,
+        texts: Sequence[Named],
+        params: types_pb2.PoolingParams,
     ) -> Vectors[R] | None:
         """Returns the vectors of texts. None: the client left. Raises ServiceError."""
         serving = self.serving
@@ -125,7 +133,7 @@ class VectorService:
         request_id: str,
         request: R,
         model: ServedModel,
-        texts: Sequence[Text],
+        texts: Sequence[Named],
         params: types_pb2.PoolingParams,
     ) -> Vectors[R]:
         serving, identity = self.serving, exchange.identity
@@ -150,11 +158,19 @@ class VectorService:
             traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
         )
         meter = serving.meter(exchange, 1)
-        pooled = await self._pooler.pool(wanted)
+        try:
+            pooled = await self._pooler.pool(wanted)
+        except ServiceError as error:
+            _, named, number = error.field.partition("input.")
+            if named and number.isdecimal():
+                error.field = texts[int(number)].field
+            raise
         meter.on_done(num_tokens, 0, sum(text.cached_tokens for text in pooled))
         return Vectors(request, model, pooled, PoolingUsage(num_tokens, num_tokens))
 
-    def _check(self, exchange: Exchange, decoder: BodyDecoder[R]) -> tuple[R, ServedModel, list[Text]]:
+    def _check(
+        self, exchange: Exchange, decoder: BodyDecoder[R], texts_of: Callable[[R], T]
+    ) -> tuple[R, ServedModel, T]:
         request = decoder.read(exchange)
         return request, self.serving.model(exchange, request.model), texts_of(request)
 

@@ -12,22 +12,27 @@ from msgspec import Meta, Struct
 from baton.gateway.schemas.requests import ChatMessage, Count, Name, PrintableId, TokenId
 
 
-class TextFields(Struct, kw_only=True):
-    """The texts, and what all routes for vectors take."""
+class VectorFields(Struct, kw_only=True):
+    """What all routes for vectors take."""
 
-    # A text, texts, token ids, or lists of token ids.
-    input: str | list[str | TokenId | list[TokenId]] | None = None
-    messages: list[ChatMessage] | None = None  # a chat in place of `input`
     model: str | None = None  # null: the only served model
     user: str | None = None
     add_special_tokens: bool | None = None  # null: true for texts, false for a chat
-    add_generation_prompt: bool | None = None  # of a chat; null: false
-    chat_template_kwargs: dict[str, Any] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps each text's start; -1: as much as fits
     use_activation: bool | None = None  # null: true. Normalizes embeddings, makes scores probabilities
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
     cache_salt: Name | None = None
     request_id: PrintableId | None = None
+
+
+class TextFields(VectorFields, kw_only=True):
+    """The texts of a request."""
+
+    # A text, texts, token ids, or lists of token ids.
+    input: str | list[str | TokenId | list[TokenId]] | None = None
+    messages: list[ChatMessage] | None = None  # a chat in place of `input`
+    add_generation_prompt: bool | None = None  # of a chat; null: false
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class EmbeddingRequest(TextFields, kw_only=True):
@@ -109,4 +114,67 @@ class PoolingResponse(Struct, kw_only=True):
     created: int
     model: str
     data: list[Pooled]
+    usage: PoolingUsage
+
+
+class ScoreRequest(VectorFields, kw_only=True):
+    """POST /score: one query with each document, or as many queries as documents. All three pairs of names do."""
+
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+
+
+class Score(Struct, kw_only=True):
+    """The score of one pair."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreResponse(Struct, kw_only=True):
+    """The scores of all pairs, in order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class RankedText(Struct, kw_only=True):
+    """A document."""
+
+    text: str
+
+
+class RerankRequest(VectorFields, kw_only=True):
+    """POST /rerank, as Jina's and Cohere's clients send it."""
+
+    query: Annotated[str, Meta(min_length=1)]
+    documents: Annotated[list[str | RankedText], Meta(min_length=1)]
+    top_n: Count | None = None  # null: all
+    return_documents: bool | None = None  # null: true, under /v2 false
+    max_tokens_per_doc: Count | None = None  # null: 4096 under /v2, as Cohere has it; else no limit of its own
+
+
+class Ranked(Struct, kw_only=True):
+    """A document's place: results are in the order of their scores."""
+
+    index: int  # in the request
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class RerankResponse(Struct, kw_only=True):
+    """The documents, the most relevant first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
     usage: PoolingUsage
