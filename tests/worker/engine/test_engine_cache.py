@@ -47,6 +47,17 @@ def test_preempting_the_request_that_computes_a_prefix_wakes_the_waiting_ones():
     assert rig.seen.finishes[low[0].request_id].num_preemptions >= 1
 
 
+@DEPTHS
+def test_equal_requests_that_fill_equal_blocks_in_the_same_steps_share_what_is_findable(depth: int):
+    rig = make_rig(make_executor(depth=depth))
+    requests = [make_request(prompt_of(3), 20) for _ in range(4)]
+    rig.run(*requests)
+    check_all(rig, requests)
+    audit = rig.engine.audit()
+    assert audit.num_cached_blocks == (3 + 20 - 1) // rig.executor.kv_spec.block_size
+    assert audit.num_empty_blocks == audit.num_blocks - audit.num_cached_blocks
+
+
 # Events.
 
 

@@ -151,6 +151,18 @@ def test_the_first_of_two_equal_blocks_stays_the_findable_one():
     assert pool.audit().num_cached_blocks == 1
 
 
+def test_of_equal_blocks_that_are_stored_together_the_first_is_findable():
+    pool = BlockPool(3)
+    block_ids = pool.allocate(3)
+    assert block_ids is not None
+    pool.store(block_ids, [hash_of(1), hash_of(2), hash_of(1)])
+    assert pool.lookup([hash_of(1), hash_of(2)]) == block_ids[:2]
+    assert pool.take_events() == [StoredEvent(hash_of(1) + hash_of(2))]
+    pool.free(block_ids)
+    audit = pool.audit()
+    assert (audit.num_cached_blocks, audit.num_empty_blocks) == (2, 1)
+
+
 def test_lookup_stops_at_the_first_unknown_block():
     pool = BlockPool(3)
     block_ids = hold(pool, 1, 3)
