@@ -9,14 +9,17 @@ from pathlib import Path
 
 from markdown_text import GENERATED_NOTE, cell, code, table
 
+from baton.model_folder.gguf.architectures import ARCHITECTURES
 from baton.worker.models.supported import catalog
 
 CPU_TEST = "tests/worker/executors/cpu/test_cpu_executor.py"
 GPU_TEST = "tests/gpu/engine/test_cuda_engine.py"
+GGUF_TEST = "tests/worker/weights/test_gguf_architectures.py"
 # What these tests take their models from: dictionaries by the names of rows.
 CPU_ROWS = ("tests/support/engine/tiny_models.py", "tests/support/engine/tiny_moe_models.py")
 GPU_ROWS = ("tests/support/engine/gpu_engines.py",)
 _HEAD = ("architecture", "what it is", "executors", "rows on a CPU", "rows on a GPU")
+_GGUF_HEAD = ("`general.architecture`", "architectures")
 _FORMAT_HEAD = ("name", "what it is", "executors")
 
 
@@ -39,12 +42,21 @@ def models_page(root: Path) -> str:
         "memory.\n\n## Families\n"
         "Each row makes a small random model with Hugging Face Transformers; the test compares Baton's tokens with "
         f"those of Transformers. Rows on a CPU are those of `{CPU_TEST}`, which `make test` runs: one request, "
-        "batches in chunks, prefix hits, KV that moved. Rows on a GPU are those of "
+        "batches in chunks, prefix hits, preemption, KV that moved. Rows on a GPU are those of "
         f"`{GPU_TEST}`, which `make test-gpu` runs.\n\n{table(_HEAD, families)}\n"
         f"## Weight formats\n\n{_formats(catalog.WEIGHT_FORMATS)}\n"
+        f"## GGUF files\nThe models of `{GGUF_TEST}` are written as llama.cpp's converter does, and compared with "
+        f"Transformers.\n\n{table(_GGUF_HEAD, _gguf_rows())}\n"
         f"## KV dtypes\n\n{_formats(catalog.KV_DTYPES)}\n"
         f"## Limits\n\n{_formats(catalog.LIMITS)}"
     )
+
+
+def _gguf_rows() -> list[tuple[str, str]]:
+    return [
+        (code(name), _codes(dict.fromkeys(one.architecture for one in several)))
+        for name, several in ARCHITECTURES.items()
+    ]
 
 
 def rows_by_architecture(root: Path, sources: Iterable[str]) -> Mapping[str, list[str]]:

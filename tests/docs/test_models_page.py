@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.engine import gpu_engines, tiny_models
 
+from baton.model_folder.gguf.architectures import ARCHITECTURES
 from baton.worker.models.supported.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,14 @@ def test_the_page_has_every_architecture():
     for family in FAMILIES.values():
         assert f"| `{family.architecture}`" in page, family.architecture
         assert family.former_name in page
+
+
+def test_the_page_has_every_architecture_of_gguf_files():
+    page = models_page.models_page(ROOT)
+    for name, several in ARCHITECTURES.items():
+        assert f"| `{name}` | {', '.join(f'`{one.architecture}`' for one in several)} |" in page
+        assert all(one.architecture in FAMILIES for one in several)
+    assert "def test_a_file_runs_as_the_model" in (ROOT / models_page.GGUF_TEST).read_text()
 
 
 def test_every_architecture_is_compared_with_transformers():

@@ -4,7 +4,8 @@ baton bench loading [--device cpu|cuda] [--gb 4] [--shards 4] [--experts] [--rea
 
 Writes a checkpoint of random bytes into a temporary folder. Before each read its pages are dropped from the page cache
 (posix_fadvise); --warm leaves them there. `raw` reads the files into reused buffers, `raw direct` past the page cache
-(O_DIRECT).
+(O_DIRECT). On a CPU, `touch` writes as much fresh memory as the weights take, without a read: its rate is in bytes of
+the files too, so no load can be faster.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
         "raw": lambda: read_raw(paths, settings, direct=False),
         "load": lambda: load(folder, config, dtype, device, settings),
     }
+    if options.device == "cpu":
+        ways["touch"] = lambda: touch(size * dtype.itemsize // torch.bfloat16.itemsize, settings.num_readers)
     if hasattr(os, "O_DIRECT"):
         ways["raw direct"] = lambda: read_raw(paths, settings, direct=True)
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -155,6 +158,17 @@ def load(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return filled.weights
+
+
+def touch(num_bytes: int, num_threads: int) -> torch.Tensor:
+    """Writes to fresh memory in several threads."""
+    memory = torch.empty(num_bytes, dtype=torch.uint8)
+    threads = [threading.Thread(target=part.fill_, args=(1,)) for part in memory.chunk(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return memory
 
 
 def read_raw(paths: Sequence[Path], settings: StreamSettings, direct: bool) -> None:
