@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
@@ -10,6 +12,17 @@ from baton.worker.layers.spec import LayerSpec, NormSpec
 from baton.worker.models.names import TensorNames
 from baton.worker.models.pooling.spec import Pick, PoolerSpec
 from baton.worker.models.transformers_backend.spec import TransformersSpec
+
+if TYPE_CHECKING:
+    from baton.worker.quantization.base import LinearShape, QuantMethod
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsInFormat:
+    """The weight format of a checkpoint."""
+
+    name: str
+    method_of: Callable[[LinearShape], QuantMethod] = field(compare=False)  # of a linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,7 @@ class ModelConfig:
     default_pick: Pick = "last"  # of a model that pools and does not say what
     # If Transformers computes the layers, whose specs then describe their attention alone; None: a family of ours.
     transformers: TransformersSpec | None = None
+    weight_format: WeightsInFormat | None = None  # of a plugin; None: unquantized
 
     @property
     def implementation(self) -> str:

@@ -11,19 +11,23 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config_overrides import check_read, overridden
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
+from baton.worker.models.plugins import NO_MODEL_PLUGINS, ModelPlugins
 from baton.worker.models.supported.families import FAMILIES, family_of, nearest, read_by, read_folder
 from baton.worker.models.transformers_backend import installed
 
 
 def load_config(
-    folder: Path, implementation: str = "auto", overrides: Mapping[str, Any] = MappingProxyType({})
+    folder: Path,
+    implementation: str = "auto",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    plugins: ModelPlugins = NO_MODEL_PLUGINS,
 ) -> ModelConfig:
     """Reads config.json with these overrides, and generation_config.json if it exists.
 
     `implementation`: auto, baton or transformers.
     """
     fields = read_folder(folder)
-    return parse_config(fields.raw, fields.source, implementation, overrides)
+    return parse_config(fields.raw, fields.source, implementation, overrides, plugins)
 
 
 def parse_config(
@@ -31,21 +35,30 @@ def parse_config(
     source: str,
     implementation: str = "auto",
     overrides: Mapping[str, Any] = MappingProxyType({}),
+    plugins: ModelPlugins = NO_MODEL_PLUGINS,
 ) -> ModelConfig:
     """Returns the ModelConfig of a config.json, by a family of ours unless Transformers is asked for, or has the
     architecture alone. Errors name `source`."""
     if not overrides:
-        return _read(raw, source, implementation)
+        return _read(raw, source, implementation, plugins)
     merged = overridden(raw, overrides, source)
     source_of_merged = f"{source} with hf_overrides"
-    config = _read(merged, source_of_merged, implementation)
-    check_read(raw, overrides, source, lambda new: _read(new, source_of_merged, implementation), config.architecture)
+    config = _read(merged, source_of_merged, implementation, plugins)
+
+    def read(new: Mapping[str, Any]) -> ModelConfig:
+        return _read(new, source_of_merged, implementation, plugins)
+
+    check_read(raw, overrides, source, read, config.architecture)
     return config
 
 
-def _read(raw: Mapping[str, Any], source: str, implementation: str) -> ModelConfig:
-    fields = Fields(raw, source)
-    family = family_of(fields)
+def _read(raw: Mapping[str, Any], source: str, implementation: str, plugins: ModelPlugins) -> ModelConfig:
+    given = Fields(raw, source)
+    return plugins.with_format(_read_layers(plugins.without_format(given), implementation, plugins), given)
+
+
+def _read_layers(fields: Fields, implementation: str, plugins: ModelPlugins) -> ModelConfig:
+    family = family_of(fields) or plugins.family_of(fields)
     if implementation == "transformers":
         return _read_with_transformers(fields)
     if family is None:

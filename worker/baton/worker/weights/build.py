@@ -53,7 +53,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the size of the weights on a device, in their formats. Allocates nothing."""
-    return _assemble(config, Allocator(dtype, torch.device("meta"))).num_bytes
+    return _assemble(config, Allocator(dtype, torch.device("meta"), config.weight_format)).num_bytes
 
 
 def build_weights(
@@ -64,7 +64,7 @@ def build_weights(
     read: Callable[[], None] = lambda: None,
 ) -> ModelWeights:
     """Returns weights that `source` fills. `read`: makes the source fill them, once all tensors are requested."""
-    maker = Loader(dtype, device, source)
+    maker = Loader(dtype, device, config.weight_format, source)
     weights = _assemble(config, maker)
     read()
     maker.complete()

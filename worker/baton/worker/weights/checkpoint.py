@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.fields import read_json
-from baton.worker.weights.files.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
+from baton.worker.weights.files.safetensors_file import DTYPES, QUANTIZED_DTYPES, SafetensorsFile, TensorEntry
 from baton.worker.weights.stream.pieces import Coding, Place
 
 SINGLE_FILE = "model.safetensors"
@@ -98,7 +98,7 @@ class Checkpoint:
                 f"{file.path}: {name} has shape {list(entry.shape)}; by config.json it must be {list(shape)}",
                 field="model",
             )
-        dtype = DTYPES.get(entry.dtype)
+        dtype = DTYPES.get(entry.dtype) or QUANTIZED_DTYPES.get(entry.dtype)
         if dtype is None:
             raise WrongTensor(
                 f"{file.path}: {name} has dtype {entry.dtype}; it must be one of {', '.join(DTYPES)}", field="model"

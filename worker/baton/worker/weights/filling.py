@@ -15,7 +15,9 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.weights.build import build_weights, is_redundant
 from baton.worker.weights.checkpoint import WrongTensor
+from baton.worker.weights.files.safetensors_file import DTYPES
 from baton.worker.weights.heads import tied_source, with_true_head
+from baton.worker.weights.stream.pieces import Place
 from baton.worker.weights.stream.progress import LoadProgress
 from baton.worker.weights.stream.streaming import Streamed, StreamSettings, TensorStream
 from baton.worker.weights.tensors import Tensors
@@ -93,7 +95,7 @@ def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict
             return
         found.names[name] = theirs
         try:
-            checkpoint.place(theirs, shape)
+            _check_stored(checkpoint.place(theirs, shape), into, theirs)
         except WrongTensor as error:
             found.problems.append(error.message)
 
@@ -107,6 +109,14 @@ def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict
     if unused:
         _log.warning("%d tensors of %s are not used: %s", len(unused), checkpoint.source, ", ".join(unused[:4]))
     return found.names
+
+
+def _check_stored(place: Place, into: Tensor, name: str) -> None:
+    """Raises WrongTensor for a quantized tensor where the model needs floats as they are."""
+    stored = place.coding.dtype
+    if stored not in DTYPES.values() and stored != into.dtype:
+        allowed, shown = ", ".join(DTYPES), str(stored).removeprefix("torch.")
+        raise WrongTensor(f"{place.path}: {name} has dtype {shown}; it must be one of {allowed}", field="model")
 
 
 def _missing(

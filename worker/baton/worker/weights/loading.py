@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
+from baton.worker.models.plugins import NO_MODEL_PLUGINS, ModelPlugins, start_model_plugins
 from baton.worker.models.pooling.reading import with_pooler
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
@@ -54,15 +56,21 @@ class ModelOptions:
     # The longest sequence that is served, which some kinds of RoPE depend on. 0: the model's own limit.
     max_model_len: int = 0
     convert: str = "auto"  # see baton.worker.models.pooling.reading.CONVERSIONS
+    plugins: ModelPlugins = NO_MODEL_PLUGINS
 
 
 _NO_OPTIONS = ModelOptions()
 
 
-def model_options(config: WorkerConfig) -> ModelOptions:
-    """Returns the options of a worker's settings."""
+def model_options(config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> ModelOptions:
+    """Returns the options of a worker's settings, with the models of its plugins."""
     return ModelOptions(
-        config.revision, config.config_overrides, config.model_impl, max(0, config.max_model_len), config.convert
+        config.revision,
+        config.config_overrides,
+        config.model_impl,
+        max(0, config.max_model_len),
+        config.convert,
+        start_model_plugins(plugins),
     )
 
 
@@ -75,9 +83,9 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
     """Reads the config of a folder, a hub id or, with load_format dummy, a preset. Of weights it reads the names."""
     length = options.max_model_len
     if load_format == "dummy" and model in PRESETS:
-        return parse_config(PRESETS[model], f"preset {model}", options.implementation, options.overrides).at_length(
-            length
-        )
+        source = f"preset {model}"
+        preset = parse_config(PRESETS[model], source, options.implementation, options.overrides, options.plugins)
+        return preset.at_length(length)
     folder = resolve_model(model, options.revision)
     config = _read_folder(folder, options)
     if load_format == "dummy" or not config.tie_embeddings or config.transformers is not None:
@@ -87,7 +95,7 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
 
 
 def _read_folder(folder: Path, options: ModelOptions) -> ModelConfig:
-    config = load_config(folder, options.implementation, options.overrides)
+    config = load_config(folder, options.implementation, options.overrides, options.plugins)
     return with_pooler(config, folder, read_folder(folder), options.convert).at_length(options.max_model_len)
 
 

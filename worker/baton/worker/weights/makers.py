@@ -10,11 +10,11 @@ from torch import Tensor
 
 from baton.worker.layers.experts import StackedWeights
 from baton.worker.layers.linear import LinearWeights
-from baton.worker.quantization.base import LinearShape, QuantMethod, Source
+from baton.worker.models.config import WeightsInFormat
+from baton.worker.quantization.base import LinearShape, Source
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 
-_METHOD: QuantMethod = UNQUANTIZED
 _EXPERTS_METHOD: ExpertsMethod = UNQUANTIZED_EXPERTS
 
 
@@ -24,9 +24,11 @@ class Allocator:
 
     dtype: torch.dtype
     device: torch.device
+    format: WeightsInFormat | None  # None: unquantized
 
     def linear(self, shape: LinearShape) -> LinearWeights:
-        return LinearWeights(_METHOD, _METHOD.create(shape, self.dtype, self.device))
+        method = UNQUANTIZED if self.format is None else self.format.method_of(shape)
+        return LinearWeights(method, method.create(shape, self.dtype, self.device))
 
     def reading(self, change: Callable[[Source], Source]) -> Allocator:
         """Returns a maker of tensors that the checkpoint keeps in another way."""

@@ -79,7 +79,7 @@ class CpuExecutor:
         config = with_device_limits(config)
         torch.set_num_threads(config.threads or usable_cores())
         dtype: torch.dtype = getattr(torch, compute_dtype_name("cpu", config.dtype))
-        self._options = model_options(config)
+        self._options = model_options(config, plugins)
         loaded = load_model(config.model, config.load_format, dtype, options=self._options)
         self._config = loaded.config
         self._source = config.model

@@ -91,7 +91,7 @@ class CudaExecutor:
         config = with_device_limits(config)
         self._wait = partial(torch.cuda.synchronize, device)
         phases = StartPhases(self._wait)
-        self._options = model_options(config)
+        self._options = model_options(config, plugins)
         model_config = read_config(config.model, config.load_format, self._options)
         dtype = compute_dtype(config, model_config)
         check_supported(config, model_config, dtype, device)

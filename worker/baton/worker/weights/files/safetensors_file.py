@@ -15,6 +15,13 @@ import torch
 from baton.rpc.errors import InvalidRequest
 
 DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# What only weight formats read.
+QUANTIZED_DTYPES: Mapping[str, torch.dtype] = {
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 
