@@ -228,6 +228,21 @@ class GatewayConfig:
             "metavar": "HOST:PORT",
         },
     )
+    processes: int = field(
+        default=1,
+        metadata={
+            "help": "Processes that share the addresses; each has limits of connections and streams of its own.",
+            "minimum": 1,
+            "maximum": 256,
+        },
+    )
+    metrics_folder: str = field(
+        default="",
+        metadata={
+            "help": "Where the processes of one gateway read each other's metrics; --processes sets it.",
+            "metavar": "FOLDER",
+        },
+    )
     limit_replicas: int = field(
         default=1,
         metadata={
@@ -412,6 +427,11 @@ class GatewayConfig:
     def validate(self) -> None:
         """Raises InvalidRequest for values that must be parsed or that contradict each other."""
         _ = self.tls, self.rest_tls, self.grpc_tls
+        if self.processes > 1 and self.batch_store and not self.redis_url:
+            raise InvalidRequest(
+                f"processes={self.processes} with batch_store needs redis_url: they share files and batches",
+                field="redis_url",
+            )
         for name, address in (("rest_listen", self.rest_listen), ("grpc_listen", self.grpc_listen)):
             _check_address(name, address)
         for address in self.router:

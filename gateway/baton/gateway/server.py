@@ -42,6 +42,7 @@ from baton.gateway.memory import return_large_blocks
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.metrics.phase_times import PhaseTimes
+from baton.gateway.metrics.siblings import Siblings
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
@@ -159,7 +160,10 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
         async with metric_sinks(plugins, serving.metrics.registry, GATEWAY_PLUGINS), http_server as http:
             async with (
                 _rpc_server(config, core, serving, store, tls.grpc) as rpc,
-                ext_authz_server(config.ext_authz_listen, authorization, gate, tls.services),
+                ext_authz_server(
+                    config.ext_authz_listen, authorization, gate, tls.services, bool(config.metrics_folder)
+                ),
+                _answering_siblings(config, serving.metrics),
             ):
                 _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
                 async with batching.running() if batching is not None else contextlib.nullcontext():
@@ -315,7 +319,19 @@ def _http_server(
         return batching.spooled_bytes(exchange, lambda one: not config.api_keys or bool(tenant_of(one)))
 
     intake = Intake(tenant_of, spooled_bytes)
-    return HttpServer(config.rest_listen, app, limits, connections, context, intake), authorization
+    shares_port = bool(config.metrics_folder)
+    return HttpServer(config.rest_listen, app, limits, connections, context, intake, shares_port), authorization
+
+
+@contextlib.asynccontextmanager
+async def _answering_siblings(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[None]:
+    """Answers scrapes for all processes of this gateway, where there are several."""
+    if not config.metrics_folder:
+        yield
+        return
+    metrics.siblings = Siblings(config.metrics_folder, metrics.exposition)
+    async with metrics.siblings.answering():
+        yield
 
 
 def _rpc_server(

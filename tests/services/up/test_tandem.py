@@ -106,3 +106,9 @@ def test_one_address_for_both_apis_is_refused():
     config = tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"))
     with pytest.raises(SettingsError, match="give two addresses"):
         tandem.check_listen_addresses(replace(config, grpc_listen=config.rest_listen))
+
+
+def test_several_gateway_processes_are_one_service():
+    gateway = plan(gateway_processes=3)[0]
+    assert flag(gateway, "--processes") == "3"
+    assert "--processes" not in plan()[0].flags

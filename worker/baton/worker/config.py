@@ -318,6 +318,13 @@ class WorkerConfig:
         default="",
         metadata={"help": "A JSON line for each engine step, and a summary at exit. Empty: off.", "metavar": "FILE"},
     )
+    log_stats_interval: float = field(
+        default=10.0,
+        metadata={
+            "help": "Seconds between two log lines of throughput, load and cache, while there are requests. 0: none.",
+            "minimum": 0.0,
+        },
+    )
     nvtx: bool = field(
         default=False, metadata={"help": "NVTX ranges around steps, for Nsight Systems. Needs a PyTorch with CUDA."}
     )

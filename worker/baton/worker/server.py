@@ -34,6 +34,7 @@ from baton.worker.front.peer_streams import PeerStreams
 from baton.worker.front.publisher import Publisher
 from baton.worker.front.readiness import Readiness
 from baton.worker.front.span_export import export_spans
+from baton.worker.front.stats_log import log_stats
 from baton.worker.link.frames import Kind
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ async def serve(config: WorkerConfig, stop: asyncio.Event) -> None:
             engine.watch(),
             *([publisher.run()] if publisher else []),
             *([_keep_fresh(engine, collector)] if config.metrics_listen or plugins.of(METRIC_SINKS) else []),
+            *([_log_stats(engine, servicer, config.log_stats_interval)] if config.log_stats_interval else []),
         ),
     ):
         advertised = _advertised_host(config)
@@ -131,6 +133,11 @@ async def _until_ready(engine: EngineClient, stop: asyncio.Event) -> bool:
 async def _keep_fresh(engine: EngineClient, collector: WorkerCollector) -> None:
     await engine.ready.wait()
     await collector.keep_fresh()
+
+
+async def _log_stats(engine: EngineClient, servicer: control.ControlServicer, seconds: float) -> None:
+    await engine.ready.wait()
+    await log_stats(servicer.stats, seconds)
 
 
 async def _first(*waits: Coroutine[Any, Any, Any]) -> None:

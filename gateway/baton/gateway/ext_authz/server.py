@@ -17,7 +17,7 @@ _GRACE_SECONDS = 2.0  # for Checks, which take milliseconds
 
 @contextlib.asynccontextmanager
 async def ext_authz_server(
-    address: str, servicer: ExtAuthzServicer, gate: Gate, tls: Tls | None
+    address: str, servicer: ExtAuthzServicer, gate: Gate, tls: Tls | None, shares_port: bool = False
 ) -> AsyncIterator[RpcServer | None]:
     """Serves at `address`, or yields None if it is empty. Healthy once keys have been read.
 
@@ -27,7 +27,12 @@ async def ext_authz_server(
         yield None
         return
     async with RpcServer(
-        address, [ext_authz_service(servicer)], _GRACE_SECONDS, field="ext_authz_listen", tls=tls
+        address,
+        [ext_authz_service(servicer)],
+        _GRACE_SECONDS,
+        field="ext_authz_listen",
+        tls=tls,
+        options={"grpc.so_reuseport": int(shares_port)},
     ) as server:
         task = asyncio.get_running_loop().create_task(_report_readiness(server, gate))
         try:

@@ -52,5 +52,6 @@ def edge_options(config: GatewayConfig) -> dict[str, int]:
         "grpc.absolute_max_metadata_size": config.max_header_bytes,
         "grpc.server_handshake_timeout_ms": int(config.header_timeout * 1000),
         # Per connection. Calls beyond it wait without an error, so the admission limit must be reached first.
+        "grpc.so_reuseport": int(bool(config.metrics_folder)),
         "grpc.max_concurrent_streams": config.max_streams + _SPARE_STREAMS,
     }

@@ -26,7 +26,7 @@ _BACKLOG = 2048
 class HttpServer:
     """Serves `app` for the lifetime of an `async with`, in which `port` is the actual port.
 
-    Raises Unavailable that names the address if the port is in use.
+    Raises Unavailable that names the address if the port is in use. `shares_port`: other processes listen on it too.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class HttpServer:
         connections: Connections | None = None,
         tls: ssl.SSLContext | None = None,
         intake: Intake | None = None,
+        shares_port: bool = False,
     ) -> None:
         self._host, _, port = address.rpartition(":")
         self._host = self._host.strip("[]")
@@ -48,6 +49,7 @@ class HttpServer:
         self._intake = intake or Intake()
         self._sweeper: asyncio.TimerHandle | None = None
         self._draining = False
+        self._shares_port = shares_port
 
     @property
     def address(self) -> str:
@@ -62,6 +64,7 @@ class HttpServer:
                 self._host,
                 self.port,
                 backlog=_BACKLOG,
+                reuse_port=self._shares_port or None,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._limits.header_timeout if self._tls else None,
             )

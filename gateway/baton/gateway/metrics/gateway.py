@@ -13,6 +13,7 @@ from baton.gateway.metrics.counters import ENDINGS, TOKEN_BOUNDS, GenerationCoun
 from baton.gateway.metrics.histogram import BucketCounts
 from baton.gateway.metrics.http_requests import HttpRequests
 from baton.gateway.metrics.phase_times import PhaseTimes
+from baton.gateway.metrics.siblings import Siblings
 from baton.gateway.metrics.vllm import VllmAliases, VllmEndings
 
 # the bounds that vLLM's dashboards expect
@@ -54,6 +55,7 @@ class GatewayMetrics:
         phases: PhaseTimes | None = None,  # None: outcomes are not observed
     ) -> None:
         self.registry = CollectorRegistry()
+        self.siblings: Siblings | None = None  # the other processes of this gateway
         self._requests = Counter(
             "baton_gateway_requests", "HTTP requests answered.", ("route", "status"), registry=self.registry
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import cache, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from baton.gateway.fields.unserved_tools import served_tools
 from baton.gateway.fields.validation import check_template, check_variables
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.metrics.siblings import Siblings
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.rest.routing import Route
 from baton.gateway.schemas.answers import DetokenizeResponse, Readiness, ServerLoad, TokenizeResponse, Version
@@ -25,6 +26,8 @@ from baton.gateway.system.docs_page import DOCS_PAGE
 from baton.gateway.system.openapi import ApiDescription
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
+
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Tokens:
@@ -118,9 +121,17 @@ class Status:
         """Handles GET /version."""
         exchange.respond(200, msgspec.json.encode(Version(VERSION)))
 
-    def metrics(self, exchange: Exchange) -> None:
-        """Handles GET /metrics."""
-        exchange.respond(200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
+    def metrics(self, exchange: Exchange) -> Coroutine[None, None, None] | None:
+        """Handles GET /metrics, for all processes of this gateway."""
+        siblings = self._metrics.siblings
+        if siblings is not None:
+            return _respond_for_all(exchange, siblings)
+        exchange.respond(200, self._metrics.exposition(), _EXPOSITION)
+        return None
+
+
+async def _respond_for_all(exchange: Exchange, siblings: Siblings) -> None:
+    exchange.respond(200, await siblings.exposition(), _EXPOSITION)
 
 
 class Description:

@@ -59,6 +59,10 @@ def run_service(
     logs.configure(name, process.log_format, process.log_level)
     if process.parent_pid:
         _stop_with(process.parent_pid)
+    if getattr(config, "processes", 1) > 1:
+        from baton.services.process.several import several
+
+        return _run(name, config, several(name, argv, environ))
     return _run(name, config, load_serve())
 
 

@@ -37,7 +37,8 @@ _WITHHELD: Mapping[str, frozenset[str]] = {
     ),
     "gateway": frozenset(
         {"router", "tls_certificate", "tls_key", "tls_ca", "grpc_tls_certificate", "grpc_tls_key"}
-        | {"rest_tls_certificate", "rest_tls_key", "ext_authz_listen", "limit_replicas", "plugins"}
+        | {"rest_tls_certificate", "rest_tls_key", "ext_authz_listen", "limit_replicas", "plugins", "processes"}
+        | {"metrics_folder"}
     ),
 }
 

@@ -85,6 +85,10 @@ class TandemConfig:
             "maximum": 1.0,
         },
     )
+    gateway_processes: int = field(
+        default=1,
+        metadata={"help": "The gateway's --processes, which share its addresses.", "minimum": 1, "maximum": 256},
+    )
     metrics_targets: str = field(
         default="",
         metadata={

@@ -132,6 +132,7 @@ def _gateway(config: TandemConfig, flags: tuple[str, ...]) -> ServicePlan:
         flags=(
             *listen,
             *flags,
+            *(("--processes", str(config.gateway_processes)) if config.gateway_processes > 1 else ()),
             *(("--api-keys", config.api_keys) if config.api_keys else ()),
             *_plugin_flags(config, "gateway"),
             *_tls_flags(config, "gateway"),
