@@ -18,6 +18,8 @@ from baton.rpc.server.hosts import check_allowed_hosts
 from baton.rpc.tls import settings as tls_settings
 from baton.rpc.tls.files import TlsFiles, edge_files, tls_files
 
+_UNLIMITED = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -178,7 +180,10 @@ class GatewayConfig:
     max_prompts: int = field(
         default=1024, metadata={"help": "The most prompts of one completions request.", "minimum": 1}
     )
-    max_logprobs: int = field(default=20, metadata={"help": "The most top_logprobs.", "minimum": 0, "maximum": 1000})
+    max_logprobs: int = field(
+        default=20,
+        metadata={"help": "The most top_logprobs; -1: the whole vocabulary.", "minimum": -1, "maximum": 1000},
+    )
     max_answer_logprobs: int = field(
         default=1_000_000,
         metadata={
@@ -317,6 +322,24 @@ class GatewayConfig:
         },
     )
     no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})
+    log_requests: bool = field(
+        default=False, metadata={"help": "Log every request's prompt and parameters. The log then has clients' texts."}
+    )
+    log_outputs: bool = field(
+        default=False, metadata={"help": "Log every request's output. The log then has texts for clients."}
+    )
+    max_log_len: int = field(
+        default=1024,
+        metadata={
+            "help": "The most characters of a text, and token ids, in a line of log_requests and log_outputs.",
+            "minimum": 0,
+            "maximum": 1 << 20,
+        },
+    )
+    enable_per_request_metrics: bool = field(
+        default=False,
+        metadata={"help": "Answers of chats and completions, and the usage of their streams, have their times."},
+    )
     no_docs: bool = field(
         default=False, metadata={"help": "Do not serve /docs, /redoc and /openapi.json, the description of the API."}
     )
@@ -394,6 +417,11 @@ class GatewayConfig:
             self.max_tool_rounds,
             self.max_tool_output_bytes,
         )
+
+    @property
+    def most_logprobs(self) -> int:
+        """Returns max_logprobs as a number to compare with."""
+        return _UNLIMITED if self.max_logprobs == -1 else self.max_logprobs
 
     @property
     def sampling_defaults(self) -> GenerationFlags:

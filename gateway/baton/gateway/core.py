@@ -92,6 +92,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int  # prompt tokens not computed because a worker held their KV
     reasoning_tokens: int = 0  # part of completion_tokens, if a parser identifies reasoning
+    queue_seconds: float = 0.0  # the longest that a choice waited in a worker before it was computed
 
 
 @dataclass(frozen=True, slots=True)

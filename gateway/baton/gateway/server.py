@@ -21,10 +21,12 @@ from baton.gateway.batches.batching import Batching, open_batching
 from baton.gateway.bodies.remote_reader import RemoteReader
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
+from baton.gateway.core import Generator
 from baton.gateway.ext_authz.rules import Rules
 from baton.gateway.ext_authz.server import ext_authz_server
 from baton.gateway.ext_authz.service import ExtAuthzCollector, ExtAuthzServicer
 from baton.gateway.generation.generator import WorkerGenerator
+from baton.gateway.generation.request_log import LoggedGenerator, RequestLogSettings
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.grpc.admission import AdmissionInterceptor, edge_options
 from baton.gateway.grpc.responses.calls import ResponseCalls
@@ -49,6 +51,7 @@ from baton.gateway.parsing.format_choice import FormatFlags
 from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
+from baton.gateway.rest.endpoint_load import EndpointLoad
 from baton.gateway.rest_routes import rest_routes
 from baton.gateway.routers.client import RouterClient
 from baton.gateway.routers.fleet_control import FleetControl
@@ -92,6 +95,7 @@ class _Core:
     counters: GenerationCounters
     phases: PhaseTimes
     generator: WorkerGenerator
+    logged: Generator  # the same, with the log of requests if it is on
     admission: ConcurrencyLimiter
     limits: RequestLimits
     gate: Gate
@@ -117,7 +121,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     load_client(config.mcp)
     switch_access_log(not config.no_access_log)
     counters = GenerationCounters()
-    limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.max_logprobs)
+    limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.most_logprobs)
     tls = _load_tls(config)
     access_counters = AccessCounters()
     phases = PhaseTimes()
@@ -141,6 +145,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             counters,
             phases,
             generator,
+            _logged(config, catalog, generator),
             ConcurrencyLimiter(config.max_streams),
             limits,
             gate,
@@ -176,6 +181,13 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             await draining
             cut_short.cancel()
     _log.info("drained")
+
+
+def _logged(config: GatewayConfig, catalog: ModelCatalog, generator: Generator) -> Generator:
+    if not (config.log_requests or config.log_outputs):
+        return generator
+    settings = RequestLogSettings(config.log_requests, config.log_outputs, config.max_log_len)
+    return LoggedGenerator(generator, catalog, settings)
 
 
 @contextlib.asynccontextmanager
@@ -272,7 +284,7 @@ def _serving_context(
     return ServingContext(
         config,
         core.catalog,
-        core.generator,
+        core.logged,
         core.admission,
         metrics,
         core.gate,
@@ -296,7 +308,8 @@ def _http_server(
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)
     hosts = host_check_of(config.allowed_hosts, bool(config.api_keys), (config.rest_listen,))
     routes = rest_routes(serving, store, lambda: missing_parts(core), core.fleet, batching, plugins)
-    app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts)
+    load = EndpointLoad(core.fleet.routers, lambda: [model.name for model in core.catalog.models()])
+    app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts, load)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     serving.metrics.register(ExtAuthzCollector(authorization))
     limits = HttpLimits(
@@ -340,7 +353,7 @@ def _rpc_server(
     responses = ResponseService(serving, store)
     register = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     servicer = InferenceServicer(
-        core.generator,
+        core.logged,
         core.catalog,
         core.limits,
         core.gate,

@@ -576,7 +576,7 @@ global___Constraint = Constraint
 @typing.final
 class TokenLogprobs(google.protobuf.message.Message):
     """One token's log-probabilities: natural logarithms of the model's distribution before
-    temperature and filters; -9999 stands for minus infinity.
+    temperature and filters, unless the worker was started with another --logprobs-mode; -9999 stands for minus infinity.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -1,7 +1,8 @@
 """Sessions and pinned workers: what of a request names them, and who may."""
 
 import pytest
-from support.gateway.rest_harness import rest_side, say
+from support.gateway.rest_harness import RawClient, rest_side, say
+from support.gateway.scripted_gateway import running
 
 from baton.gateway.access.admin_check import AdminCheck
 from baton.gateway.access.gate import OpenGate
@@ -108,3 +109,12 @@ def test_only_operators_pass(gate, listen, scopes, problem):
     else:
         with pytest.raises(PermissionDenied, match=problem):
             check.check(Identity(Tenant(), scopes), {}, "X-Worker-Id")
+
+
+async def test_the_router_is_told_both():
+    async with running(lambda submit: [260, 4]) as gateway, RawClient.connect(gateway.port) as client:
+        headers = {"x-session-id": "s", "x-worker-id": "w1"}
+        answer = await client.request("POST", "/v1/completions", {"prompt": "Hi"}, headers)
+        assert answer.status == 200
+        place = gateway.router.places[-1]
+        assert (place.session_id, place.worker_id) == (named("s"), "w1")

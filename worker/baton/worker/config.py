@@ -169,6 +169,15 @@ class WorkerConfig:
         default=False,
         metadata={"help": "Compute each request's tokens bit-identically in every batch. Slower; executor=cuda."},
     )
+    logprobs_mode: str = field(
+        default="raw_logprobs",
+        metadata={
+            "help": "What is given as log-probabilities of sampled tokens: the model's (raw), or what tokens are drawn "
+            "from, after penalties, masks, temperature and filters (processed); logits are not normalized. Others than "
+            "raw_logprobs need executor=cpu, and do not rank beams or best_of.",
+            "choices": ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+        },
+    )
     compile_cache_dir: str = field(
         default="",
         metadata={
@@ -379,6 +388,11 @@ class WorkerConfig:
                     raise InvalidRequest(
                         f"{name}={getattr(self, name)} needs executor=cuda, got executor={self.executor}", field=name
                     )
+        if self.executor != "cpu" and self.logprobs_mode != "raw_logprobs":
+            raise InvalidRequest(
+                f"logprobs_mode={self.logprobs_mode} needs executor=cpu, got executor={self.executor}",
+                field="logprobs_mode",
+            )
         if self.num_blocks and self.kv_cache_memory:
             raise InvalidRequest(
                 f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} exclude each other: set one",

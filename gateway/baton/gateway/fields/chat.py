@@ -37,7 +37,7 @@ _COMPLETE_ROLES = ("system", "developer", "user", "tool", "function")
 
 def check_chat(request: ChatCompletionRequest, max_choices: int, max_logprobs: int) -> None:
     """Raises InvalidRequest for a chat that cannot be served."""
-    check_fields(request, max_choices)
+    check_fields(request, max_choices, max_logprobs)
     refuse_unserved(request, _UNSERVED_IN_CHAT)
     for kind in request.modalities or ():
         if kind != "text":

@@ -17,7 +17,7 @@ Prompt = str | list[int]
 
 def check_completion(request: CompletionRequest, max_choices: int, max_logprobs: int, max_prompts: int) -> None:
     """Raises InvalidRequest for a completion that cannot be served."""
-    check_fields(request, max_choices)
+    check_fields(request, max_choices, max_logprobs)
     refuse_unserved(request, _UNSERVED_IN_COMPLETIONS)
     if request.logprobs is not None:
         check_logprobs("logprobs", request.logprobs, max_logprobs)

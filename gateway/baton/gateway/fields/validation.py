@@ -26,6 +26,8 @@ _MAX_BIASES = 256 << 10
 _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64  # characters
 _MAX_METADATA_VALUE = 512
+_ALL = 2**31 - 1  # a limit of alternatives that allows the whole vocabulary
+_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 
 # Known fields that this release does not support. Neutral values are accepted.
 _UNSERVED = ("kv_transfer_params", "ec_transfer_params")
@@ -100,7 +102,7 @@ def check_context(num_prompt_tokens: int, max_model_len: int, field: str) -> Non
         raise context_too_long(num_prompt_tokens, max_model_len, field)
 
 
-def check_fields(request: GenerationFields, max_choices: int) -> None:
+def check_fields(request: GenerationFields, max_choices: int, most_logprobs: int = 0) -> None:
     """Raises InvalidRequest for fields that no kind of generation supports."""
     if request.n is not None and request.n > max_choices:
         raise InvalidRequest(f"n is {request.n}; at most {max_choices} choices are allowed", field="n")
@@ -108,6 +110,8 @@ def check_fields(request: GenerationFields, max_choices: int) -> None:
         raise InvalidRequest("stream_options is allowed only if stream is true", field="stream_options")
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequest("prompt_logprobs is not allowed if stream is true", field="prompt_logprobs")
+    if request.prompt_logprobs == -1:
+        check_logprobs("prompt_logprobs", -1, most_logprobs)
     _check_beams(request)
     _check_lengths(request)
     for token_id, value in (request.logit_bias or {}).items():
@@ -151,6 +155,13 @@ def refuse_unserved(request: msgspec.Struct, names: Sequence[str]) -> None:
             raise InvalidRequest(f"{name} is not supported by this release; leave it out", field=name)
 
 
+def expand_logprobs(request: GenerationFields, vocab_size: int) -> None:
+    """Replaces -1 by the size of the vocabulary, in place."""
+    for name in _LOGPROBS:
+        if getattr(request, name, None) == -1:
+            setattr(request, name, vocab_size)
+
+
 def check_logprob_token_ids(request: GenerationFields, num_top: int | None, name: str) -> None:
     """Raises InvalidRequest for named alternatives that cannot be returned.
 
@@ -168,5 +179,10 @@ def check_logprob_token_ids(request: GenerationFields, num_top: int | None, name
 
 
 def check_logprobs(name: str, value: int, most: int) -> None:
+    """Raises InvalidRequest for more alternatives than are allowed. -1 asks for the whole vocabulary."""
+    if value == -1 and most < _ALL:
+        raise InvalidRequest(
+            f"{name} is -1, the whole vocabulary; at most {most} is allowed (the gateway's --max-logprobs)", field=name
+        )
     if value > most:
         raise InvalidRequest(f"{name} is {value}; at most {most} is allowed", field=name)

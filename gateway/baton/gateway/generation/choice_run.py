@@ -35,6 +35,9 @@ class ChoiceOwner(Protocol):
     def lose_prefill(self, run: ChoiceRun, worker_id: str, message: str) -> None:
         """Handles the death of a prefill worker that computed the choice's prompt."""
 
+    def waited(self, queue_us: int) -> None:
+        """Receives how long a choice waited in its worker before it was computed."""
+
     def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
         """Receives a finished choice's token counts; None if they will not arrive."""
 
@@ -96,6 +99,7 @@ class ChoiceRun:
             )
             self.on_failure(error)
             return
+        self._generation.waited(finish.queue_us)
         self.use.finished(finish, len(self.choice.output_token_ids) - self._num_before)
         self._close(cached, worker_failed=False)
         if not self.choice.finished:

@@ -82,6 +82,7 @@ class RunningGeneration:
         self._deadline = time.monotonic() + request.timeout_ms / 1000 if request.timeout_ms else None
         self._timers: list[asyncio.TimerHandle] = []
         self._stopped = False
+        self._queue_us = 0  # the longest wait of a choice in a worker
         self._on_end = request.on_end
 
     async def begin(self) -> None:
@@ -180,6 +181,10 @@ class RunningGeneration:
         run.stream.abort(run.slot)
         if run.choice.index in self._runs:
             self._later(_COUNTS_SECONDS, lambda: self.settle(run, None))
+
+    def waited(self, queue_us: int) -> None:
+        """Records how long a choice waited in its worker before it was computed."""
+        self._queue_us = max(self._queue_us, queue_us)
 
     def settle(self, run: ChoiceRun, num_cached_tokens: int | None) -> None:
         """Settles a finished choice after its token counts arrived or will not arrive."""
@@ -327,6 +332,7 @@ class RunningGeneration:
             completion_tokens=sum(len(choice.output_token_ids) for choice in self._choices),
             cached_tokens=min(self._cached.values(), default=0),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
+            queue_seconds=self._queue_us / 1e6,
         )
 
     def _refuse(self, error: ServiceError) -> None:

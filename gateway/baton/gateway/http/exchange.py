@@ -71,6 +71,7 @@ class Exchange:
         "ignored",
         "journal",
         "limit_headers",
+        "load_headers",
         "method",
         "on_disconnect",
         "on_end",
@@ -104,6 +105,7 @@ class Exchange:
         self.identity: Identity = ANONYMOUS
         self.cors: Mapping[str, str] = {}  # CORS headers of the response
         self.limit_headers: Mapping[str, str] = {}  # the tenant's limits, as response headers
+        self.load_headers: Mapping[str, str] = {}  # the fleet's load, if the request asks
         self.ignored: tuple[str, ...] = ()  # ignored fields of the request
         self.journal: Journal | None = None  # of a resumable stream
         self.rejection: HttpError | None = None  # the error of an unreadable request
@@ -268,6 +270,7 @@ class Exchange:
         lines += [f"{name}: {value}" for name, value in fields.items()]
         lines += [f"{name}: {value}" for name, value in self.limit_headers.items() if name not in fields]
         lines += [f"{name}: {value}" for name, value in self.cors.items() if name not in fields]
+        lines += [f"{name}: {value}" for name, value in self.load_headers.items()]
         if self.ignored:
             lines.append(f"{ignored.HEADER}: {ignored.header_of(self.ignored)}")
         if self.request_id:

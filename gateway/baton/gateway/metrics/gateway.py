@@ -200,8 +200,22 @@ class AnswerMeter:
             self._metrics.itl.observe(now - last)
         else:
             self._metrics.ttft.observe(now - self._started)
-            self._first = now
+            self._first = self._first or now
         self._last[index] = now
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """Returns the seconds from the request's arrival to the first token of any choice, or None without tokens."""
+        return self._first - self._started if self._first else None
+
+    @property
+    def generation_seconds(self) -> float:
+        """Returns the seconds between the first and the last token."""
+        return max(self._last) - self._first if self._first else 0.0
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._last)
 
     def on_done(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
         """Records the end of a complete response."""

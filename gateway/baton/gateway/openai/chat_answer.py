@@ -192,6 +192,7 @@ class ChatDocument(Answer):
             prompt_token_ids=shape.prompt_token_ids or UNSET,
             prompt_text=UNSET if shape.prompt_text is None else shape.prompt_text,
             prompt_logprobs=prompt_logprobs(prompt) if shape.prompt_logprobs else UNSET,
+            metrics=self.metrics(envelope, usage),
         )
 
     def _message(self, index: int) -> ChatAnswer:

@@ -10,7 +10,7 @@ from baton.gateway.fields.chat import check_chat, check_chat_size, template_mess
 from baton.gateway.fields.neutral import drop_neutral, drop_neutral_choices
 from baton.gateway.fields.tools import fields_of, tool_use_of
 from baton.gateway.fields.unserved_tools import skip_tools
-from baton.gateway.fields.validation import check_for_model, check_template
+from baton.gateway.fields.validation import check_for_model, check_template, expand_logprobs
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.served import ServedModel
@@ -40,13 +40,14 @@ def checked_chat(serving: ServingContext, exchange: Exchange, request: ChatCompl
     exchange.ignore([*adopt(request), *skip_tools(request)])
     drop_neutral(request)
     drop_neutral_choices(request)
-    check_chat(request, config.max_choices, config.max_logprobs)
+    check_chat(request, config.max_choices, config.most_logprobs)
     check_template(request.chat_template, config.trust_request_chat_template)
     use = tool_use_of(request)
     requested = requested_constraint(request, use)
     model = serving.model(exchange, request.model)
     info = model.require_info()
     check_for_model(request, info)
+    expand_logprobs(request, info.vocab_size)
     check_chat_size(request.messages, info.max_model_len, len(use.tools))
     with fields_of(request):
         model.check_tools(use)

@@ -205,6 +205,7 @@ class CompletionDocument(Answer):
                 for place, index in enumerate(self._returned_indices())
             ],
             usage=usage,
+            metrics=self.metrics(envelope, usage),
         )
         return msgspec.json.encode(document)
 

@@ -13,7 +13,7 @@ from baton.gateway.fields.adopted import adopt, requested_constraint
 from baton.gateway.fields.completion import DEFAULT_COMPLETION_TOKENS, Prompt, check_completion, prompts_of
 from baton.gateway.fields.neutral import drop_neutral
 from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
-from baton.gateway.fields.validation import check_context, check_for_model
+from baton.gateway.fields.validation import check_context, check_for_model, expand_logprobs
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import check_prompt_ids
@@ -99,11 +99,12 @@ def checked_completion(serving: ServingContext, exchange: Exchange, request: Com
     config = serving.config
     exchange.ignore(adopt(request))
     drop_neutral(request)
-    check_completion(request, config.max_choices, config.max_logprobs, config.max_prompts)
+    check_completion(request, config.max_choices, config.most_logprobs, config.max_prompts)
     requested = requested_constraint(request)
     model = serving.model(exchange, request.model)
     info = model.require_info()
     check_for_model(request, info)
+    expand_logprobs(request, info.vocab_size)
     sources = prompts_of(request)
     if len(sources) > 1:  # a single prompt that is too long has its own error
         _check_sum(sum(_fewest_tokens(model, source) for source in sources), _most_tokens(info))

@@ -21,6 +21,8 @@ from baton.gateway.fields.validation import (
     check_fields,
     check_for_model,
     check_logprob_token_ids,
+    check_logprobs,
+    expand_logprobs,
     refuse_unserved,
 )
 from baton.gateway.http.exchange import Exchange
@@ -37,7 +39,7 @@ from baton.gateway.schemas.answers import ChatLogprobs, PromptLogprobs, Usage
 from baton.gateway.schemas.foreign_fields import REFUSED
 from baton.gateway.schemas.requests import (
     Count,
-    CountOrZero,
+    CountOrAll,
     GenerationFields,
     Name,
     PrintableId,
@@ -58,7 +60,7 @@ class TokenSampling(GenerationFields, kw_only=True):
     """Sampling parameters and stop conditions."""
 
     max_tokens: Count | None = None  # null: up to the context's length
-    logprobs: CountOrZero | None = None
+    logprobs: CountOrAll | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
 
 
@@ -151,6 +153,7 @@ class TokenGenerate:
         info = model.require_info()
         _check(fields, serving)
         check_for_model(fields, info)
+        expand_logprobs(fields, info.vocab_size)
         check_context(len(request.token_ids), info.max_model_len, "token_ids")
         check_prompt_ids(request.token_ids, info.vocab_size)
         return _Checked(request, fields, requested_constraint(fields), model)
@@ -284,9 +287,7 @@ def _fields_of(request: TokenGenerateRequest) -> TokenSampling:
 def _check(fields: TokenSampling, serving: ServingContext) -> None:
     if fields.stop:
         raise InvalidRequest("stop is not supported by this API; give stop_token_ids", field=f"{_NESTED}.stop")
-    if fields.logprobs is not None and fields.logprobs > serving.config.max_logprobs:
-        most = serving.config.max_logprobs
-        message = f"{_NESTED}.logprobs is {fields.logprobs}; at most {most} is allowed"
-        raise InvalidRequest(message, field=f"{_NESTED}.logprobs")
-    check_fields(fields, serving.config.max_choices)
+    if fields.logprobs is not None:
+        check_logprobs(f"{_NESTED}.logprobs", fields.logprobs, serving.config.most_logprobs)
+    check_fields(fields, serving.config.max_choices, serving.config.most_logprobs)
     check_logprob_token_ids(fields, fields.logprobs, "logprobs")

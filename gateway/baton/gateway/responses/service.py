@@ -185,7 +185,7 @@ class ResponseService:
         return await self._store.cancel(response_id)
 
     def _check(self, call: Call, request: ResponsesRequest) -> tuple[ServedModel, ServedTools, list[Item]]:
-        check_request(request, self._serving.config.max_logprobs)
+        check_request(request, self._serving.config.most_logprobs)
         with fields_named(FIELDS):
             model = self._serving.model(call, request.model)
             check_max_items(0 if isinstance(request.input, str) else len(request.input))

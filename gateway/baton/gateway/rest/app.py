@@ -18,6 +18,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.http.host_check import HostCheck
 from baton.gateway.memory import LARGE_BYTES, Trimmer
 from baton.gateway.metrics.gateway import GatewayMetrics
+from baton.gateway.rest.endpoint_load import REQUEST_HEADER, EndpointLoad
 from baton.gateway.rest.query import check_query
 from baton.gateway.rest.routing import Route, RouteTable
 from baton.gateway.tracing.calls import trace_exchange
@@ -40,6 +41,7 @@ class App:
         cors: Cors | None = None,
         tracing: GatewayTracing | None = None,
         hosts: HostCheck | None = None,
+        load: EndpointLoad | None = None,
     ) -> None:
         self.table = RouteTable(routes)
         self._any_host = frozenset(route.path for route in routes if route.any_host)
@@ -48,6 +50,7 @@ class App:
         self._cors = cors or Cors()
         self._hosts = hosts or HostCheck()
         self._metrics = metrics
+        self._load = load
         self._tracing = tracing
         self._trimmer = Trimmer()
 
@@ -73,6 +76,8 @@ class App:
                 exchange.on_end.append(lambda _: self._trimmer.trim_soon())
             if route.method == "POST" and route.scope is Scope.INFERENCE:
                 exchange.on_end.append(self._count_refusal)
+                if self._load is not None and REQUEST_HEADER in exchange.headers:
+                    return self._finish(exchange, self._with_load(exchange, route, self._load))
                 if self._refusals.must_check(exchange.identity, exchange.num_body_bytes):
                     return self._finish(exchange, self._check_first(exchange, route))
             work = route.handler(exchange)
@@ -80,6 +85,11 @@ class App:
             self._fail(exchange, error)
             return None
         return None if work is None else self._finish(exchange, work)
+
+    async def _with_load(self, exchange: Exchange, route: Route, load: EndpointLoad) -> None:
+        form = exchange.headers[REQUEST_HEADER].decode("latin-1")
+        exchange.load_headers = await load.header(form, exchange.identity)
+        await self._check_first(exchange, route)
 
     async def _check_first(self, exchange: Exchange, route: Route) -> None:
         await self._refusals.check(exchange.identity)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 import orjson
+from msgspec import UNSET, UnsetType
 
 from baton.gateway.errors.http import HttpError
-from baton.gateway.schemas.answers import Usage
+from baton.gateway.schemas.answers import RequestMetrics, Usage
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -38,6 +39,7 @@ class Envelope:
     system_fingerprint: str
     include_usage: bool = False  # adds "usage": null to every chunk except the last, as OpenAI does
     continuous_usage: bool = False  # adds the current usage to every chunk
+    with_metrics: bool = False  # adds the request's times to the last usage
 
     @property
     def head(self) -> bytes:
@@ -56,6 +58,7 @@ class Envelope:
         """Returns the bytes after the last choice."""
         return b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"
 
-    def tail_with(self, usage: Usage) -> bytes:
+    def tail_with(self, usage: Usage, metrics: RequestMetrics | UnsetType = UNSET) -> bytes:
         """Returns the bytes after the last choice, with a usage."""
-        return b'],"usage":%b}\n\n' % msgspec.json.encode(usage)
+        times = b"" if metrics is UNSET else b',"metrics":%b' % msgspec.json.encode(metrics)
+        return b'],"usage":%b%b}\n\n' % (msgspec.json.encode(usage), times)

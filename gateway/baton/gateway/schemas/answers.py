@@ -30,6 +30,16 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
 
+class RequestMetrics(Struct, kw_only=True):
+    """The times of a request, if the gateway gives them. Null without enough tokens."""
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float  # from the first token to the last
+    queue_time_ms: float  # in a worker, before the request was computed
+    mean_itl_ms: float | None
+    tokens_per_second: float | None  # of all choices, from the first token to the last
+
+
 class TopLogprob(Struct):
     """A candidate token at a position with its log-probability."""
 
@@ -120,6 +130,7 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, omit_defaults=True):
@@ -170,6 +181,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    metrics: RequestMetrics | UnsetType = UNSET  # beside the usage
     # If requested, in the first chunk.
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
@@ -208,6 +220,7 @@ class Completion(Struct, kw_only=True):
     system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    metrics: RequestMetrics | UnsetType = UNSET
 
 
 class ModelPermission(Struct, kw_only=True):

@@ -17,6 +17,7 @@ _INT32_MAX = 2**31 - 1
 
 Count = Annotated[int, Meta(ge=1, le=_INT32_MAX)]
 CountOrZero = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+CountOrAll = Annotated[int, Meta(ge=-1, le=_INT32_MAX)]  # -1: the whole vocabulary
 TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -101,7 +102,7 @@ class GenerationFields(ForeignFields, kw_only=True):
     skip_special_tokens: bool | None = None  # null: true
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower runs earlier
     cache_salt: Name | None = None  # namespace of the prefix cache: requests with different salts share no cached block
-    prompt_logprobs: CountOrZero | None = None  # alternatives per prompt token; not for streams
+    prompt_logprobs: CountOrAll | None = None  # alternatives per prompt token; not for streams
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps the prompt's end; -1: as many as fit
     return_token_ids: bool | None = None  # token_ids of each choice, and prompt_token_ids
     use_beam_search: bool | None = None  # returns the n best of n beams; not for streams
@@ -184,7 +185,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     max_completion_tokens: Count | None = None  # overrides max_tokens
     max_tokens: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # null or -1: up to the context's length
     logprobs: bool | None = None
-    top_logprobs: CountOrZero | None = None
+    top_logprobs: CountOrAll | None = None
     add_generation_prompt: bool | None = None  # null: true
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -218,7 +219,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     # A text, texts, token ids, or lists of token ids. Choice p * n + j is the j-th of prompt p.
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
     max_tokens: CountOrZero | None = None  # null: 16. 0 only with echo
-    logprobs: CountOrZero | None = None
+    logprobs: CountOrAll | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None  # null: true
     # generates this many choices and returns the n with the highest mean log-probability; not for streams

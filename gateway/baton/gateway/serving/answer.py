@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from baton.gateway.core import Delta, Generation, GenerationRequest, Generator
 from baton.gateway.core import Usage as TokenCounts
 from baton.gateway.errors.http import HttpError, http_error_of
@@ -19,7 +21,7 @@ from baton.gateway.metrics.gateway import AnswerMeter
 from baton.gateway.rest.resumption import event_id
 from baton.gateway.rest.sse import CONTENT_TYPE, DONE, Envelope, error_event, with_id
 from baton.gateway.resume.journal import Journal
-from baton.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
+from baton.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from baton.gateway.serving.chat import rename_field
 from baton.rpc.errors import ServiceError
 
@@ -48,6 +50,7 @@ class Answer(ABC):
         self._num_running = 0
         self._counts = [0, 0, 0]  # prompt, completion and cached tokens
         self._num_reasoning_tokens = 0
+        self._queue_seconds = 0.0
         self._ended = False
 
     async def run(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
@@ -76,6 +79,7 @@ class Answer(ABC):
         totals[1] += counts.completion_tokens
         totals[2] += counts.cached_tokens
         self._num_reasoning_tokens += counts.reasoning_tokens
+        self._queue_seconds = max(self._queue_seconds, counts.queue_seconds)
         self._num_running -= 1
         if self._num_running or self._ended:
             return
@@ -87,6 +91,10 @@ class Answer(ABC):
             self.recorder.store(usage, lambda: self.finish(usage))
         self._ended = True
         self.meter.on_done(*totals)
+
+    def metrics(self, envelope: Envelope, usage: Usage) -> RequestMetrics | UnsetType:
+        """Returns the request's times, if the gateway gives them."""
+        return request_metrics(self.meter, usage, self._queue_seconds) if envelope.with_metrics else UNSET
 
     def fail(self, error: Exception) -> None:
         """Ends the response and its generations with an error."""
@@ -186,7 +194,8 @@ class StreamAnswer(Answer):
             self.exchange.write(data)
 
     def finish(self, usage: Usage) -> None:
-        last = self.head + self.envelope.tail_with(usage) if self.envelope.include_usage else b""
+        envelope = self.envelope
+        last = self.head + envelope.tail_with(usage, self.metrics(envelope, usage)) if envelope.include_usage else b""
         self.exchange.end(self._held + last + DONE)
 
     def send_error(self, error: HttpError) -> None:
@@ -251,3 +260,20 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int, rea
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
     )
+
+
+def request_metrics(meter: AnswerMeter, usage: Usage, queue_seconds: float) -> RequestMetrics:
+    """Returns the times of a response that has ended."""
+    first, seconds, num_tokens = meter.first_token_seconds, meter.generation_seconds, usage.completion_tokens
+    per_choice = num_tokens / meter.num_choices
+    return RequestMetrics(
+        time_to_first_token_ms=None if first is None else _ms(first),
+        generation_time_ms=_ms(seconds),
+        queue_time_ms=_ms(queue_seconds),
+        mean_itl_ms=_ms(seconds / (per_choice - 1)) if per_choice > 1 else None,
+        tokens_per_second=round(num_tokens / seconds, 3) if seconds else None,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -112,7 +112,7 @@ class ServingContext:
         """Returns the generator for a request."""
         if not fields.use_beam_search:
             return self.generator
-        limits = RequestLimits(self.config.max_choices, self.config.max_logprobs)
+        limits = RequestLimits(self.config.max_choices, self.config.most_logprobs)
         penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
         return BeamSearchGenerator(self.generator, self.catalog, limits, penalty)
 
@@ -197,6 +197,7 @@ class ServingContext:
             system_fingerprint=fingerprint(model),
             include_usage=self.includes_usage(fields),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            with_metrics=self.config.enable_per_request_metrics,
         )
 
     def includes_usage(self, fields: GenerationFields) -> bool:

@@ -8,23 +8,50 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.config
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 _REPORT = "report"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(service: str, log_format: str, level: str, stream: TextIO | None = None) -> None:
-    """Sends every logger's records to `stream` (standard error), in the given form."""
+class LogConfigError(Exception):
+    """The logging configuration file is wrong."""
+
+
+def configure(service: str, log_format: str, level: str, stream: TextIO | None = None, config_file: str = "") -> None:
+    """Sends every logger's records to `stream` (standard error), in the given form; or as `config_file` says.
+
+    Raises LogConfigError that names the file and what is wrong.
+    """
+    if config_file:
+        _configure_from(config_file)
+        return
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if log_format == "json" else TextFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     # It logs every touch of the event loop at debug level.
     logging.getLogger("grpc").setLevel(max(logging.INFO, logging.getLogger().level))
+
+
+def _configure_from(path: str) -> None:
+    try:
+        settings = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LogConfigError(f"log_config: cannot read {path}: {error}") from error
+    if not isinstance(settings, dict):
+        raise LogConfigError(f"log_config: {path} must hold a JSON object, not {type(settings).__name__}")
+    try:
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **settings})
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        cause = f": {error.__cause__}" if error.__cause__ else ""
+        raise LogConfigError(f"log_config: {path}: {error}{cause}") from error
+    logging.captureWarnings(True)
 
 
 class JsonFormatter(logging.Formatter):

@@ -36,6 +36,13 @@ class ProcessConfig:
     log_level: str = field(
         default="info", metadata={"help": "The least level logged.", "choices": ("debug", "info", "warning", "error")}
     )
+    log_config: str = field(
+        default="",
+        metadata={
+            "help": "A JSON file for Python's logging.config.dictConfig, which goes before log_format and log_level.",
+            "metavar": "PATH",
+        },
+    )
     parent_pid: int = field(
         default=0,
         metadata={"help": "Stop when this process, the parent, ends. 0: never.", "minimum": 0, "metavar": "PID"},
@@ -56,7 +63,11 @@ def run_service(
     except settings.SettingsError as error:
         print(f"baton {name}: {error}", file=sys.stderr)
         return EXIT_MISCONFIGURED
-    logs.configure(name, process.log_format, process.log_level)
+    try:
+        logs.configure(name, process.log_format, process.log_level, config_file=process.log_config)
+    except logs.LogConfigError as error:
+        print(f"baton {name}: {error}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
     if process.parent_pid:
         _stop_with(process.parent_pid)
     if getattr(config, "processes", 1) > 1:

@@ -178,10 +178,7 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         )
     _check_token_set(ids, vocab_size, "sampling.logit_bias_token_ids")
     _check_token_set(sampling.allowed_token_ids, vocab_size, "sampling.allowed_token_ids")
-    if sampling.logprobs > _MAX_LOGPROBS:
-        raise InvalidRequest(
-            f"sampling.logprobs is {sampling.logprobs}, at most {_MAX_LOGPROBS} are given", field="sampling.logprobs"
-        )
+    _check_alternatives(sampling.logprobs, vocab_size, "sampling.logprobs")
     _check_logprob_token_ids(sampling, vocab_size)
     return SamplingParams(
         temperature=sampling.temperature,
@@ -202,6 +199,13 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         reasoning_limit=_limit_of(sampling.reasoning_limit, vocab_size) if "reasoning_limit" in present else None,
         extra_args=extra_args_of(sampling) if "extra_args" in present else (),
     )
+
+
+def _check_alternatives(count: int, vocab_size: int, field: str) -> None:
+    """Raises InvalidRequest for more alternatives than are given, unless all are asked for."""
+    if count > _MAX_LOGPROBS and count != vocab_size:
+        message = f"{field} is {count}; at most {_MAX_LOGPROBS} are given, or the whole vocabulary, {vocab_size}"
+        raise InvalidRequest(message, field=field)
 
 
 def _check_logprob_token_ids(sampling: types_pb2.SamplingParams, vocab_size: int) -> None:
@@ -242,9 +246,7 @@ def _with_prompt_logprobs(
     if not given.HasField("prompt_logprobs"):
         return sampling
     field = "sampling.prompt_logprobs"
-    if given.prompt_logprobs > _MAX_LOGPROBS:
-        message = f"{field} is {given.prompt_logprobs}, at most {_MAX_LOGPROBS} are given"
-        raise InvalidRequest(message, field=field)
+    _check_alternatives(given.prompt_logprobs, model.vocab_size, field)
     return replace(sampling, prompt_logprobs=min(given.prompt_logprobs, model.vocab_size))
 
 

@@ -32,6 +32,8 @@ _REASONS = {
 
 Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
+_LOWEST_LOGPROB = -9999.0  # stands for minus infinity
+
 
 class Runner(Protocol):
     """The operations of an engine that sessions use."""
@@ -379,8 +381,8 @@ def _log_finish(finish: Finish) -> None:
 def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
     """Returns the contract's message of one token's log-probabilities."""
     return types_pb2.TokenLogprobs(
-        logprob=logprobs.logprob,
+        logprob=max(logprobs.logprob, _LOWEST_LOGPROB),
         rank=logprobs.rank,
         top_token_ids=logprobs.top_token_ids,
-        top_logprobs=logprobs.top_logprobs,
+        top_logprobs=[max(one, _LOWEST_LOGPROB) for one in logprobs.top_logprobs],
     )

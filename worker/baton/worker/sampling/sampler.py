@@ -13,6 +13,7 @@ from baton.worker.core import Int64, RowInit, SamplingParams, TokenLogprobs, Tok
 from baton.worker.sampling.candidates import Draws
 from baton.worker.sampling.draw import draw_tokens
 from baton.worker.sampling.edits import LogitsEdits, apply_masks
+from baton.worker.sampling.logprobs_mode import LogprobsMode, processed_logits
 
 _NO_LOGPROBS = -1
 _COLDEST = 1e-5  # lower temperatures sample the argmax
@@ -27,7 +28,8 @@ def drawn_temperature(sampling: SamplingParams) -> float:
 class Sampler:
     """The sampling parameters of the batch, as columns over its rows."""
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS) -> None:
+        self._mode = logprobs_mode
         self._vocab_size = vocab_size
         self._draws = Draws(
             temperature=np.zeros(num_rows, np.float32),
@@ -75,34 +77,41 @@ class Sampler:
         """
         num_logprobs = self._num_logprobs[rows]
         requested = np.flatnonzero(num_logprobs != _NO_LOGPROBS)
-        # Copied before the edits, because logprobs are the model's.
-        raw = logits.index_select(0, torch.from_numpy(requested)) if requested.size else None
+        # Copied before the edits, because raw values are the model's.
+        of_model = requested.size and not self._mode.is_processed
+        values = logits.index_select(0, torch.from_numpy(requested)) if of_model else None
         edited = (logits if changed is None else changed).float().contiguous().numpy()
         self._edits.apply(edited, rows, num_outputs)
         if masks is not None:
             apply_masks(edited, masks)
+        if requested.size and values is None:
+            values = processed_logits(edited[requested], self._draws.of(rows[requested]))
         token_ids = draw_tokens(edited, self._draws.of(rows), num_outputs)
         self._edits.add(rows, token_ids)
-        if raw is None:
+        if values is None:
             return token_ids, {}
-        return token_ids, self._logprobs(raw, token_ids, requested, num_logprobs, rows)
+        return token_ids, self._logprobs(values, token_ids, requested, num_logprobs, rows)
 
     def _logprobs(
-        self, raw: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64, rows: Int64
+        self, values: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64, rows: Int64
     ) -> dict[int, TokenLogprobs]:
-        found = _logprobs(raw, token_ids, requested, num_logprobs)
+        normalized = self._mode.is_normalized
+        found = _logprobs(values, token_ids, requested, num_logprobs, normalized)
         if self._chosen:
-            for row_of_raw, index in enumerate(requested.tolist()):
+            for row_of_values, index in enumerate(requested.tolist()):
                 chosen = self._chosen.get(int(rows[index]))
                 if chosen is not None:
-                    values = token_logprobs(raw[row_of_raw : row_of_raw + 1], torch.tensor([chosen]))[0]
-                    found[index] = replace(found[index], top_token_ids=chosen, top_logprobs=tuple(values.tolist()))
+                    row = values[row_of_values : row_of_values + 1]
+                    named = token_logprobs(row, torch.tensor([chosen]), normalized)[0]
+                    found[index] = replace(found[index], top_token_ids=chosen, top_logprobs=tuple(named.tolist()))
         return found
 
 
-def _logprobs(raw: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64) -> dict[int, TokenLogprobs]:
+def _logprobs(
+    values: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64, normalized: bool
+) -> dict[int, TokenLogprobs]:
     most = int(num_logprobs[requested].max())
-    found = row_logprobs(raw, torch.from_numpy(token_ids[requested]), most)
+    found = row_logprobs(values, torch.from_numpy(token_ids[requested]), most, normalized)
     columns = zip(
         requested.tolist(),
         found.logprobs.tolist(),

@@ -65,7 +65,9 @@ class DerenderChat:
         )
         fields = checked.request if checked is not None else GenerationFields()
         envelope = replaced(
-            serving.envelope("chat.completion", "chatcmpl", exchange, model, fields), id=response.request_id
+            serving.envelope("chat.completion", "chatcmpl", exchange, model, fields),
+            id=response.request_id,
+            with_metrics=False,
         )
         document = DOCUMENTS[parsing is not None](exchange, serving.meter(exchange, shape.num_choices), envelope, shape)
         for index, choice in enumerate(response.choices):

@@ -17,17 +17,28 @@ class RowLogprobs(NamedTuple):
     top_logprobs: Tensor  # [num_rows, num_top] fp32
 
 
-def row_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> RowLogprobs:
-    """Returns log-probabilities for the model's logits [num_rows, vocab_size] and the sampled token_ids [num_rows]."""
+def row_logprobs(logits: Tensor, token_ids: Tensor, num_top: int, normalized: bool = True) -> RowLogprobs:
+    """Returns log-probabilities for logits [num_rows, vocab_size] and the sampled token_ids [num_rows].
+
+    Without `normalized`, returns the logits themselves instead.
+    """
     wide = logits.float()
     drawn = wide.gather(1, token_ids.unsqueeze(1))
     ranks = (wide > drawn).sum(1) + 1
-    norm = torch.logsumexp(wide, dim=1, keepdim=True)
+    norm = _norm(wide) if normalized else torch.zeros_like(drawn)
     top, top_token_ids = wide.topk(num_top, dim=1)
     return RowLogprobs((drawn - norm).squeeze(1), ranks, top_token_ids, top - norm)
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Returns fp32 log-probabilities of token_ids [num_rows, count] for the model's logits [num_rows, vocab_size]."""
+def token_logprobs(logits: Tensor, token_ids: Tensor, normalized: bool = True) -> Tensor:
+    """Returns fp32 log-probabilities of token_ids [num_rows, count] for logits [num_rows, vocab_size].
+
+    Without `normalized`, returns the logits themselves instead.
+    """
     wide = logits.float()
-    return wide.gather(1, token_ids) - torch.logsumexp(wide, dim=1, keepdim=True)
+    found = wide.gather(1, token_ids)
+    return found - _norm(wide) if normalized else found
+
+
+def _norm(wide: Tensor) -> Tensor:
+    return torch.logsumexp(wide, dim=1, keepdim=True)

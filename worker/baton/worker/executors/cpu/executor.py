@@ -41,6 +41,7 @@ from baton.worker.models.costs import model_costs
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
+from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.processors.interface import ProcessorContext
 from baton.worker.sampling.processors.processor_set import start_processors
 from baton.worker.weights.build import is_redundant
@@ -80,6 +81,7 @@ class CpuExecutor:
         torch.set_num_threads(config.threads or usable_cores())
         dtype: torch.dtype = getattr(torch, compute_dtype_name("cpu", config.dtype))
         self._options = model_options(config, plugins)
+        self._logprobs_mode = LogprobsMode(config.logprobs_mode)
         loaded = load_model(config.model, config.load_format, dtype, options=self._options)
         self._config = loaded.config
         self._source = config.model
@@ -219,7 +221,7 @@ class CpuExecutor:
     def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[StepInputs, Any, StepResult]:
         num_rows = self._num_rows
         if kind is HeadKind.GENERATE:
-            return GenerateHead(self._rows, num_rows, config, self.processors)
+            return GenerateHead(self._rows, num_rows, config, self.processors, self._logprobs_mode)
         assert config.pooler is not None, "configs with this head have one"
         return PoolHead(config.pooler, config.hidden_size, num_rows, torch.device("cpu"))
 

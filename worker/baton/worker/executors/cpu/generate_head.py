@@ -16,6 +16,7 @@ from baton.worker.executors.cpu.rows import Rows
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Model
+from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS, ProcessorSet, RowTokens
 from baton.worker.sampling.sampler import Sampler
 
@@ -38,11 +39,16 @@ class GenerateHead:
     """Implements Head. Appends sampled tokens to the batch's rows."""
 
     def __init__(
-        self, rows: Rows, num_rows: int, config: ModelConfig, processors: ProcessorSet = NO_PROCESSORS
+        self,
+        rows: Rows,
+        num_rows: int,
+        config: ModelConfig,
+        processors: ProcessorSet = NO_PROCESSORS,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         self._rows = rows
         self._processors = processors
-        self._sampler = Sampler(num_rows, config.vocab_size)
+        self._sampler = Sampler(num_rows, config.vocab_size, logprobs_mode)
         self._prompt_logprobs = PromptLogprobs(rows)
 
     def take_rows(self, plan: StepPlan) -> None:
