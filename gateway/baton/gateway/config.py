@@ -34,8 +34,10 @@ class GatewayConfig:
     )
     rest_tls_certificate: str = field(default="", metadata=tls_settings.EDGE_CERTIFICATE)
     rest_tls_key: str = field(default="", metadata=tls_settings.EDGE_KEY)
+    rest_tls_client_ca: str = field(default="", metadata=tls_settings.EDGE_CLIENT_CA)
     grpc_tls_certificate: str = field(default="", metadata=tls_settings.EDGE_CERTIFICATE)
     grpc_tls_key: str = field(default="", metadata=tls_settings.EDGE_KEY)
+    grpc_tls_client_ca: str = field(default="", metadata=tls_settings.EDGE_CLIENT_CA)
     router: tuple[str, ...] = field(
         default=("127.0.0.1:8100",),
         metadata={"help": "Routers, the preferred one first.", "metavar": "HOST:PORT,.."},
@@ -442,7 +444,7 @@ class GatewayConfig:
 
         Raises InvalidRequest for an incomplete set.
         """
-        return edge_files(self.rest_tls_certificate, self.rest_tls_key, "rest_tls")
+        return edge_files(self.rest_tls_certificate, self.rest_tls_key, "rest_tls", self.rest_tls_client_ca)
 
     @property
     def grpc_tls(self) -> TlsFiles | None:
@@ -450,7 +452,7 @@ class GatewayConfig:
 
         Raises InvalidRequest for an incomplete set.
         """
-        return edge_files(self.grpc_tls_certificate, self.grpc_tls_key, "grpc_tls")
+        return edge_files(self.grpc_tls_certificate, self.grpc_tls_key, "grpc_tls", self.grpc_tls_client_ca)
 
     def validate(self) -> None:
         """Raises InvalidRequest for values that must be parsed or that contradict each other."""

@@ -133,14 +133,17 @@ class Tls:
 
 
 class EdgeTls:
-    """The certificate of an edge, whose clients present none. Raises InvalidRequest for unusable files."""
+    """The certificate of an edge. Clients present one only if the files have a client_ca.
+
+    Raises InvalidRequest for unusable files.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         self.live = LiveFiles(files)
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Returns credentials for a gRPC server."""
-        return _server_credentials(self.live, mutual=False)
+        return _server_credentials(self.live, mutual=bool(self.live.files.client_ca))
 
     def ssl_context(self) -> ssl.SSLContext:
         """Returns a context for an asyncio server."""
@@ -177,6 +180,10 @@ def _edge_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     context.load_cert_chain(files.certificate, files.key)
+    if files.client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(files.client_ca)
+        context.num_tickets = 0  # no session resumption, so that every connection presents its certificate
     return context
 
 
@@ -185,7 +192,7 @@ def _server_credentials(live: LiveFiles, mutual: bool) -> grpc.ServerCredentials
 
     def configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
         pairs = [(material.key, material.certificate)]
-        return grpc.ssl_server_certificate_configuration(pairs, material.ca or None)
+        return grpc.ssl_server_certificate_configuration(pairs, material.ca or material.client_ca or None)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         """Called by gRPC at every handshake."""

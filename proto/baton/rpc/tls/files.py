@@ -25,11 +25,12 @@ class TlsFiles:
     key: str
     ca: str = ""  # whose certificates are accepted; several one after another
     prefix: str = "tls"  # of the settings that name them, for messages
+    client_ca: str = ""  # of an edge: whose certificates its clients must present; empty: they present none
 
     @property
     def named(self) -> tuple[tuple[str, str], ...]:
         """The setting and path of each file."""
-        rows = (("certificate", self.certificate), ("key", self.key), ("ca", self.ca))
+        rows = (("certificate", self.certificate), ("key", self.key), ("ca", self.ca), ("client_ca", self.client_ca))
         return tuple((f"{self.prefix}_{name}", path) for name, path in rows if path)
 
 
@@ -42,6 +43,7 @@ class TlsMaterial:
     ca: bytes  # empty at an edge
     identity: Identity | None  # None: an edge's
     expires_at: float  # Unix seconds
+    client_ca: bytes = b""  # empty: clients present no certificates
 
 
 def tls_files(certificate: str, key: str, ca: str) -> TlsFiles | None:
@@ -49,10 +51,16 @@ def tls_files(certificate: str, key: str, ca: str) -> TlsFiles | None:
     return _complete({"tls_certificate": certificate, "tls_key": key, "tls_ca": ca}, TlsFiles(certificate, key, ca))
 
 
-def edge_files(certificate: str, key: str, prefix: str) -> TlsFiles | None:
+def edge_files(certificate: str, key: str, prefix: str, client_ca: str = "") -> TlsFiles | None:
     """Returns an edge's set, or None for plain text. Raises InvalidRequest for half a set."""
     settings = {f"{prefix}_certificate": certificate, f"{prefix}_key": key}
-    return _complete(settings, TlsFiles(certificate, key, prefix=prefix))
+    files = _complete(settings, TlsFiles(certificate, key, prefix=prefix, client_ca=client_ca))
+    if files is None and client_ca:
+        raise InvalidRequest(
+            f"{prefix}_client_ca given without {prefix}_certificate: clients present certificates over TLS only",
+            field=f"{prefix}_client_ca",
+        )
+    return files
 
 
 def _complete(settings: dict[str, str], files: TlsFiles) -> TlsFiles | None:
@@ -99,6 +107,7 @@ def read_material(files: TlsFiles, service: str = "") -> TlsMaterial:
         ca=contents[2] if files.ca else b"",
         identity=identity,
         expires_at=float(ssl.cert_time_to_seconds(shown["notAfter"])),
+        client_ca=contents[-1] if files.client_ca else b"",
     )
 
 
@@ -130,6 +139,8 @@ def _own_certificate(files: TlsFiles) -> dict[str, Any]:
         _load_ca(server, files, files.ca)
     else:
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if files.client_ca:
+        _load_ca(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, files.client_ca, "client_ca")
     _load_ca(client, files, files.ca or files.certificate)
     return _shake_hands(files, server, client)
 
@@ -144,11 +155,11 @@ def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise InvalidRequest(f"{_both(files)} cannot be used: {_reason(error)}", field=files.named[0][0]) from error
 
 
-def _load_ca(context: ssl.SSLContext, files: TlsFiles, path: str) -> None:
+def _load_ca(context: ssl.SSLContext, files: TlsFiles, path: str, name: str = "ca") -> None:
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, OSError) as error:
-        field = f"{files.prefix}_ca"
+        field = f"{files.prefix}_{name}"
         raise InvalidRequest(f"{field}={path} cannot be used: {_reason(error)}", field=field) from error
 
 

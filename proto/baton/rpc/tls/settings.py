@@ -19,7 +19,12 @@ METRICS_PLAIN: Mapping[str, Any] = {
     "of an operator. For networks where only Prometheus reaches it.",
 }
 EDGE_CERTIFICATE: Mapping[str, Any] = {
-    "help": "What this port shows clients, who show none: a PEM file, read again when it changes. Empty: plain text.",
+    "help": "What this port shows clients: a PEM file, read again when it changes. Empty: plain text.",
+    "metavar": "PATH",
+}
+EDGE_CLIENT_CA: Mapping[str, Any] = {
+    "help": "Whose certificates clients of this port must present: a PEM file, read again when it changes. Empty: they "
+    "present none.",
     "metavar": "PATH",
 }
 EDGE_KEY: Mapping[str, Any] = {"help": "The private key of the certificate before.", "metavar": "PATH"}
