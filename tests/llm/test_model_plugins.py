@@ -75,7 +75,7 @@ def test_a_model_runs_with_the_weight_format_of_a_plugin(packages, folder):
             tensors[f"{name}.weight_scale"] = scale
             module.weight.data = rounded * scale[:, None]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(InvalidRequest, match="has dtype int8; it must be one of F32, BF16, F16"):
+    with pytest.raises(InvalidRequest, match="has dtype I8; it must be one of F32, BF16, F16"):
         LLM(str(folder), **SIZES)
     change_config(folder, quantization_config={"quant_method": "row-int8", "ignore": ["lm_head"]})
     check(folder, oracle, ["row-int8"])

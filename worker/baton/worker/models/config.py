@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
@@ -13,16 +13,14 @@ from baton.worker.models.names import TensorNames
 from baton.worker.models.pooling.spec import Pick, PoolerSpec
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 
-if TYPE_CHECKING:
-    from baton.worker.quantization.base import LinearShape, QuantMethod
-
 
 @dataclass(frozen=True, slots=True)
 class WeightsInFormat:
     """The weight format of a checkpoint."""
 
     name: str
-    method_of: Callable[[LinearShape], QuantMethod] = field(compare=False)  # of a linear
+    # From the LinearShape of a linear to its QuantMethod, whose modules load PyTorch.
+    method_of: Callable[[Any], Any] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

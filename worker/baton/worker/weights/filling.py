@@ -15,7 +15,7 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.weights.build import build_weights, is_redundant
 from baton.worker.weights.checkpoint import WrongTensor
-from baton.worker.weights.files.safetensors_file import DTYPES
+from baton.worker.weights.files.safetensors_file import DTYPES, QUANTIZED_DTYPES
 from baton.worker.weights.heads import tied_source, with_true_head
 from baton.worker.weights.stream.pieces import Place
 from baton.worker.weights.stream.progress import LoadProgress
@@ -115,7 +115,8 @@ def _check_stored(place: Place, into: Tensor, name: str) -> None:
     """Raises WrongTensor for a quantized tensor where the model needs floats as they are."""
     stored = place.coding.dtype
     if stored not in DTYPES.values() and stored != into.dtype:
-        allowed, shown = ", ".join(DTYPES), str(stored).removeprefix("torch.")
+        shown = next((given for given, dtype in QUANTIZED_DTYPES.items() if dtype is stored), str(stored))
+        allowed = ", ".join(DTYPES)
         raise WrongTensor(f"{place.path}: {name} has dtype {shown}; it must be one of {allowed}", field="model")
 
 

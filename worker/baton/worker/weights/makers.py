@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.worker.layers.experts import StackedWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.models.config import WeightsInFormat
-from baton.worker.quantization.base import LinearShape, Source
+from baton.worker.quantization.base import LinearShape, QuantMethod, Source
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 
@@ -27,7 +27,7 @@ class Allocator:
     format: WeightsInFormat | None  # None: unquantized
 
     def linear(self, shape: LinearShape) -> LinearWeights:
-        method = UNQUANTIZED if self.format is None else self.format.method_of(shape)
+        method: QuantMethod = UNQUANTIZED if self.format is None else self.format.method_of(shape)
         return LinearWeights(method, method.create(shape, self.dtype, self.device))
 
     def reading(self, change: Callable[[Source], Source]) -> Allocator:
