@@ -56,6 +56,10 @@ ALLOWED = {
         "gateway/baton/gateway/bodies/reading_process.py",
         "import_module",
     ): "the module of a request's type, which the gateway that started it names",
+    (
+        "gateway/baton/gateway/mcp/sessions.py",
+        "import_module",
+    ): "the product's own connection, which loads a large library",
     ("kernels/baton/kernels/table.py", "import_module"): "one of the implementations that the table lists",
     (
         "proto/baton/rpc/background.py",
@@ -65,6 +69,8 @@ ALLOWED = {
         "services/baton/services/settings/config_file.py",
         "yaml",
     ): "its safe loader's nodes, of which no objects are made",
+    ("services/baton/services/bench/command.py", "import_module"): "the program of one of the product's own benchmarks",
+    ("services/baton/services/bench/sweep/command.py", "import_module"): "the same, once for each point of a grid",
     ("services/baton/services/tools/run_batch.py", "import_module"): "offline inference, which loads torch",
     ("services/baton/services/up/command.py", "import_module"): "the settings of one of the product's own services",
     **{

@@ -34,6 +34,7 @@ from baton.worker.executors.cuda.steps.graphs import graph_sizes
 from baton.worker.executors.facts import Off
 from baton.worker.kv_spec import full_spec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import parse_config
 from baton.worker.transfer.layout import layout_message, spec_of
@@ -151,13 +152,14 @@ def test_the_facts_of_a_start_name_the_card_the_kernels_and_what_is_off() -> Non
     weights = dummy_weights(model, torch.bfloat16)
     loaded = LoadedModel(model, weights, bytes(16), torch.ones(model.num_layers, 2))
     config = replace(CONFIG, cuda_graphs=False)
-    facts = device_facts(config, loaded, torch.bfloat16, torch.bfloat16, GPU, step_bytes=5, graph_bytes=0)
+    bf16, spec = torch.bfloat16, kv_spec_of(model, bytes(16), 16, "bfloat16")
+    facts = device_facts(config, loaded, bf16, bf16, spec, GPU, step_bytes=5, graph_bytes=0)
     assert (facts.device, facts.dtype) == ("NVIDIA Test, compute capability 9.0", "bfloat16")
     assert (facts.weight_format, facts.weight_bytes) == ("unquantized", weights.num_bytes)
     assert {one.op for one in facts.kernels} >= {"prefill_attention", "decode_attention", "project", "add"}
     assert Off("graphs of steps", "--no-cuda-graphs") in facts.off
     assert any(one.feature.startswith("attention.prefill_hopper") for one in facts.off)
-    invariant = device_facts(replace(CONFIG, batch_invariant=True), loaded, torch.bfloat16, torch.bfloat16, GPU, 5, 0)
+    invariant = device_facts(replace(CONFIG, batch_invariant=True), loaded, bf16, bf16, spec, GPU, 5, 0)
     assert Off("graphs of layers", "--batch-invariant") in invariant.off
 
 
