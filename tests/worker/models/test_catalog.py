@@ -104,7 +104,7 @@ def test_a_tokens_kv_is_its_part_of_a_block(dtype: str) -> None:
 def test_weights_are_as_large_as_those_that_are_allocated() -> None:
     config = parse_config(PRESETS["storyteller-7m"], "preset")
     folder = Path(__file__).parents[3] / "models" / "storyteller-7m"
-    from baton.services.doctor.service.model import num_values_of
+    from baton.services.doctor.service.weight_files import num_values_of
 
     counted = weight_bytes(num_values_of(folder / "model.safetensors"), "float32")
     assert counted == pytest.approx(build.weight_bytes(config, torch.float32), rel=0.01)
