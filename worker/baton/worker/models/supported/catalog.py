@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, MIN_CAPABILITY, WIDTH_STEP
-from baton.model_folder.gguf.architectures import ARCHITECTURES
 from baton.worker.models.supported.dtypes import COMPUTE_DTYPES
 from baton.worker.models.supported.families import FAMILIES, summary_of
 
@@ -32,10 +31,7 @@ class ListedFormat:
     executors: tuple[str, ...]
 
 
-WEIGHT_FORMATS = (
-    ListedFormat("unquantized", f"safetensors in {', '.join(COMPUTE_DTYPES)}", EXECUTORS),
-    ListedFormat("gguf", f"dequantized when loaded, of {', '.join(ARCHITECTURES)}", EXECUTORS),
-)
+WEIGHT_FORMATS = (ListedFormat("unquantized", f"safetensors in {', '.join(COMPUTE_DTYPES)}", EXECUTORS),)
 KV_DTYPES = (
     ListedFormat("auto", "that of activations", EXECUTORS),
     ListedFormat(
