@@ -48,7 +48,7 @@ def test_all_of_vllms_fields_are_known():
         ({"n": 1.5}, "n", "n: expected int"),
         ({"max_tokens": 0}, "max_tokens", "give at least 1, or None"),
         ({"stop": [""]}, "stop.0", "stop.0: expected str of length >= 1"),
-        ({"logprobs": -1}, "logprobs", "logprobs: expected int >= 0"),
+        ({"logprobs": -2}, "logprobs", "logprobs: expected int >= -1"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "expected int"),
         ({"bad_words": "no"}, "bad_words", "expected array"),
         ({"output_kind": 1}, "output_kind", "give a RequestOutputKind"),

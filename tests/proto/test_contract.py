@@ -119,7 +119,7 @@ def test_ids_of_tokens_are_packed_uint32_and_hashes_are_bytes():
 def test_durations_name_their_unit():
     for field in FIELDS:
         if re.search(r"timeout|deadline|interval|delay|retry_after|lease_", field.name):
-            assert re.search(r"_(ms|us|seconds)$", field.name), field.full_name
+            assert re.search(r"_(ms|us|seconds|steps)$", field.name), field.full_name
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)

@@ -25,7 +25,7 @@ MESSAGE = {**BODY, "model": "storyteller-7m", "max_tokens": 4}
         (f"/openai{CHAT}", CHAT),
         (f"/api{CHAT}", CHAT),
         ("/V1/Chat/Completions", CHAT),
-        (f"{CHAT}/batch", CHAT),
+        (f"{CHAT}/batches", f"{CHAT}/batch"),
         ("/v1/chat/completion", CHAT),
         ("/v1/v1/messages", "/v1/messages"),
         ("/messages/count_tokens", "/v1/messages/count_tokens"),
@@ -70,7 +70,8 @@ def test_the_likely_path_of_any_target_costs_little():
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", f"{CHAT}/batch"),
+        ("POST", f"{CHAT}/batches"),
+        ("GET", f"{CHAT}/render/messages"),
         ("GET", f"{CHAT}/input"),
         ("DELETE", f"{CHAT}/all"),
         ("GET", f"{CHAT}/batch/messages"),

@@ -31,6 +31,9 @@ class ControlTarget:
     def count_blocks(self) -> PoolAudit:
         return self.rig.engine.count_blocks()
 
+    def num_deferred(self) -> int:
+        return self.rig.engine.num_deferred
+
     def state(self) -> worker_pb2.WorkerState:
         return worker_pb2.WorkerState()
 

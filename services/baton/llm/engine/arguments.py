@@ -117,18 +117,23 @@ def engine_arguments(
         settings["executor"] = "cuda" if (has_cuda or _has_cuda)() else "cpu"
     return EngineArguments(
         config=_config(model, settings),
-        limits=RequestLimits(max_n=_MAX_N, max_logprobs=_number("max_logprobs", own["max_logprobs"], 0)),
+        limits=RequestLimits(max_n=_MAX_N, max_logprobs=_most_logprobs(own["max_logprobs"])),
         seed=None if own["seed"] is None else _number("seed", own["seed"], None),
         formats=FormatFlags(tools="none", reasoning=own["reasoning_parser"] or "none", plugins=parsers),
         templates=TemplateFlags(path=own["chat_template"] or ""),
     )
 
 
+def _most_logprobs(value: object) -> int:
+    """Returns the limit of alternatives; -1: the whole vocabulary."""
+    return GatewayConfig(max_logprobs=_number("max_logprobs", value, -1)).most_logprobs
+
+
 def served_arguments(model: str, values: Mapping[str, Any], gateway: GatewayConfig) -> EngineArguments:
     """Returns what an engine with this gateway's requests is made of. Raises InvalidParameter, InvalidRequest."""
     return dataclasses.replace(
         engine_arguments(model, values),
-        limits=RequestLimits(max_n=gateway.max_choices, max_logprobs=gateway.max_logprobs),
+        limits=RequestLimits(max_n=gateway.max_choices, max_logprobs=gateway.most_logprobs),
         seed=None,
         formats=FormatFlags(gateway.tool_call_parser, gateway.reasoning_parser, gateway.tool_parser_plugin),
         templates=TemplateFlags(gateway.chat_template, gateway.template_variables, gateway.trust_control_tokens),

@@ -10,7 +10,13 @@ from typing import Protocol
 from baton.gateway.core import Generation, GenerationRequest
 from baton.gateway.fields.adopted import requested_constraint
 from baton.gateway.fields.sampling import sampling_of, stop_of
-from baton.gateway.fields.validation import check_fields, check_for_model, check_logprob_token_ids, check_logprobs
+from baton.gateway.fields.validation import (
+    check_fields,
+    check_for_model,
+    check_logprob_token_ids,
+    check_logprobs,
+    expand_logprobs,
+)
 from baton.gateway.metrics.gateway import AnswerMeter
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import seed_of_choice
@@ -81,11 +87,12 @@ def prepare(params: SamplingParams, engine: LocalEngine, kind: RequestOutputKind
             f"sampling_params is of type {type(params).__name__}; give SamplingParams", field="sampling_params"
         )
     fields, limits = params.request_fields(), engine.arguments.limits
-    check_fields(fields, limits.max_n)
+    check_fields(fields, limits.max_n, limits.max_logprobs)
     if fields.logprobs is not None:
         check_logprobs("logprobs", fields.logprobs, limits.max_logprobs)
     check_logprob_token_ids(fields, fields.logprobs, "logprobs")
     check_for_model(fields, engine.info)
+    expand_logprobs(fields, engine.info.vocab_size)
     return Prepared(
         sampling=sampling_of(fields, fields.logprobs),
         stop=stop_of(fields, fields.max_tokens),
