@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.plugins import kinds
 from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.model_names import default_name
-from baton.rpc.tls import settings as tls_settings
 from baton.rpc.tls.files import TlsFiles, tls_files
+from baton.worker.config_model import ModelSettings
 from baton.worker.config_overrides import parse_overrides
 from baton.worker.kv_events_settings import KvEventsSettings, parse_kv_events
 from baton.worker.transport_kinds import parse_order
@@ -19,172 +18,9 @@ AUTO_MODEL_LEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConfig:
+class WorkerConfig(ModelSettings):
     """The settings of one worker: its model, its addresses, its limits."""
 
-    worker_id: str = field(default="", metadata={"help": "Name in the fleet. Empty: made from host and port."})
-    role: str = field(
-        default="both",
-        metadata={"help": "What this worker computes for others.", "choices": ("prefill", "decode", "both")},
-    )
-    listen: str = field(default="127.0.0.1:8100", metadata={"help": "gRPC address.", "metavar": "HOST:PORT"})
-    advertise: str = field(
-        default="",
-        metadata={"help": "Host that other services reach this worker at. Empty: the listen host.", "metavar": "HOST"},
-    )
-    metrics_listen: str = field(
-        default="", metadata={"help": "Prometheus address. Empty: off.", "metavar": "HOST:PORT"}
-    )
-    plugins: tuple[str, ...] = field(default=(), metadata=kinds.SETTING)
-    tls_certificate: str = field(default="", metadata=tls_settings.CERTIFICATE)
-    tls_key: str = field(default="", metadata=tls_settings.KEY)
-    tls_ca: str = field(default="", metadata=tls_settings.CA)
-    metrics_plain: bool = field(default=False, metadata=tls_settings.METRICS_PLAIN)
-    kv_plain: bool = field(
-        default=False,
-        metadata={
-            "help": "With --tls-certificate: allow KV over nccl and rdma, which encrypt nothing, for private networks. "
-            "Without it, KV moves over tcp with TLS, and within a host over ipc."
-        },
-    )
-    transfer_listen: str = field(
-        default="",
-        metadata={
-            "help": "Address that receives KV of other workers. Empty: the listen host, any free port.",
-            "metavar": "HOST:PORT",
-        },
-    )
-    transports: str = field(
-        default="auto",
-        metadata={
-            "help": "What KV may move over, best first: some of ipc,nccl,rdma,tcp. auto: all that there is. "
-            "none: no KV moves to or from this worker.",
-            "metavar": "NAMES",
-        },
-    )
-    kvstore: str = field(
-        default="",
-        metadata={
-            "help": "The kvstore to publish KV events to, several replicas with commas. Empty: none.",
-            "metavar": "HOST:PORT,..",
-        },
-    )
-
-    kv_events_config: str = field(
-        default="",
-        metadata={
-            "help": "Publish the cache's changes over ZeroMQ, in vLLM's format and with its keys: endpoint, "
-            "replay_endpoint, topic and more. Empty: not.",
-            "metavar": "JSON",
-        },
-    )
-
-    model: str = field(
-        default="models/storyteller-7m",
-        metadata={"help": "Folder in Hugging Face form, or a GGUF file.", "metavar": "PATH"},
-    )
-    revision: str = field(
-        default="",
-        metadata={"help": "Branch, tag or commit of a hub id. Empty: its main branch.", "metavar": "NAME"},
-    )
-    hf_overrides: str = field(
-        default="",
-        metadata={
-            "help": "Values that replace those of config.json, nested as they are there. Empty: none.",
-            "metavar": "JSON",
-        },
-    )
-    served_model_name: str = field(default="", metadata={"help": "Name clients use. Empty: the model folder's name."})
-    load_format: str = field(
-        default="auto",
-        metadata={"help": "Source of the weights; dummy: random weights.", "choices": ("auto", "safetensors", "dummy")},
-    )
-    model_impl: str = field(
-        default="auto",
-        metadata={
-            "help": "What computes the layers: baton, a family of ours; transformers, the installed Transformers over "
-            "Baton's KV cache; auto: a family if there is one.",
-            "choices": ("auto", "baton", "transformers"),
-        },
-    )
-    convert: str = field(
-        default="auto",
-        metadata={
-            "help": "What the model makes of a text. embed: embeddings; classify: scores of classes; none: tokens; "
-            "auto: what its architecture and its modules.json say.",
-            "choices": ("auto", "none", "embed", "classify"),
-        },
-    )
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Of weights and KV; auto: what suits the device.",
-            "choices": ("auto", "float32", "bfloat16", "float16"),
-        },
-    )
-    executor: str = field(
-        default="cpu",
-        metadata={"help": "What computes steps; sim: a clock, no tensors.", "choices": ("cpu", "cuda", "sim")},
-    )
-    threads: int = field(default=0, metadata={"help": "Compute threads. 0: one a core.", "minimum": 0, "maximum": 1024})
-
-    tensor_parallel_size: int = field(
-        default=1,
-        metadata={
-            "help": "GPUs that a worker's model is spread over. This version computes on one.",
-            "minimum": 1,
-            "maximum": 1,
-        },
-    )
-    block_size: int = field(default=16, metadata={"help": "Tokens a KV block.", "minimum": 1, "maximum": 1024})
-    num_blocks: int = field(
-        default=0, metadata={"help": "KV blocks. 0: from --kv-cache-memory.", "minimum": 0, "maximum": 2**31 - 1}
-    )
-    kv_cache_memory: int = field(
-        default=0,
-        metadata={"help": "Bytes for KV. 0: a tenth of this machine's memory, at most 4 GiB.", "minimum": 0},
-    )
-    host_cache_gb: float = field(
-        default=0.0,
-        metadata={
-            "help": "GB of host memory for KV blocks that the device evicts; 10^9 bytes each. 0: none.",
-            "minimum": 0.0,
-            "maximum": 65536.0,
-        },
-    )
-    gpu_memory_utilization: float = field(
-        default=0.9,
-        metadata={
-            "help": "Share of the GPU for weights, steps and KV, under executor=cuda without --kv-cache-memory.",
-            "minimum": 0.05,
-            "maximum": 1.0,
-        },
-    )
-    cuda_graphs: bool = field(default=True, metadata={"help": "Replay decode steps as CUDA graphs."})
-    kv_cache_dtype: str = field(
-        default="auto",
-        metadata={"help": "Of KV; auto: as --dtype. fp8_e4m3 needs executor=cuda.", "choices": ("auto", "fp8_e4m3")},
-    )
-    batch_invariant: bool = field(
-        default=False,
-        metadata={"help": "Compute each request's tokens bit-identically in every batch. Slower; executor=cuda."},
-    )
-    logprobs_mode: str = field(
-        default="raw_logprobs",
-        metadata={
-            "help": "What is given as log-probabilities of sampled tokens: the model's (raw), or what tokens are drawn "
-            "from, after penalties, masks, temperature and filters (processed); logits are not normalized. Others than "
-            "raw_logprobs need executor=cpu, and do not rank beams or best_of.",
-            "choices": ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
-        },
-    )
-    compile_cache_dir: str = field(
-        default="",
-        metadata={
-            "help": "Compiled kernels, under executor=cuda. Empty: baton/triton in the user's cache folder.",
-            "metavar": "FOLDER",
-        },
-    )
     max_model_len: int = field(
         default=0,
         metadata={

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any
 
 import grpc
@@ -187,9 +188,9 @@ class WorkerStream:
         elif slots:
             self._stalled = False
         for part in frame.prompt_logprobs:
-            self._prompt_logprobs(part)
+            self._pass_on(part.slot, methodcaller("on_prompt_logprobs", part.first_position, part.tokens))
         for loss in frame.peer_losses:
-            self._prefill_lost(loss)
+            self._pass_on(loss.slot, methodcaller("on_prefill_lost", loss.worker_id, loss.message))
         if frame.waiting_slots or frame.started_slots:
             self._waiting.update(self._receivers.keys() & frame.waiting_slots)
             self._waiting.difference_update(frame.started_slots)
@@ -212,7 +213,7 @@ class WorkerStream:
                     until = time.monotonic() + BATCH_SECONDS
                 self._hand_over(slot, own_tokens, logprobs)
         for pooled in frame.pooled:
-            self._pooled(pooled)
+            self._pass_on(pooled.slot, methodcaller("on_pooled", pooled))
         for finish in frame.finishes:
             self._finish(finish)
         for failure in frame.failures:
@@ -231,13 +232,14 @@ class WorkerStream:
             except Exception:
                 self._give_up(slot)
 
-    def _prefill_lost(self, loss: worker_pb2.SlotPeerLoss) -> None:
-        receiver = self._receivers.get(loss.slot)
+    def _pass_on(self, slot: int, event: Callable[[SlotReceiver], None]) -> None:
+        """Calls the receiver of a slot, if there is one. A receiver that raises is given up."""
+        receiver = self._receivers.get(slot)
         if receiver is not None:
             try:
-                receiver.on_prefill_lost(loss.worker_id, loss.message)
+                event(receiver)
             except Exception:
-                self._give_up(loss.slot)
+                self._give_up(slot)
 
     def _hand_over(
         self, slot: int, token_ids: Sequence[int], logprobs: Sequence[types_pb2.TokenLogprobs] | None
@@ -248,22 +250,6 @@ class WorkerStream:
                 receiver.on_tokens(token_ids, logprobs)
             except Exception:
                 self._give_up(slot)
-
-    def _prompt_logprobs(self, part: worker_pb2.SlotPromptLogprobs) -> None:
-        receiver = self._receivers.get(part.slot)
-        if receiver is not None:
-            try:
-                receiver.on_prompt_logprobs(part.first_position, part.tokens)
-            except Exception:
-                self._give_up(part.slot)
-
-    def _pooled(self, pooled: worker_pb2.SlotPooled) -> None:
-        receiver = self._receivers.get(pooled.slot)
-        if receiver is not None:
-            try:
-                receiver.on_pooled(pooled)
-            except Exception:
-                self._give_up(pooled.slot)
 
     def _finish(self, finish: worker_pb2.SlotFinish) -> None:
         receiver = self._free(finish.slot)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.plugins.plugins import NO_PLUGINS, Plugins
-from baton.rpc.errors import Mismatch
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
@@ -34,7 +33,7 @@ from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 from baton.worker.executors.cuda.startup.facts import device_facts
-from baton.worker.executors.cuda.startup.kv_scales import kv_scales_of, scaled_kv_spec
+from baton.worker.executors.cuda.startup.kv_scales import check_same_scales, kv_scales_of, scaled_kv_spec
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
     check_weights_fit,
@@ -128,8 +127,9 @@ class CudaExecutor:
             step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
             per_block, captured = self.kv_spec.bytes_per_block, self._graph_bytes(model_config, dtype)
             self.num_blocks = num_kv_blocks(config, per_block, captured, device)
-            capacity = self.num_blocks * config.block_size
-            fitting = fitting_model_len(config.max_model_len, model_config.max_model_len, capacity)
+            fitting = fitting_model_len(
+                config.max_model_len, model_config.max_model_len, self.num_blocks * config.block_size
+            )
             self.model = replace(self.model, max_model_len=fitting)
             self._paged.cache = self._allocate()
             phases.end("KV pool")
@@ -174,12 +174,6 @@ class CudaExecutor:
             self._recover(step[0], error)
             raise
 
-    def _recover(self, plan: StepPlan, error: Exception) -> None:
-        """Prepares the next launch after one that failed. Raises DeviceLost if there can be none."""
-        self._batch.distrust(plan)
-        raise_if_lost(error, self._wait)
-        self._ops.reset()
-
     def collect(self) -> StepResult:
         """Waits for the oldest step. Returns its result."""
         return self._steps.collect()
@@ -219,15 +213,10 @@ class CudaExecutor:
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture into host memory."""
         source = model or self._source
-        load_format = self._config.load_format
         options = other_options(self._options, self._longest, is_same=source == self._source)
-        check_same(self._model_config, read_config(source, load_format, options), source)
-        loaded = load_model(source, load_format, self._dtype, options=options)
-        kv_spec = scaled_kv_spec(self._model_config, loaded, self.kv_spec.block_size, self._kv_dtype)
-        if kv_spec.groups != self.kv_spec.groups:
-            raise Mismatch(
-                f"model={source!r} scales its quantized KV in another way: such weights need a restart", field="model"
-            )
+        check_same(self._model_config, read_config(source, self._config.load_format, options), source)
+        loaded = load_model(source, self._config.load_format, self._dtype, options=options)
+        check_same_scales(self.kv_spec, loaded, self._kv_dtype, source)
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def new_update(self) -> TensorUpdate:
@@ -256,11 +245,9 @@ class CudaExecutor:
 
     def wake(self, new: NewWeights | None) -> None:
         """Restores the weights, allocates the pool, and captures the graphs again."""
-        if new is None:
-            self._residency.wake(None)
-            return
-        self._residency.wake(cast(Weights, new.weights))
-        self._adopt(new)
+        self._residency.wake(None if new is None else cast(Weights, new.weights))
+        if new is not None:
+            self._adopt(new)
 
     def _adopt(self, new: NewWeights) -> None:
         self._source = new.model
@@ -287,6 +274,12 @@ class CudaExecutor:
     ) -> None:
         computed = self._heads[plan.head].finish(plan, undrawn, masks, left_out)
         self._steps.add(plan, computed, started, waited)
+
+    def _recover(self, plan: StepPlan, error: Exception) -> None:
+        """Prepares the next launch after one that failed. Raises DeviceLost if there can be none."""
+        self._batch.distrust(plan)
+        raise_if_lost(error, self._wait)
+        self._ops.reset()
 
     def _watch_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -391,8 +384,7 @@ class CudaExecutor:
         self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
         phases.end("decode graphs")
         if isinstance(self._decoder, Decoder) and not config.batch_invariant:
-            most = config.max_num_batched_tokens
-            pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device)
+            pieces = Pieces(self._decoder, self._model_config, config.max_num_batched_tokens, self._dtype, self._device)
             pieces.record(phases.progress("layer graphs"))
             self._stepper.pieces = pieces
             phases.end("layer graphs")
@@ -403,6 +395,5 @@ class CudaExecutor:
         if not self._captured:
             return 0
         whole = graph_bytes(model, dtype, graph_sizes(config.max_num_requests))
-        if model.transformers is not None:
-            return whole
-        return whole + piece_bytes(model, dtype, config.max_num_batched_tokens)
+        pieces = 0 if model.transformers else piece_bytes(model, dtype, config.max_num_batched_tokens)
+        return whole + pieces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.rpc.errors import Mismatch
 from baton.worker.executors.cuda.startup.support import dtype_name
 from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
@@ -17,6 +18,14 @@ def scaled_kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dt
     scaled = dtype == torch.float8_e4m3fn and bool((loaded.kv_scales != 1).any())
     kv_scales = tuple(loaded.kv_scales.flatten().tolist()) if scaled else ()
     return kv_spec_of(config, loaded.digest, block_size, dtype_name(dtype), kv_scales)
+
+
+def check_same_scales(spec: KvSpec, loaded: LoadedModel, dtype: torch.dtype, source: str) -> None:
+    """Raises Mismatch for weights that scale quantized KV otherwise than the blocks of a spec."""
+    if scaled_kv_spec(loaded.config, loaded, spec.block_size, dtype).groups != spec.groups:
+        raise Mismatch(
+            f"model={source!r} scales its quantized KV in another way: such weights need a restart", field="model"
+        )
 
 
 def kv_scales_of(loaded: LoadedModel, device: torch.device) -> Tensor:
