@@ -17,7 +17,7 @@ class ForcedPrefix(LogitsProcessor):
     on_device = True
 
     def new_row(self, arguments: Mapping[str, ExtraValue], prompt_token_ids: Int32) -> tuple[int, ...]:
-        """Returns the prefix."""
+        """Returns the token ids that the output must begin with. Raises ValueError for others than token ids."""
         given = arguments["forced_prefix"]
         values = given if isinstance(given, tuple) else (given,)
         prefix = tuple(value for value in values if isinstance(value, int) and 0 <= value < self.context.vocab_size)

@@ -28,7 +28,7 @@ class RowInt8Ops(LinearOps):
 
 
 class RowInt8:
-    """Implements QuantMethod."""
+    """Keeps weights as int8 with one scale for each row. Implements QuantMethod."""
 
     name = "row-int8"
 

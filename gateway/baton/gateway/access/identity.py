@@ -87,7 +87,7 @@ class Identity:
     tenant: Tenant
     scopes: Collection[Scope] = ALL_SCOPES
     key_id: str = ""  # empty: no key was needed
-    background: bool = False  # nobody waits for its responses
+    background: bool = False  # its requests are lines of batches, so no client waits for them
 
     def require(self, scope: Scope) -> None:
         """Raises MissingScope if the key lacks the scope."""

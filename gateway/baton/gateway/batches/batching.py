@@ -82,7 +82,7 @@ class Batching:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs batches."""
+        """Runs batches until the end of the context, then closes the stores."""
         try:
             async with self.runner.running():
                 yield

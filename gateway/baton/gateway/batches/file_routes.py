@@ -93,7 +93,7 @@ class FileRoutes:
 
 
 def file_routes(files: Files) -> list[Route]:
-    """Returns the routes."""
+    """Returns the routes under /v1/files."""
     handlers = FileRoutes(files)
     one, errors = f"{PATH}/{{file_id}}", (400, 404, 503)
     return [

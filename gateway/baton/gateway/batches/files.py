@@ -56,7 +56,7 @@ class Files:
         await self._state.create(Entry(FILE, tenant, file.id), record, file.created_at, file.expires_at)
 
     async def get(self, tenant: str, file_id: str, field: str = "file_id") -> FileObject:
-        """Returns a file."""
+        """Returns a file of the tenant. Raises NotFound, also for files of other tenants and expired ones."""
         (record,) = await self._state.load(FILE, [file_id])
         found = None if record is None else _live(file_of(record), tenant)
         if found is None:
@@ -64,7 +64,7 @@ class Files:
         return found
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Deletes a file."""
+        """Deletes a file of the tenant, with its bytes. Raises NotFound."""
         await self.get(tenant, file_id)
         await self._state.delete(Entry(FILE, tenant, file_id))
         await self.blobs.delete(file_blob(file_id))

@@ -244,7 +244,7 @@ class AnswerMeter:
 
 
 class BackgroundMeter(AnswerMeter):
-    """Measures a response that nobody waits for: its tokens count, and its times would hide those of others."""
+    """Measures a response of a batch. Its tokens count; its times do not, because they would hide those of clients."""
 
     __slots__ = ()
 

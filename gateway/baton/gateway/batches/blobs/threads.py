@@ -46,7 +46,7 @@ class Blobs:
             await self.delete(name)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads without waiting, and drops the work that they have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], T]) -> T:

@@ -62,7 +62,7 @@ class _Wire:
         self.ended.set()
 
     def watch_disconnect(self) -> None:
-        """Does nothing: nobody can leave."""
+        """Does nothing, because no client is connected."""
 
 
 async def call(handler: Handler, path: str, body: bytes, identity: Identity, batch_id: str) -> LineAnswer:

@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineRequest:
-    """A checked line."""
+    """The request in one line of a batch's file, after its checks."""
 
     custom_id: str
     url: str

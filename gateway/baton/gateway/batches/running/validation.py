@@ -20,7 +20,7 @@ class Validated:
     num_errors: int = 0
 
     def add(self, error: BatchError) -> None:
-        """Adds an error."""
+        """Counts an error, and keeps it if it is among the first ones."""
         self.num_errors += 1
         if len(self.errors) < _MAX_ERRORS:
             self.errors.append(error)

@@ -18,7 +18,7 @@ _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 def rendering_routes(serving: ServingContext) -> list[Route]:
-    """Returns the routes."""
+    """Returns the routes that render requests, and those that turn tokens into answers."""
     of_chat = "Returns the body of /inference/v1/generate that a chat stands for."
     of_text = "Returns a body of /inference/v1/generate for each prompt, as a list."
     to_chat = "Turns generated token ids into a chat's answer."
