@@ -132,7 +132,7 @@ def _written(vectors: NDArray[np.float32], encoding: str | None) -> Any:
     return base64.b64encode(vectors.tobytes()).decode() if encoding == "base64" else np.ascontiguousarray(vectors)
 
 
-def _respond(exchange: Exchange, body: dict[str, Any], found: Vectors[Any]) -> None:
+def _respond(exchange: Exchange, body: dict[str, Any], found: Vectors) -> None:
     usage = {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.total_tokens}
     exchange.respond(200, orjson.dumps({**body, "usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY))
 

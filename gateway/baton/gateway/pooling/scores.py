@@ -126,7 +126,7 @@ def _text_of(document: str | RankedText) -> str:
     return document if isinstance(document, str) else document.text
 
 
-def _cosines(found: Vectors[Any], num_queries: int) -> NDArray[np.float64]:
+def _cosines(found: Vectors, num_queries: int) -> NDArray[np.float64]:
     """Returns the cosine of each document with its query, which comes before the documents."""
     vectors = np.concatenate(found.arrays()).astype(np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -134,5 +134,5 @@ def _cosines(found: Vectors[Any], num_queries: int) -> NDArray[np.float64]:
     return cosines
 
 
-def _usage(found: Vectors[Any]) -> dict[str, int]:
+def _usage(found: Vectors) -> dict[str, int]:
     return {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.total_tokens}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,9 @@ def check_dimensions(dimensions: int | None, pooler: types_pb2.PoolerInfo) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors(Generic[R]):
+class Vectors:
     """The result of a request for vectors."""
 
-    request: R
-    model: ServedModel
     pooled: Sequence[PooledText]
     usage: PoolingUsage
 
@@ -110,7 +108,7 @@ class VectorService:
         model: ServedModel,
         texts: Sequence[Named],
         params: types_pb2.PoolingParams,
-    ) -> Vectors[R] | None:
+    ) -> Vectors | None:
         """Returns the vectors of texts. None: the client left. Raises ServiceError."""
         serving = self.serving
         if request.request_id:
@@ -135,7 +133,7 @@ class VectorService:
         model: ServedModel,
         texts: Sequence[Named],
         params: types_pb2.PoolingParams,
-    ) -> Vectors[R]:
+    ) -> Vectors:
         serving, identity = self.serving, exchange.identity
         encoded = await encode_texts(model, request, texts)
         num_tokens = sum(map(len, encoded))
@@ -166,7 +164,7 @@ class VectorService:
                 error.field = texts[int(number)].field
             raise
         meter.on_done(num_tokens, 0, sum(text.cached_tokens for text in pooled))
-        return Vectors(request, model, pooled, PoolingUsage(num_tokens, num_tokens))
+        return Vectors(pooled, PoolingUsage(num_tokens, num_tokens))
 
     def _check(
         self, exchange: Exchange, decoder: BodyDecoder[R], texts_of: Callable[[R], T]
