@@ -24,6 +24,7 @@ from baton.rpc.errors import InternalError, ServiceError
 from baton.v1 import control_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import server
 from baton.worker.config import WorkerConfig
+from baton.worker.link.liveness import is_stopped
 
 
 @pytest.fixture
@@ -349,10 +350,15 @@ async def test_a_stopped_engine_is_ended_soon_while_its_gateway_gets_no_frames(f
         stream = worker.stream()
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=1))
         assert (await stream.call.read()).pong == 1
-        engine_of().send_signal(signal.SIGSTOP)
+        engine = engine_of()
+        engine.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(wait_until, lambda: is_stopped(engine.pid), "the engine's stop")
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
         with pytest.raises(InternalError, match="hung: it is stopped"):
             async with asyncio.timeout(6):
+                while not worker.serving.done():
+                    await stream.call.write(worker_pb2.GenerateStreamRequest(ping=3))
+                    await asyncio.wait([worker.serving], timeout=0.2)
                 await worker.serving
 
 
