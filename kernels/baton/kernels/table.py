@@ -173,6 +173,13 @@ TABLE = (
     HOPPER_PREFILL,
     PREFILL,
     Row("prefill_attention", f"{_REFERENCE}.attention.paged_attention:attend_prefill", device="cpu"),
+    Row(
+        "whole_attention",
+        f"{_REFERENCE}.attention.whole_attention:whole_attention",
+        device="cpu",
+        soft_caps=False,
+        sinks=False,
+    ),
     SMALL_PROJECT,
     SMALL_GATE,
     SMALL_ADD,

@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.engine.pooled_runs import assert_same, make_pooling_engine, normalized, run_pooled
 from support.engine.pooling_models import NUM_LABELS, hidden_of, make_classifier, make_embedder, scores_of, shape_with
 from support.engine.tiny_models import prompts
 from transformers import Qwen3Config
 
 from baton.rpc.errors import InternalError, InvalidRequest, Unsupported
-from baton.worker.config import WorkerConfig
-from baton.worker.core import (
-    FinishReason,
-    HeadKind,
-    PoolingParams,
-    PoolingTask,
-    Request,
-    SamplingParams,
-    StopConditions,
-)
+from baton.worker.core import PoolingParams, PoolingTask, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
-from baton.worker.executors.cpu.executor import CpuExecutor
-from baton.worker.scheduling.settings import EngineSettings
 
 EMBED, CLASSIFY = PoolingParams(PoolingTask.EMBED), PoolingParams(PoolingTask.CLASSIFY)
 TOKEN_EMBED = PoolingParams(PoolingTask.TOKEN_EMBED, reads_all=True)
 CONFIG = Qwen3Config(**shape_with(num_labels=NUM_LABELS))
 
 
-def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, rows: int = 16, **fields: object) -> Engine:
-    config = WorkerConfig(
-        model=str(folder), threads=1, block_size=8, num_blocks=num_blocks, max_num_requests=rows, **fields
-    )
-    return Engine(CpuExecutor(config), EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget), epoch=1)
-
-
-def run(
-    engine: Engine, texts: Sequence[Sequence[int]], params: PoolingParams | Sequence[PoolingParams]
-) -> list[np.ndarray]:
-    """Returns the vectors of each text."""
-    each = [params] * len(texts) if isinstance(params, PoolingParams) else list(params)
-    requests = [
-        Request(
-            f"{index}", list(text), len(text), SamplingParams(), StopConditions(max_tokens=1), bytes(16),
-            head=HeadKind.POOL, pooling=pooling,
-        )
-        for index, (text, pooling) in enumerate(zip(texts, each, strict=True))
-    ]  # fmt: skip
-    for request in requests:
-        engine.submit(request)
-    found: dict[str, np.ndarray] = {}
-    for _ in range(2000):
-        outputs = engine.step()
-        found |= {request.request_id: vectors for request, vectors in outputs.pooled}
-        if outputs.failures:
-            raise outputs.failures[0].error
-        assert all(finish.reason is FinishReason.STOP for finish in outputs.finishes)
-        if len(found) == len(texts):
-            engine.audit()
-            return [found[request.request_id] for request in requests]
-    raise AssertionError("the engine does not finish")
-
-
-def normalized(vectors: torch.Tensor) -> np.ndarray:
-    return torch.nn.functional.normalize(vectors, dim=-1).numpy()
-
-
-def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
-    expected = np.atleast_2d(expected)
-    assert found.shape == expected.shape
-    cosines = (found * expected).sum(-1) / np.linalg.norm(found, axis=-1) / np.linalg.norm(expected, axis=-1)
-    assert cosines.min() > 0.99999
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
+def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, **fields: object) -> Engine:
+    return make_pooling_engine(folder, budget, num_blocks=num_blocks, **fields)
 
 
 @pytest.mark.parametrize("mode", ["lasttoken", "mean_tokens", "cls_token", "max_tokens"])
@@ -87,7 +34,7 @@ def test_embeddings_in_chunks_and_after_prefix_hits_equal_transformers(tmp_path:
     engine = make_engine(tmp_path, budget=20)
     params = PoolingParams(PoolingTask.EMBED, reads_all=reads_all)
     for _ in range(2):
-        for text, found in zip(texts, run(engine, texts, params), strict=True):
+        for text, found in zip(texts, run_pooled(engine, texts, params), strict=True):
             states = hidden_of(model, text)
             picked = {
                 "lasttoken": states[-1],
@@ -102,7 +49,9 @@ def test_embeddings_in_chunks_and_after_prefix_hits_equal_transformers(tmp_path:
 def test_preempted_texts_have_the_same_embeddings(tmp_path: Path) -> None:
     model = make_embedder(CONFIG, tmp_path)
     texts = prompts(8, 60)
-    for text, found in zip(texts, run(make_engine(tmp_path, num_blocks=10, budget=16), texts, EMBED), strict=True):
+    for text, found in zip(
+        texts, run_pooled(make_engine(tmp_path, num_blocks=10, budget=16), texts, EMBED), strict=True
+    ):
         assert_same(found, normalized(hidden_of(model, text)[-1]))
 
 
@@ -115,7 +64,7 @@ def test_parameters_of_requests_in_one_step(tmp_path: Path) -> None:
         PoolingParams(PoolingTask.EMBED, activation=False),
         TOKEN_EMBED,
     ]
-    whole, cut, raw, tokens = run(make_engine(tmp_path, budget=50), [text] * 4, each)
+    whole, cut, raw, tokens = run_pooled(make_engine(tmp_path, budget=50), [text] * 4, each)
     states = hidden_of(model, text)
     assert_same(whole, normalized(states[-1]))
     assert_same(cut, normalized(states[-1, :16]))
@@ -127,9 +76,9 @@ def test_scores_of_classes_equal_transformers(tmp_path: Path) -> None:
     model = make_classifier(CONFIG, tmp_path)
     texts = prompts(6, 50)
     engine = make_engine(tmp_path, budget=24)
-    for text, found in zip(texts, run(engine, texts, CLASSIFY), strict=True):
+    for text, found in zip(texts, run_pooled(engine, texts, CLASSIFY), strict=True):
         np.testing.assert_allclose(found[0], scores_of(model, text).softmax(-1).numpy(), atol=1e-4)
-    raw = run(engine, texts[:1], PoolingParams(PoolingTask.CLASSIFY, activation=False))
+    raw = run_pooled(engine, texts[:1], PoolingParams(PoolingTask.CLASSIFY, activation=False))
     np.testing.assert_allclose(raw[0][0], scores_of(model, texts[0]).numpy(), rtol=1e-3, atol=1e-4)
 
 
@@ -137,7 +86,7 @@ def test_scores_of_tokens_equal_transformers(tmp_path: Path) -> None:
     model = make_classifier(CONFIG, tmp_path, by_token=True)
     texts = prompts(4, 50)
     params = PoolingParams(PoolingTask.TOKEN_CLASSIFY, reads_all=True)
-    for text, found in zip(texts, run(make_engine(tmp_path, budget=24), texts, params), strict=True):
+    for text, found in zip(texts, run_pooled(make_engine(tmp_path, budget=24), texts, params), strict=True):
         np.testing.assert_allclose(found, scores_of(model, text).softmax(-1).numpy(), atol=1e-4)
 
 
@@ -148,7 +97,7 @@ def test_a_causal_model_is_converted_to_an_embedder(tmp_path: Path) -> None:
     model = Qwen3ForCausalLM(CONFIG).eval()
     model.save_pretrained(tmp_path)
     text = prompts(1, 30)[0]
-    found = run(make_engine(tmp_path, convert="embed"), [text], EMBED)
+    found = run_pooled(make_engine(tmp_path, convert="embed"), [text], EMBED)
     assert_same(found[0], normalized(hidden_of(model.model, text)[-1]))
 
 
@@ -156,7 +105,7 @@ def test_a_wrong_task_names_those_of_the_model(tmp_path: Path) -> None:
     make_embedder(CONFIG, tmp_path)
     engine = make_engine(tmp_path)
     with pytest.raises(Unsupported, match="no task classify; its tasks: embed, token_embed"):
-        run(engine, [[1, 2]], CLASSIFY)
+        run_pooled(engine, [[1, 2]], CLASSIFY)
     generation = Request("g", [1, 2], 2, SamplingParams(), StopConditions(max_tokens=1), bytes(16))
     with pytest.raises(Unsupported, match="no head generate; its heads: pool"):
         engine.submit(generation)
@@ -169,8 +118,8 @@ def test_weights_with_nan_fail_the_request_and_not_the_engine(tmp_path: Path) ->
     model.save_pretrained(tmp_path)
     engine = make_engine(tmp_path)
     with pytest.raises(InternalError, match="not finite"):
-        run(engine, [[3, 7]], EMBED)
-    assert run(engine, [[3, 4]], EMBED)[0].shape == (1, CONFIG.hidden_size)
+        run_pooled(engine, [[3, 7]], EMBED)
+    assert run_pooled(engine, [[3, 4]], EMBED)[0].shape == (1, CONFIG.hidden_size)
 
 
 @pytest.mark.parametrize(

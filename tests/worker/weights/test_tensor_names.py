@@ -105,7 +105,7 @@ def test_heads_of_each_family_follow_the_config_and_the_checkpoint(name: str, tm
 
 
 def test_the_heads_of_every_family_are_tested() -> None:
-    assert {family.model_type for family in FAMILIES.values()} <= BY_FAMILY.keys()
+    assert {family.model_type for family in FAMILIES.values() if family.generates} <= BY_FAMILY.keys()
 
 
 def test_a_tied_config_with_another_head_in_the_checkpoint_is_untied_as_transformers_does(

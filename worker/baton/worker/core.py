@@ -163,6 +163,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)
     pooler: Pooler | None = None  # of the head POOL
+    cached: bool = True  # keys and values are kept in blocks; if not, each step computes whole prompts
 
 
 class Tier(enum.Enum):

@@ -141,7 +141,7 @@ def screen(decodes: Sequence[WorkerSnapshot], demand: Demand, floor_seconds: flo
             alone += output * (own_step - floor_seconds)
         alone *= felt
         missing = (uncached + output + beside * half) / block_size + coming - view.num_free_blocks
-        if missing > 0:
+        if missing > 0 and view.num_blocks:  # without blocks, nothing is kept
             alone += missing * block_size / speed
         if adapter:
             alone += one.adapter_seconds(demand)

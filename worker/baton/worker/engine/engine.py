@@ -56,7 +56,8 @@ class Engine:
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new after every reset_prefix_cache
-        self.max_model_len = min(executor.model.max_model_len, executor.num_blocks * executor.kv_spec.block_size)
+        model, capacity = executor.model, executor.num_blocks * executor.kv_spec.block_size
+        self.max_model_len = min(model.max_model_len, capacity) if model.cached else model.max_model_len
         self.frozen = False  # no step is scheduled; steps in flight end
         self.waits = False  # the device has as many steps as it may, and none has ended
         self._listeners: list[EngineListener] = []
@@ -65,7 +66,8 @@ class Engine:
         self._clock = clock
         self._counters = EngineCounters()
         self._rates = Rates()
-        host = executor.host if settings.prefix_caching else None
+        self._caches = settings.prefix_caching and model.cached
+        host = executor.host if self._caches else None
         self._scheduler = Scheduler(
             executor.num_blocks,
             executor.kv_spec.block_size,
@@ -76,6 +78,7 @@ class Engine:
             0 if host is None else host.num_slots,
             self._rates,
             executor.max_step_tokens,
+            whole_prompts=not model.cached,
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.bytes_per_block)
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
@@ -120,7 +123,7 @@ class Engine:
         state = self._new_state(request)
         if not self._requests.add(state):
             return
-        if self._settings.prefix_caching:
+        if self._caches:
             if request.block_hashes:
                 state.take_hashes(request.block_hashes, block_size)
             state.hash_up_to(len(request.token_ids), block_size)
@@ -350,7 +353,7 @@ class Engine:
             stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
             submitted=self._clock(),
             wants_remote=request.remote_prefill and not request.prefill_only,
-            caching=self._settings.prefix_caching,
+            caching=self._caches,
             num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )
 

@@ -87,7 +87,7 @@ class Executor(Protocol):
     number of computed tokens of each row, because plans have only an upper bound.
     """
 
-    num_blocks: int
+    num_blocks: int  # 0 of a model that is not cached
     depth: int  # most steps in flight: launched and not collected
     max_step_tokens: int  # most tokens that a decoding row gets in one step
 

@@ -90,6 +90,9 @@ def choices_of(
 def _attention(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
     for (window, soft_cap, sinks), count in Counter(_properties(layer.attention) for layer in model.layers).items():
         own = replace(case, head_dim=model.head_dim, window=window, soft_cap=soft_cap, sinks=sinks)
+        if not model.cached:
+            yield _Use("whole_attention", _constant(own), 1, "", count)
+            continue
         yield _Use("prefill_attention", _constant(own), 1, "", count)
         yield _Use("decode_attention", _by_cells(own, model.num_kv_heads), most, "requests", count)
 

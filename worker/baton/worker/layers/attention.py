@@ -40,6 +40,8 @@ class Attention(Generic[S]):
         norm: NormSpec,
         scale: float,
         device: Device[S],
+        *,
+        norms_sum: bool = False,
     ) -> None:
         norms = [norm_of(weights.q_norm, norm), norm_of(weights.k_norm, norm)]
         none = [None, None]
@@ -50,7 +52,7 @@ class Attention(Generic[S]):
         self._kernels = device.kernels
         self._projection_norms = none if spec.qk_norm == "head" else norms
         self._ops = device.attention(index, spec, q_norm, k_norm, weights.sinks)
-        self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device)
+        self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device, norms_sum=norms_sum)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
         """Stores the step's keys and values. Returns the queries for `attend`. Projects into `out` if given."""

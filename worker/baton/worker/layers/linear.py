@@ -47,20 +47,28 @@ class Linear:
 
 
 class OutputLinear:
-    """The last linear of attention or MLP. Its output is normed if the layer has output norms, scaled, and added."""
+    """The last linear of attention or MLP. Its output is normed if the layer has output norms, scaled, and added.
 
-    __slots__ = ("_kernels", "_linear", "_norm", "_scale")
+    `norms_sum`: the norm is that of the sum.
+    """
 
-    def __init__(self, weights: LinearWeights, norm: Norm | None, scale: float, device: Device[Any]) -> None:
+    __slots__ = ("_kernels", "_linear", "_norm", "_norms_sum", "_scale")
+
+    def __init__(
+        self, weights: LinearWeights, norm: Norm | None, scale: float, device: Device[Any], *, norms_sum: bool = False
+    ) -> None:
         self._linear = Linear(weights, device)
         self._kernels = device.kernels
         self._norm = norm
         self._scale = scale
+        self._norms_sum = norms_sum
 
     def add(self, x: Tensor, stream: Stream) -> None:
         """Adds the linear of x to the stream."""
-        if self._norm is None:
+        if self._norm is None or self._norms_sum:
             self._linear.add(x, stream, self._scale)
+            if self._norm is not None:
+                stream.norm(self._norm, self._kernels)
             return
         normed = self._norm.apply(self._linear.multiply(x), self._kernels)
         stream.add(normed if self._scale == 1 else normed.mul_(self._scale))

@@ -27,12 +27,21 @@ class MlpWeights:
 class Mlp:
     """norm -> activation(gate) * up -> down -> norm -> residual stream"""
 
-    def __init__(self, spec: MlpSpec, weights: MlpWeights, norm: NormSpec, scale: float, device: Device[Any]) -> None:
+    def __init__(
+        self,
+        spec: MlpSpec,
+        weights: MlpWeights,
+        norm: NormSpec,
+        scale: float,
+        device: Device[Any],
+        *,
+        norms_sum: bool = False,
+    ) -> None:
         self._spec = spec
         self._kernels = device.kernels
         self._input_norm = norm_of(weights.input_norm, norm)
         self._gate_up = Linear(weights.gate_up, device)
-        self._down = OutputLinear(weights.down, norm_of(weights.output_norm, norm), scale, device)
+        self._down = OutputLinear(weights.down, norm_of(weights.output_norm, norm), scale, device, norms_sum=norms_sum)
 
     def add(self, stream: Stream) -> None:
         """Adds the MLP's output to the stream."""

@@ -27,20 +27,24 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Causal grouped-query attention."""
+    """Grouped-query attention."""
 
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
     rope: RopeConfig
     scale: float  # of the scores
-    window: int = 0  # keys that a query attends to, including its own; 0: all
+    # Keys that a query attends to, including its own; if not causal, on each side of it; 0: all.
+    window: int = 0
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: QkNorm = "none"
     qkv_clip: float = 0.0  # the largest magnitude of queries, keys and values; 0: any
     soft_cap: float = 0.0  # scores are soft_cap * tanh(score / soft_cap); 0: not capped
     sinks: bool = False  # each query head has a learned score that belongs to no key
+    causal: bool = (
+        True  # a query attends to no later key; if not, keys of a token depend on later ones: none are cached
+    )
 
     @property
     def num_qkv_heads(self) -> int:
@@ -66,6 +70,7 @@ class MlpSpec:
     bias: bool = False
     activation: Activation = "silu"
     gated: bool = True
+    down_bias: bool = False  # of the last linear, where the others have none
 
     @property
     def token_width(self) -> int:
@@ -104,12 +109,14 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """residual += attention, then residual += MLP; each may norm its input, its output or both. In a parallel layer
-    both read the same residual."""
+    """residual += attention, then residual += MLP; each may norm its input, its output, both, or the sum. In a parallel
+    layer both read the same residual."""
 
     attention: AttentionSpec
     mlp: MlpSpec | ExpertsSpec
     input_norms: bool = True
     output_norms: bool = False
+    sum_norms: bool = False  # the residual is normed after each addition
+    attention_input_norm: bool = True  # False: with input norms, the MLP alone has one
     residual_scale: float = 1.0  # of updates to the residual stream
     parallel: bool = False

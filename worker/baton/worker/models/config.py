@@ -10,7 +10,7 @@ from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import LayerSpec, NormSpec
 from baton.worker.models.names import TensorNames
-from baton.worker.models.pooling.spec import Pick, PoolerSpec
+from baton.worker.models.pooling.spec import ClassifierSpec, Pick, PoolerSpec
 from baton.worker.models.transformers_backend.spec import TransformersSpec
 
 
@@ -25,7 +25,7 @@ class WeightsInFormat:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder. Attention has one shape in all layers, because they share one KV cache."""
+    """A decoder or an encoder. Attention has one shape in all layers, because they share one KV cache."""
 
     architecture: str
     vocab_size: int
@@ -43,12 +43,22 @@ class ModelConfig:
     lm_head_bias: bool = False
     logits_soft_cap: float = 0.0  # logits are soft_cap * tanh(logit / soft_cap); 0: not capped
     learned_positions: bool = False  # the checkpoint has an embedding for each position
+    position_offset: int = 0  # the embedding of the first position; those before it are unused
+    num_token_types: int = 0  # embeddings that tell the texts of a pair apart; 0: none
+    embedding_norm: bool = False
+    final_norm: bool = True
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use
     pooler: PoolerSpec | None = None  # of the head POOL
-    default_pick: Pick = "last"  # of a model that pools and does not say what
+    default_pick: Pick = "last"  # of embeddings, where the folder does not say what
+    classifier: ClassifierSpec = ClassifierSpec()  # noqa: RUF009 - frozen
     # If Transformers computes the layers, whose specs then describe their attention alone; None: a family of ours.
     transformers: TransformersSpec | None = None
     weight_format: WeightsInFormat | None = None  # of a plugin; None: unquantized
+
+    @property
+    def cached(self) -> bool:
+        """Whether keys and values are kept from step to step. If not, each step computes whole prompts."""
+        return all(layer.attention.causal for layer in self.layers)
 
     @property
     def implementation(self) -> str:
@@ -114,4 +124,5 @@ class ModelConfig:
     def max_model_len(self) -> int:
         """Tokens that the positions support, with extended RoPE, and the pooler takes."""
         longest = max(self.max_position_embeddings, *(rope.extended_length for rope in self.ropes))
+        longest -= self.position_offset
         return min(longest, self.pooler.max_tokens) if self.pooler and self.pooler.max_tokens else longest

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baton.worker.core import Int32
+from baton.worker.core import HeadKind, Int32
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
@@ -33,6 +33,7 @@ class AttentionCost:
     num_layers: int
     q_size: int
     window: int  # keys; 0: all
+    causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class ModelCosts:
         flops = self.token_flops * num_tokens + self.sample_flops * num_samples
         seen_bytes = 0.0
         for layers in self.attention:
-            pairs, keys = _seen(computed, scheduled, layers.window)
+            see = _seen if layers.causal else _seen_by_all
+            pairs, keys = see(computed, scheduled, layers.window)
             flops += 4.0 * layers.num_layers * layers.q_size * pairs
             seen_bytes += layers.num_layers * self.kv_layer_bytes * keys
         weights = self.dense_bytes
@@ -89,13 +91,14 @@ def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCo
         total = weight_bytes // _value_bytes(config.dtype)
         active = total - head * (1 if config.tie_embeddings else 2)
     bytes_per_value = weight_bytes / max(1, total)
-    embedding = 0 if config.tie_embeddings else head  # of which a step reads few rows
+    generates = HeadKind.GENERATE in config.heads
+    embedding = 0 if config.tie_embeddings and generates else head  # of which a step reads few rows
     windows = dict.fromkeys(config.windows)
     return ModelCosts(
         token_flops=2 * active,
-        sample_flops=2 * head,
+        sample_flops=2 * head if generates else 0,
         attention=tuple(
-            AttentionCost(config.windows.count(window), config.num_q_heads * config.head_dim, window)
+            AttentionCost(config.windows.count(window), config.num_q_heads * config.head_dim, window, config.cached)
             for window in windows
         ),
         dense_bytes=bytes_per_value * (total - sum(expert_values) - embedding),
@@ -103,7 +106,7 @@ def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCo
             ExpertsCost(bytes_per_value * values, one.router.num_experts, one.router.top_k)
             for values, one in zip(expert_values, experts, strict=True)
         ),
-        kv_layer_bytes=spec.bytes_per_block / spec.block_size / spec.num_layers,
+        kv_layer_bytes=spec.bytes_per_block / spec.block_size / spec.num_layers if config.cached else 0.0,
     )
 
 
@@ -116,6 +119,12 @@ def _seen(computed: np.ndarray, scheduled: np.ndarray, window: int) -> tuple[flo
     growing = np.clip(window - computed, 0, scheduled)  # queries that see all keys before them
     pairs = growing * computed + growing * (growing + 1) / 2 + (scheduled - growing) * window
     return float(pairs.sum()), float(np.minimum(computed + scheduled, window + scheduled - 1).sum())
+
+
+def _seen_by_all(computed: np.ndarray, scheduled: np.ndarray, window: int) -> tuple[float, float]:
+    """Returns the same where queries see the keys behind them too."""
+    keys = np.minimum(scheduled, 2 * window - 1) if window else scheduled
+    return float((scheduled * keys).sum()), float(scheduled.sum())
 
 
 def _active_values(hidden: int, layer: LayerSpec) -> int:

@@ -1,4 +1,4 @@
-"""The decoder loop on any device: embedding, layers, final norm and head.
+"""The loop over layers on any device: embedding, layers, final norm and head.
 
 A step runs as segments with attention between them: segment 0 is the embedding and the first layer's projection,
 segment i ends layer i - 1 and begins layer i, and the last segment ends the last layer. Segments depend only on the
@@ -34,6 +34,10 @@ class Step(Protocol):
     @property
     def fuse_norms(self) -> bool:
         """Whether linears may apply the norms before them."""
+
+    @property
+    def token_types(self) -> Tensor | None:
+        """The token's text of a pair, 0 or 1, [num_tokens] int64. None: all are 0."""
 
 
 S = TypeVar("S", bound=Step)
@@ -109,16 +113,28 @@ class Decoder(Generic[S]):
         self._weights = weights
         self._layers = [
             _Layer(
-                Attention(index, spec.attention, layer.attention, config.norm, spec.residual_scale, device),
+                Attention(
+                    index,
+                    spec.attention,
+                    layer.attention,
+                    config.norm,
+                    spec.residual_scale,
+                    device,
+                    norms_sum=spec.sum_norms,
+                ),
                 _mlp(spec, layer.mlp, config.norm, device),
                 spec.parallel,
             )
             for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
         ]
+        self._embed_norm = norm_of(weights.embed_norm, config.norm)
         self._norm = norm_of(weights.norm, config.norm)
         self._lm_head = Linear(weights.lm_head, device)
         dense = () if config.pooler is None else config.pooler.dense
-        self._dense = [(spec, Linear(each, device)) for spec, each in zip(dense, weights.dense, strict=True)]
+        self._dense = [
+            (spec.squash, Linear(each.linear, device), norm_of(each.norm, config.norm))
+            for spec, each in zip(dense, weights.dense, strict=True)
+        ]
 
     @property
     def num_segments(self) -> int:
@@ -171,8 +187,10 @@ class Decoder(Generic[S]):
 
     def pooled(self, vectors: Tensor) -> Tensor:
         """Returns the pooler's linears of vectors [num_vectors, hidden_size]."""
-        for spec, linear in self._dense:
-            vectors = squashed(linear.multiply(vectors), spec.squash)
+        for squash, linear, norm in self._dense:
+            vectors = squashed(linear.multiply(vectors), squash)
+            if norm is not None:
+                vectors = norm.apply(vectors, self._device.kernels)
         return vectors
 
     def _embedded(self, step: S, buffers: Buffers | None) -> Stream:
@@ -180,7 +198,13 @@ class Decoder(Generic[S]):
         if self._config.embedding_scale != 1:
             embedded.mul_(self._config.embedding_scale)
         if self._weights.positions is not None:
-            embedded.add_(self._device.embed_positions(self._weights.positions, step))
+            used = self._weights.positions[self._config.position_offset :]
+            embedded.add_(self._device.embed_positions(used, step))
+        if self._weights.token_types is not None:
+            types, table = step.token_types, self._weights.token_types
+            embedded.add_(table[0] if types is None else table.index_select(0, types))
+        if self._embed_norm is not None:
+            embedded = self._embed_norm.apply(embedded, self._device.kernels)
         if buffers is None:
             return Stream(embedded, fuse_norms=step.fuse_norms)
         return Stream(buffers.residual.copy_(embedded))
@@ -202,6 +226,6 @@ def squashed(x: Tensor, squash: Squash) -> Tensor:
 def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, norm: NormSpec, device: Device[S]) -> Mlp | Experts:
     if isinstance(weights, MlpWeights):
         assert isinstance(spec.mlp, MlpSpec), "weights are built by the layer's spec"
-        return Mlp(spec.mlp, weights, norm, spec.residual_scale, device)
+        return Mlp(spec.mlp, weights, norm, spec.residual_scale, device, norms_sum=spec.sum_norms)
     assert isinstance(spec.mlp, ExpertsSpec), "weights are built by the layer's spec"
     return Experts(spec.mlp, weights, norm, spec.residual_scale, device)

@@ -22,6 +22,8 @@ class TensorNames:
 
     embed: str = "model.embed_tokens"
     positions: str = ""
+    token_types: str = ""
+    embed_norm: str = ""
     norm: str = "model.norm"
     lm_head: str = "lm_head"
     layer: str = "model.layers.{}."
@@ -45,6 +47,7 @@ class TensorNames:
     shared_output_gate: str = "mlp.shared_expert_gate"
     layout: Layout = Layout.ROWS
     aliases: tuple[tuple[str, str], ...] = ()  # other beginnings of names, as (ours, theirs), in some checkpoints
+    endings: tuple[tuple[str, str], ...] = ()  # other endings
 
     def of_text(self) -> TensorNames:
         """Returns the names of a model whose checkpoint holds a vision tower too."""
@@ -57,4 +60,8 @@ class TensorNames:
 
     def spellings(self, name: str) -> list[str]:
         """Returns the name, and the names that other checkpoints have for it."""
-        return [name, *(theirs + name[len(ours) :] for ours, theirs in self.aliases if name.startswith(ours))]
+        begun = [name, *(theirs + name[len(ours) :] for ours, theirs in self.aliases if name.startswith(ours))]
+        ended = [
+            name.removesuffix(ours) + theirs for ours, theirs in self.endings for name in begun if name.endswith(ours)
+        ]
+        return [*begun, *ended]

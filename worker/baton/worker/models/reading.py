@@ -11,6 +11,7 @@ from baton.worker.layers.spec import Activation, AttentionSpec, LayerSpec, MlpSp
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
+from baton.worker.models.pooling.names import Purpose, purpose_of
 from baton.worker.models.reading_rope import read_rope
 from baton.worker.models.reading_sizes import read_head_dim, read_max_position_embeddings
 
@@ -35,6 +36,12 @@ class Family:
     read: Callable[[Fields], ModelConfig]
     ignores_auto_map: bool = False  # checkpoints refer to remote code that is no longer needed
     former_name: str = ""  # of the architecture in older checkpoints
+    executors: tuple[str, ...] = ("cpu", "cuda")  # that compute it
+
+    @property
+    def generates(self) -> bool:
+        """Whether its models make tokens."""
+        return purpose_of(Fields({"architectures": [self.architecture]}, "")) is Purpose.GENERATE
 
 
 def read_attention(fields: Fields, rope: RopeConfig | None = None) -> AttentionSpec:

@@ -21,13 +21,23 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseWeights:
+    """A linear of the pooler."""
+
+    linear: LinearWeights
+    norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWeights:
     embed: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
-    norm: Tensor  # [hidden_size]; all norms of a model with biases are [2, hidden_size]: weights, biases
+    norm: Tensor | None  # [hidden_size]; all norms of a model with biases are [2, hidden_size]: weights, biases
     lm_head: LinearWeights  # [vocab_size, hidden_size]; shares the memory of `embed` if tied
     positions: Tensor | None = None  # [max_position_embeddings, hidden_size]
-    dense: tuple[LinearWeights, ...] = ()  # of the pooler, in its order
+    dense: tuple[DenseWeights, ...] = ()  # of the pooler, in its order
+    token_types: Tensor | None = None  # [num_token_types, hidden_size]
+    embed_norm: Tensor | None = None  # [hidden_size]
 
     @property
     def num_bytes(self) -> int:

@@ -38,7 +38,9 @@ class StartReport:
 
     @property
     def concurrency(self) -> float:
-        """Requests of the greatest length whose KV fits; the batch holds max_num_requests."""
+        """Requests of the greatest length whose KV fits, if there is any; the batch holds max_num_requests."""
+        if not self.num_blocks:
+            return self.max_num_requests
         blocks_each = -(-self.max_model_len // self.block_size)
         return min(self.num_blocks / blocks_each, self.max_num_requests)
 
@@ -67,11 +69,16 @@ class StartReport:
             yield _line("" if index else "kernels", f"{choice.op}: {choice.kernel}{where}")
         yield _line("memory", ", ".join(self._memory()))
         length = f"{self.max_model_len:,} tokens"
-        yield _line("KV", f"{self.kv_tokens:,} tokens in blocks of {self.block_size}, {self.kv_dtype}")
+        yield _line("KV", self._kv())
         yield _line("at once", f"{self.concurrency:.1f} requests of {length}, at most {self.max_num_requests}")
         yield _line("transports", ", ".join(self.transports) or "none")
         for index, one in enumerate(self.all_off):
             yield _line("" if index else "off", f"{one.feature}: {one.reason}")
+
+    def _kv(self) -> str:
+        if not self.num_blocks:
+            return "none: each step computes whole texts"
+        return f"{self.kv_tokens:,} tokens in blocks of {self.block_size}, {self.kv_dtype}"
 
     def _memory(self) -> Iterator[str]:
         facts = self.facts

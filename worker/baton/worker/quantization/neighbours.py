@@ -52,7 +52,7 @@ class Stream:
     __slots__ = ("fuse_norms", "residual", "update")
 
     def __init__(self, residual: Tensor, *, fuse_norms: bool = False) -> None:
-        self.residual = residual  # [num_tokens, hidden_size], updated in place
+        self.residual = residual  # [num_tokens, hidden_size], updated in place unless it is normed
         self.update: Tensor | None = None  # deferred
         self.fuse_norms = fuse_norms  # linears may apply the norms before them
 
@@ -67,6 +67,10 @@ class Stream:
             self.residual.add_(self.update)
             self.update = None
         return self.residual
+
+    def norm(self, norm: Norm, kernels: Kernels) -> None:
+        """Replaces the stream by its norm."""
+        self.residual = norm.apply(self.settled(), kernels)
 
     def normed(self, norm: Norm | None, kernels: Kernels) -> Tensor:
         """Returns the norm of the stream, or the stream itself without a norm."""

@@ -20,10 +20,11 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, num_blo
         )
     most = max_model_len if request.pooling is not None else max_model_len - 1  # one for the output
     if num_tokens > most:
-        needed = num_blocks_for(num_tokens, block_size)
+        needed = f" and needs {num_blocks_for(num_tokens, block_size)} blocks of {block_size}" if num_blocks else ""
+        pool = f", its pool {num_blocks} blocks" if num_blocks else ""
         raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens and needs {needed} blocks of {block_size}; this worker takes at most "
-            f"{most} (its limit is {max_model_len} tokens with the output, its pool {num_blocks} blocks)",
+            f"the prompt has {num_tokens} tokens{needed}; this worker takes at most {most} (its limit is "
+            f"{max_model_len} tokens with the output{pool})",
             field="prompt_token_ids",
         )
     check_token_ids(request.token_ids.array(), vocab_size, "prompt_token_ids")

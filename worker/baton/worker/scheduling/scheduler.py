@@ -28,6 +28,7 @@ from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.scheduling.step_draft import Draft, ScheduledStep
 from baton.worker.scheduling.step_masks import StepMasks
 from baton.worker.scheduling.tenants.shared_steps import SharedSteps
+from baton.worker.scheduling.whole_prompts import Prompts, WholePrompts
 
 
 class Scheduler:
@@ -44,6 +45,8 @@ class Scheduler:
         num_host_slots: int = 0,
         rates: Rates | None = None,
         max_step_tokens: int = 1,  # of one decode
+        *,
+        whole_prompts: bool = False,  # nothing is cached: a step computes prompts from their first to their last token
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         sample = settings.residency_sample
@@ -65,17 +68,21 @@ class Scheduler:
         self._awaited_kv = AwaitedKv(holdings, queues, self.restores, settings, counters, clock)
         self._placement = Placement(holdings, queues, self._awaited_kv)
         self._preemption = Preemption(holdings, queues, self._placement, counters, settings.prefix_caching)
-        self._admissions = Admissions(
-            holdings,
-            queues,
-            self._awaited_kv,
-            self._placement,
-            self._preemption,
-            PartialPrefills(queues, settings, max_model_len),
-            self._background,
-            counters,
-            clock,
-        )
+        self._prompts: Prompts
+        if whole_prompts:
+            self._prompts = WholePrompts(queues, self._background, counters, clock)
+        else:
+            self._prompts = Admissions(
+                holdings,
+                queues,
+                self._awaited_kv,
+                self._placement,
+                self._preemption,
+                PartialPrefills(queues, settings, max_model_len),
+                self._background,
+                counters,
+                clock,
+            )
         self._block_size = block_size
         self._settings = settings
         self._step = 0
@@ -176,7 +183,7 @@ class Scheduler:
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
         """Leases the rest of a remote prefill's blocks, if every running request can still finish."""
-        if not state.leased and not self._admissions.may_lease(state):
+        if not state.leased and not self._prompts.may_lease(state):
             return None
         leased = self._awaited_kv.reserve(state)
         if leased is not None:
@@ -210,7 +217,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep | None:
         """Decides the next step. None: nothing can run now."""
-        self._admissions.begin_step()
+        self._prompts.begin_step()
         self._placement.wake(self._holdings.store_some())
         self._holdings.evict_ahead(self.queues.remote)
         draft = Draft(self._step + 1, self._settings.max_num_batched_tokens)
@@ -218,7 +225,7 @@ class Scheduler:
         draft.budget -= len(draft.decode_rows(self.batch))
         kept = draft.budget - self._shared_steps.budget(draft.budget)
         draft.budget -= kept
-        self._admissions.prefill(draft)
+        self._prompts.prefill(draft)
         draft.budget += kept
         scheduled = self._finalize(draft)
         self.queues.stalled = scheduled is None and not draft.preempted

@@ -17,7 +17,7 @@ from baton.worker.layers.mlp import MlpWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout, TensorNames
-from baton.worker.models.weights import LayerWeights, ModelWeights
+from baton.worker.models.weights import DenseWeights, LayerWeights, ModelWeights
 from baton.worker.quantization.base import LinearShape, Part, Source
 from baton.worker.quantization.experts import ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED
@@ -26,7 +26,14 @@ from baton.worker.weights.layouts import by_columns, by_head
 from baton.worker.weights.makers import Allocator, Loader
 
 # Constants that models once kept beside their weights: frequencies and masks.
-_CONSTANTS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+_CONSTANTS = (
+    "rotary_emb.inv_freq",
+    "attn.bias",
+    "attn.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+    "embeddings.position_ids",
+)
 _CPU = torch.device("cpu")
 
 
@@ -79,14 +86,22 @@ def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     positions = None
     if config.learned_positions:
         positions = maker.tensor(f"{names.positions}.weight", (config.max_position_embeddings, hidden))
-    norm = _norm(maker, names.norm, (hidden,), config.norm)
-    return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker))
+    types = None
+    if config.num_token_types:
+        types = maker.tensor(f"{names.token_types}.weight", (config.num_token_types, hidden))
+    embed_norm = _norm(maker, names.embed_norm, (hidden,), config.norm) if config.embedding_norm else None
+    norm = _norm(maker, names.norm, (hidden,), config.norm) if config.final_norm else None
+    return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker), types, embed_norm)
 
 
-def _dense(config: ModelConfig, maker: Allocator) -> tuple[LinearWeights, ...]:
+def _dense(config: ModelConfig, maker: Allocator) -> tuple[DenseWeights, ...]:
     specs = () if config.pooler is None else config.pooler.dense
     return tuple(
-        maker.linear(LinearShape([Part(spec.name, spec.out_features)], spec.in_features, spec.bias)) for spec in specs
+        DenseWeights(
+            maker.linear(LinearShape([Part(spec.name, spec.out_features)], spec.in_features, spec.bias)),
+            _norm(maker, spec.norm, (spec.out_features,), config.norm) if spec.norm else None,
+        )
+        for spec in specs
     )
 
 
@@ -159,12 +174,12 @@ def _attention(layer: _LayerMaker, spec: LayerSpec) -> AttentionWeights:
     names, hidden, attention = layer.names, layer.hidden, spec.attention
     normed = attention.qk_norm != "none"
     return AttentionWeights(
-        input_norm=layer.norm(names.attention_input_norm, spec.input_norms),
+        input_norm=layer.norm(names.attention_input_norm, spec.input_norms and spec.attention_input_norm),
         qkv=layer.qkv(attention),
         q_norm=layer.norm(names.q_norm, normed, _qk_norm_shape(attention, attention.num_q_heads)),
         k_norm=layer.norm(names.k_norm, normed, _qk_norm_shape(attention, attention.num_kv_heads)),
         o=layer.linear((names.o,), (hidden,), attention.q_size, attention.o_bias),
-        output_norm=layer.norm(names.attention_output_norm, spec.output_norms),
+        output_norm=layer.norm(names.attention_output_norm, spec.output_norms or spec.sum_norms),
         sinks=layer.maker.tensor(layer.prefix + names.sinks, (attention.num_q_heads,)) if attention.sinks else None,
     )
 
@@ -180,8 +195,8 @@ def _mlp(layer: _LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:
     return MlpWeights(
         input_norm=layer.norm(names.mlp_input_norm, spec.input_norms),
         gate_up=layer.linear(names.gate_up, (ffn, ffn) if mlp.gated else (ffn,), hidden, mlp.bias),
-        down=layer.linear((names.down,), (hidden,), ffn, mlp.bias),
-        output_norm=layer.norm(names.mlp_output_norm, spec.output_norms),
+        down=layer.linear((names.down,), (hidden,), ffn, mlp.bias or mlp.down_bias),
+        output_norm=layer.norm(names.mlp_output_norm, spec.output_norms or spec.sum_norms),
     )
 
 

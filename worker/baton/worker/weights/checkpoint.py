@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,12 +28,20 @@ class WrongTensor(InvalidRequest):
 class Checkpoint:
     """The weights of one folder, whose files are open within a `with` statement."""
 
-    def __init__(self, folder: Path, single_file: str = SINGLE_FILE, index_file: str = INDEX_FILE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        single_file: str = SINGLE_FILE,
+        index_file: str = INDEX_FILE,
+        modules: Sequence[str] = (),  # folders in it with a single file each
+    ) -> None:
         self.folder = folder
         self._single_file = single_file
         self._index_file = index_file
         self._files: dict[str, SafetensorsFile] = {}
+        self._modules = modules
         self._file_of: dict[str, SafetensorsFile] = {}  # by tensor
+        self._own_names: dict[str, str] = {}  # of tensors in modules, in their files
 
     def __enter__(self) -> Self:
         try:
@@ -41,6 +50,8 @@ class Checkpoint:
                 self._open_index(index_path)
             else:
                 self._open_single()
+            for module in self._modules:
+                self._open_module(module)
         except BaseException:
             self.close()
             raise
@@ -57,6 +68,7 @@ class Checkpoint:
             file.close()
         self._files.clear()
         self._file_of.clear()
+        self._own_names.clear()
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +80,7 @@ class Checkpoint:
 
     def entry(self, name: str) -> TensorEntry:
         """Returns the position of a tensor."""
-        return self._file_of[name].entries[name]
+        return self._file_of[name].entries[self._own_names.get(name, name)]
 
     @property
     def source(self) -> Path:
@@ -92,7 +104,7 @@ class Checkpoint:
         file = self._file_of.get(name)
         if file is None:
             raise WrongTensor(f"{self.folder}: no file holds the tensor {name} {list(shape)}", field="model")
-        entry = file.entries[name]
+        entry = self.entry(name)
         if entry.shape != shape:
             raise WrongTensor(
                 f"{file.path}: {name} has shape {list(entry.shape)}; by config.json it must be {list(shape)}",
@@ -146,6 +158,16 @@ class Checkpoint:
                     f"{file.path} does not hold {name}, although {index_path.name} lists it", field="model"
                 )
             self._file_of[name] = file
+
+    def _open_module(self, module: str) -> None:
+        folder = self.folder / module
+        if not (folder / self._single_file).exists():
+            found = _other_weights(folder) if folder.is_dir() else "there is no such folder"
+            raise InvalidRequest(f"{folder} does not hold {self._single_file} ({found})", field="model")
+        file = self._open(f"{module}/{self._single_file}")
+        for name in file.entries:
+            self._file_of[f"{module}/{name}"] = file
+            self._own_names[f"{module}/{name}"] = name
 
     def _open(self, file_name: str) -> SafetensorsFile:
         file = self._files.get(file_name)

@@ -100,6 +100,12 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "lm_head_bias": (config.lm_head_bias, False),
         "logits_soft_cap": (config.logits_soft_cap, 0.0),
         "learned_positions": (config.learned_positions, False),
+        "position_offset": (config.position_offset, 0),
+        "num_token_types": (config.num_token_types, 0),
+        "embedding_norm": (config.embedding_norm, False),
+        "final_norm": (config.final_norm, True),
+        "causal": (first.attention.causal, True),
+        "sum_norms": (first.sum_norms, False),
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "other_layers": (_other_layers(config), {}),
         # Transformers rounds otherwise than our layers, so their KV differs.

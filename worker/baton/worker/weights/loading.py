@@ -139,7 +139,7 @@ def load_model(
         folder = resolve_model(model, options.revision)
         commit = commit_of(folder)
         config = _read_folder(folder, options)
-        with open_tensors(folder) as checkpoint:
+        with open_tensors(folder, () if config.pooler is None else config.pooler.modules) as checkpoint:
             filled = _load(config, checkpoint, dtype, device)
             read = f", {filled.streamed}" if filled.streamed.num_bytes else ""
             digest = model_digest(filled.config, checkpoint)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.kernels.table import Case
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import InvalidRequest
@@ -23,7 +22,7 @@ from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
 from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.heads import Head
@@ -34,7 +33,6 @@ from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.executors.pool_head import PoolHead
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
-from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.costs import model_costs
@@ -89,8 +87,9 @@ class CpuExecutor:
         self._dtype = dtype
         self._asleep = False
         self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
-        self.num_blocks = config.num_blocks or _num_blocks_for(config.kv_cache_memory, self.kv_spec.bytes_per_block)
-        capacity, limit = self.num_blocks * config.block_size, loaded.config.max_model_len
+        self.num_blocks = _num_blocks(config, loaded.config, self.kv_spec)
+        limit = loaded.config.max_model_len
+        capacity = self.num_blocks * config.block_size if loaded.config.cached else limit
         max_model_len = fitting_model_len(config.max_model_len, limit, capacity)
         self._longest = wanted_model_len(config.max_model_len, limit)  # which RoPE may depend on
         self.model = ModelSpec(
@@ -100,21 +99,26 @@ class CpuExecutor:
             loaded.config.eos_token_ids,
             loaded.config.heads,
             loaded.config.pooler,
+            cached=loaded.config.cached,
         )
         self._layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
         num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
-        self._scratch = Scratch(self._memory.tensors[0])
         longest = min(max_model_len, capacity)
         self._num_rows = config.max_num_requests
         self.processors = start_processors(plugins, ProcessorContext(loaded.config.vocab_size, torch.device("cpu")))
         self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block)
+        self._steps: Steps = (
+            PagedSteps(self._rows, loaded.config, self._memory.tensors[0])
+            if loaded.config.cached
+            else WholeSteps(self._rows, self._num_rows, loaded.config)
+        )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin)
-        self._decoder: Model[StepInputs] | None = make_model(loaded.config, loaded.weights, self._device)
+        self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
         self._undrawn: _Launched | None = None
@@ -127,7 +131,6 @@ class CpuExecutor:
         self._apply(plan)
         undrawn = None
         if len(plan.rows):
-            self._rows.check(plan)
             with torch.inference_mode():
                 undrawn = self._compute(plan)
         self._undrawn = _Launched(plan, undrawn, started, idle_seconds)
@@ -218,7 +221,7 @@ class CpuExecutor:
         if new is not None:
             self.use_weights(new)
 
-    def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[StepInputs, Any, StepResult]:
+    def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[Any, Any, StepResult]:
         num_rows = self._num_rows
         if kind is HeadKind.GENERATE:
             return GenerateHead(self._rows, num_rows, config, self.processors, self._logprobs_mode)
@@ -228,6 +231,7 @@ class CpuExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for init in plan.admitted:
             self._rows.admit(init)
+            self._steps.admit(init)
         for head in self._heads.values():
             head.take_rows(plan)
         for row, block_ids in plan.new_blocks:
@@ -236,7 +240,7 @@ class CpuExecutor:
     def _compute(self, plan: StepPlan) -> Any:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
-        inputs = make_step_inputs(plan, self._rows, self._config, self._memory.tensors[0], self._scratch)
+        inputs = self._steps.make(plan)
         hook = self._layer_hook
         hidden = decoder.forward(inputs, on_written=None if hook is None else partial(hook, plan))
         return self._heads[plan.head].run(plan, inputs, decoder, hidden)
@@ -258,6 +262,12 @@ def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: 
         off=choices.refused,
         costs=model_costs(loaded.config, loaded.weights.num_bytes, spec),
     )
+
+
+def _num_blocks(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
+    if not model.cached:
+        return 0
+    return config.num_blocks or _num_blocks_for(config.kv_cache_memory, spec.bytes_per_block)
 
 
 def _num_blocks_for(memory: int, bytes_per_block: int) -> int:

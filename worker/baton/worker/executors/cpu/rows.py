@@ -47,10 +47,17 @@ class Rows:
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
 
-    def check(self, plan: StepPlan) -> None:
-        """Raises InternalError for a plan with tokens or blocks that its rows do not have."""
+    def check_tokens(self, plan: StepPlan) -> None:
+        """Raises InternalError for a plan with tokens that its rows do not have."""
+        self._check(plan, self.num_tokens)
+
+    def check_blocks(self, plan: StepPlan) -> None:
+        """Raises InternalError for a plan with blocks that its rows do not have."""
+        self._check(plan, self.num_blocks * self.block_size)
+
+    def _check(self, plan: StepPlan, most: Int64) -> None:
         ends = plan.num_computed_tokens + plan.num_scheduled_tokens
-        wrong = (ends > self.num_tokens[plan.rows]) | (ends > self.num_blocks[plan.rows] * self.block_size)
+        wrong = ends > most[plan.rows]
         if wrong.any():
             row = int(plan.rows[wrong][0])
             raise InternalError(

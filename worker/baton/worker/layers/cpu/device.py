@@ -1,21 +1,25 @@
-"""Runs the decoder on a CPU with PyTorch's ops over blocks in host memory."""
+"""Runs a model on a CPU with PyTorch's ops, over blocks in host memory if it keeps keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from baton.kernels.table import Case, find
 from baton.worker.layers.cpu.attention import CpuAttention
-from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.cpu.step import StepInputs, WholeInputs
+from baton.worker.layers.cpu.whole_attention import CpuWholeAttention
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
+
+CpuInputs = StepInputs | WholeInputs
 
 
 class CpuKernels:
@@ -42,7 +46,7 @@ class CpuDevice:
         """The dtype of activations, which is that of the cache."""
         return self._cache[0].dtype
 
-    def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+    def inputs(self, step: CpuInputs) -> tuple[Tensor, Tensor]:
         """Returns the step's token ids and positions."""
         return step.token_ids, step.positions
 
@@ -56,18 +60,20 @@ class CpuDevice:
         """Returns the ops of a weight format of experts."""
         return method.on_cpu(self.kernels)
 
-    def embed(self, table: Tensor, step: StepInputs) -> Tensor:
+    def embed(self, table: Tensor, step: CpuInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
         return table.index_select(0, step.token_ids)
 
-    def embed_positions(self, table: Tensor, step: StepInputs) -> Tensor:
+    def embed_positions(self, table: Tensor, step: CpuInputs) -> Tensor:
         """Returns the positions' rows of `table`."""
         return table.index_select(0, step.positions)
 
     def attention(
         self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
-    ) -> CpuAttention:
-        """Returns layer `index`'s ops."""
+    ) -> Any:
+        """Returns layer `index`'s ops, for steps of the kind that the model needs."""
         cos_sin = self._cos_sin[spec.rope]
+        if not spec.causal:
+            return CpuWholeAttention(spec, cos_sin, q_norm, k_norm)
         scales = query_scales(spec.rope, len(cos_sin))
         return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan
+from baton.kernels.reference.attention.whole_attention import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,26 @@ class StepInputs:
     offsets: Tensor  # [num_tokens] int64, within its block
     decodes: list[DecodeGroup]
     prefills: list[PrefillChunk]
+    rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of the positions, by RoPE table
+
+    @property
+    def fuse_norms(self) -> bool:
+        """False, because PyTorch's matrix products fuse no norms."""
+        return False
+
+    @property
+    def token_types(self) -> None:
+        """None: no model with a cache tells the texts of a pair apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInputs:
+    """Whole prompts, one after another. Implements baton.worker.models.decoder.Step."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    token_types: Tensor | None  # [num_tokens] int64
+    runs: list[Run]
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of the positions, by RoPE table
 
     @property

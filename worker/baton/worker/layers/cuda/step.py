@@ -27,3 +27,7 @@ class StepInputs(NamedTuple):
     def fuse_norms(self) -> bool:
         """False for steps with prompts: graphs record norms separately, and results must not depend on using graphs."""
         return self.tiles is None
+
+    @property
+    def token_types(self) -> None:
+        """None: no model here tells the texts of a pair apart."""

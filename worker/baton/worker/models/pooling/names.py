@@ -24,6 +24,7 @@ class Purpose(enum.Enum):
 _ENDINGS = {
     "ForSequenceClassification": Purpose.CLASSIFY,
     "ForTokenClassification": Purpose.TOKEN_CLASSIFY,
+    "ForMaskedLM": Purpose.EMBED,
     "Model": Purpose.EMBED,
 }
 _OTHER_ENDINGS = re.compile(r"(LMHeadModel|For[A-Z]\w+)$")

@@ -27,6 +27,12 @@ def with_pooler(config: ModelConfig, folder: Path, fields: Fields, convert: str)
     """
     purpose = _purpose(folder, fields, convert)
     if purpose is Purpose.GENERATE:
+        if not config.cached:
+            raise InvalidRequest(
+                f"{fields.source}: {config.architecture} reads whole texts and generates no tokens; convert must be "
+                "auto, embed or classify",
+                field="convert",
+            )
         return config
     pooler = {
         Purpose.EMBED: _embedder,
@@ -71,26 +77,27 @@ def _embedder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
 
 
 def _classifier(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
-    labels = _read_labels(fields)
-    score = DenseSpec("score", config.hidden_size, len(labels), bias=False)
+    labels, stated = _read_labels(fields), config.classifier
+    score = DenseSpec(stated.linear, config.hidden_size, len(labels), stated.bias)
     return PoolerSpec(
         tasks=_CLASSIFIES,
         width=len(labels),
-        pick=config.default_pick,
-        dense=(score,),
+        pick=stated.pick,
+        dense=(*stated.before, score),
         labels=labels,
         score_activation=_read_activation(fields, len(labels)),
+        takes_pairs=stated.takes_pairs,
     )
 
 
 def _token_classifier(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
-    labels = _read_labels(fields)
-    score = DenseSpec("score", config.hidden_size, len(labels))
+    labels, stated = _read_labels(fields), config.classifier
+    score = DenseSpec(stated.token_linear, config.hidden_size, len(labels))
     return PoolerSpec(
         tasks=(PoolingTask.TOKEN_CLASSIFY,),
         width=len(labels),
-        pick=config.default_pick,
-        dense=(score,),
+        pick=stated.pick,
+        dense=(*stated.token_before, score),
         labels=labels,
         score_activation="softmax",
     )

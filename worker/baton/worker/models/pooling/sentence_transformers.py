@@ -26,6 +26,7 @@ _PICKS: dict[str, Pick] = {
     "pooling_mode_max_tokens": "max",
 }
 _OTHER_PICKS = ("pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _SQUASHES: dict[str, Squash] = {"Identity": "none", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu"}
 
 
@@ -47,7 +48,9 @@ def read_modules(folder: Path, hidden_size: int) -> SentenceModules | None:
     pick: Pick | None = None
     dense: list[DenseSpec] = []
     normalize, width = False, hidden_size
-    for name, inner in _listed(path):
+    listed = _listed(path)
+    _check_order(path, [name for name, _ in listed])
+    for name, inner in listed:
         match name:
             case "Transformer":
                 pass
@@ -64,6 +67,17 @@ def read_modules(folder: Path, hidden_size: int) -> SentenceModules | None:
                     field="model",
                 )
     return SentenceModules(pick, tuple(dense), normalize, _read_max_tokens(folder))
+
+
+def _check_order(path: Path, names: Sequence[str]) -> None:
+    """Raises InvalidRequest for modules in another order than they are computed in."""
+    known = [name for name in names if name in _ORDER]
+    if known != sorted(known, key=_ORDER.index) or any(known.count(name) > 1 for name in _ORDER if name != "Dense"):
+        raise InvalidRequest(
+            f"{path}: the modules are {', '.join(names)}; they must be {', '.join(_ORDER)} in this order, each once, "
+            "and Dense any number of times",
+            field="model",
+        )
 
 
 def _config_of(folder: Path, inner: str) -> Fields:
@@ -106,6 +120,9 @@ def _read_dense(fields: Fields, inner: str, width: int) -> DenseSpec:
     in_features = fields.positive_int("in_features")
     if in_features != width:
         raise fields.error("in_features", f"{width}, which is the width before it")
+    for key in ("module_input_name", "module_output_name"):
+        if fields.text(key, default="sentence_embedding") != "sentence_embedding":
+            raise fields.error(key, "sentence_embedding")
     activation = fields.text("activation_function", default="torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if activation not in _SQUASHES:
         raise fields.error("activation_function", f"one of {', '.join(_SQUASHES)}")

@@ -22,6 +22,20 @@ class DenseSpec:
     out_features: int
     bias: bool = True
     squash: Squash = "none"
+    norm: str = ""  # the name of a norm behind it, of the model's kind
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierSpec:
+    """What a family puts behind the layers of a classifier."""
+
+    linear: str = "score"  # the name of the last linear
+    token_linear: str = "score"  # the same, of classifiers of tokens
+    bias: bool = False
+    before: tuple[DenseSpec, ...] = ()  # linears before it, of classifiers of texts
+    token_before: tuple[DenseSpec, ...] = ()  # the same, of classifiers of tokens
+    pick: Pick = "last"
+    takes_pairs: bool = False  # as PoolerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,12 @@ class PoolerSpec:
     labels: tuple[str, ...] = ()  # of the classes
     score_activation: ScoreActivation = "none"
     max_tokens: int = 0  # of a text; 0: as many as the model takes
-    takes_pairs: bool = False  # the model was trained on pairs of texts, and tells the second one apart
+    takes_pairs: bool = False  # a text may be a pair of two, as cross-encoders take them
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The folders that hold weights of these linears, beside the model's own file."""
+        return tuple(dict.fromkeys(spec.name.rpartition("/")[0] for spec in self.dense if "/" in spec.name))
 
     def reads_all(self, task: PoolingTask) -> bool:
         """Whether a request needs the hidden states of all tokens, so that none are taken from a cache."""

@@ -56,7 +56,7 @@ def families() -> list[ListedFamily]:
             family.former_name,
             family.model_type,
             summary_of(family),
-            EXECUTORS,
+            family.executors,
         )
         for family in FAMILIES.values()
     ]

@@ -8,6 +8,8 @@ from baton.worker.models.config import ModelConfig
 
 def misfit(model: ModelConfig) -> str:
     """Returns why executor=cuda cannot compute the model; empty if it can."""
+    if not model.cached:
+        return f"{model.architecture} has bidirectional attention: executor=cuda computes causal attention alone"
     if model.head_dim not in HEAD_DIMS:
         return (
             f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "

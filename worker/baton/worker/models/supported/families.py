@@ -45,6 +45,14 @@ _MODULES = (  # of baton.worker.models.families
     "gpt.gpt_neox",
     "gpt.starcoder2",
 )
+_ENCODERS = (
+    "encoders.bert",
+    "encoders.roberta",
+    "encoders.xlm_roberta",
+    "encoders.distilbert",
+    "encoders.modernbert",
+    "encoders.nomic_bert",
+)
 _WITH_EXPERTS = (
     "moe.mixtral",
     "moe.qwen2",
@@ -64,7 +72,9 @@ def _family(module: str) -> Family:
     return family
 
 
-FAMILIES: Mapping[str, Family] = {family.architecture: family for family in map(_family, _MODULES + _WITH_EXPERTS)}
+FAMILIES: Mapping[str, Family] = {
+    family.architecture: family for family in map(_family, _MODULES + _ENCODERS + _WITH_EXPERTS)
+}
 _BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
 _BY_FORMER_NAME = {family.former_name: family.architecture for family in FAMILIES.values() if family.former_name}
 _BY_BASE = {base_name(name): name for name in FAMILIES}

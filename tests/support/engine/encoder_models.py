@@ -1,0 +1,62 @@
+"""Small random encoders, in Hugging Face form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from support.engine.tiny_shape import VOCAB_SIZE
+from transformers import (
+    BertConfig,
+    DistilBertConfig,
+    ModernBertConfig,
+    NomicBertConfig,
+    PretrainedConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+NUM_LABELS = 3
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 96,
+    "num_labels": NUM_LABELS,
+}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A family's config, and what its models take."""
+
+    config: Callable[..., PretrainedConfig]
+    more: Mapping[str, Any]
+    has_types: bool = False  # tells the texts of a pair apart
+
+    def make(self, **changed: Any) -> PretrainedConfig:
+        return self.config(**{**self.more, **changed})
+
+
+def _distil(**more: Any) -> PretrainedConfig:
+    sizes = {**_SIZES, **more}
+    names = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers",
+             "num_attention_heads": "n_heads"}  # fmt: skip
+    return DistilBertConfig(**{names.get(key, key): value for key, value in sizes.items()})
+
+
+ENCODERS: Mapping[str, Encoder] = {
+    "bert": Encoder(BertConfig, _SIZES, has_types=True),
+    "roberta": Encoder(RobertaConfig, _SIZES | {"type_vocab_size": 1}),
+    "xlm-roberta": Encoder(XLMRobertaConfig, _SIZES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+    "distilbert": Encoder(_distil, {}),
+    "modernbert": Encoder(
+        ModernBertConfig,
+        _SIZES | {"num_hidden_layers": 4, "local_attention": 12, "pad_token_id": 0, "bos_token_id": 1,
+                  "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
+    ),
+    "nomic_bert": Encoder(NomicBertConfig, _SIZES, has_types=True),
+}  # fmt: skip
