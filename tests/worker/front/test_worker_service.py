@@ -354,12 +354,12 @@ async def test_a_stopped_engine_is_ended_soon_while_its_gateway_gets_no_frames(f
         engine.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(wait_until, lambda: is_stopped(engine.pid), "the engine's stop")
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
+        async with asyncio.timeout(6):
+            while not worker.serving.done():
+                await stream.call.write(worker_pb2.GenerateStreamRequest(ping=3))
+                await asyncio.wait([worker.serving], timeout=0.2)
         with pytest.raises(InternalError, match="hung: it is stopped"):
-            async with asyncio.timeout(6):
-                while not worker.serving.done():
-                    await stream.call.write(worker_pb2.GenerateStreamRequest(ping=3))
-                    await asyncio.wait([worker.serving], timeout=0.2)
-                await worker.serving
+            await worker.serving
 
 
 async def test_a_long_step_is_no_hang(free_port: int) -> None:
