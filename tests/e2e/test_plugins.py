@@ -26,7 +26,7 @@ _PROMPT = " ".join(f"The {number} dogs ran to the big tree and saw a cat." for n
 def packages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages")
     install_processors(folder)
-    for kind in ("logits_processors", "tool_parsers", "endpoints", "metric_sinks"):
+    for kind in ("logits_processors", "tool_parsers", "endpoints", "metric_sinks", "transports"):
         install_example(folder, kind)
     source = "raise RuntimeError('no licence')"
     install(folder, "unlicensed", source, {LOGITS_PROCESSORS.group: {"unlicensed": "X"}})
@@ -42,11 +42,12 @@ def metrics(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory, packages, metrics):
-    names = (*NAMES, "forced-prefix", "bang", "token-counts", "json-metrics")
+    names = (*NAMES, "forced-prefix", "bang", "token-counts", "json-metrics", "shared-folder")
     environ = {
         "PYTHONPATH": str(packages),
         "BATON_JSON_METRICS_FILE": str(metrics),
         "BATON_JSON_METRICS_SECONDS": "1",
+        "BATON_SHARED_FOLDER": str(tmp_path_factory.mktemp("shared")),
     }
     with ExitStack() as cleanup:
         extra = {"gateway": ("--tool-call-parser", "bang")}
@@ -75,6 +76,8 @@ def test_a_hand_over_changes_no_token(stack):
         return stack.stats(decode).counters.num_transfers > 0
 
     wait_until(handed_over, "a prompt comes from the prefill worker", 60)
+    (rate,) = stack.stats(decode).counters.transfers.rates
+    assert (rate.plugin, rate.received_bytes_per_second > 0) == ("shared-folder", True)
 
 
 def test_a_forced_call_is_parsed_by_the_plugins_parser(stack):

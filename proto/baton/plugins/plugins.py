@@ -56,7 +56,7 @@ class Plugins:
         """
         made: dict[str, T] = {}
         for plugin in self.of(kind):
-            with _naming(plugin):
+            with naming(plugin):
                 made[plugin.name] = make(plugin.entry_point.load())
             _log.info("loaded the plugin %s: %s", plugin.name, plugin.label)
         return made
@@ -106,10 +106,12 @@ def subclass_of(expected: type) -> Callable[[Any], type]:
 
 
 @contextmanager
-def _naming(plugin: InstalledPlugin) -> Iterator[None]:
-    """Reports whatever a plugin raises at its start as an error that names it."""
+def naming(plugin: InstalledPlugin, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Reports what a plugin raises at its start as an error that names it, except errors of the types `but`."""
     try:
         yield
+    except but:
+        raise
     except Exception as error:
         message = error.message if isinstance(error, ServiceError) else str(error)
         _log.error("the plugin %s cannot be started", plugin.name, exc_info=error)

@@ -723,17 +723,21 @@ class TransportRate(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     SENT_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     RECEIVED_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    PLUGIN_FIELD_NUMBER: builtins.int
     kind: baton.v1.kv_pb2.TransportKind.ValueType
     sent_bytes_per_second: builtins.float
     received_bytes_per_second: builtins.float
+    plugin: builtins.str
+    """Of TRANSPORT_KIND_PLUGIN: the plugin's name."""
     def __init__(
         self,
         *,
         kind: baton.v1.kv_pb2.TransportKind.ValueType = ...,
         sent_bytes_per_second: builtins.float = ...,
         received_bytes_per_second: builtins.float = ...,
+        plugin: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "received_bytes_per_second", b"received_bytes_per_second", "sent_bytes_per_second", b"sent_bytes_per_second"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "plugin", b"plugin", "received_bytes_per_second", b"received_bytes_per_second", "sent_bytes_per_second", b"sent_bytes_per_second"]) -> None: ...
 
 global___TransportRate = TransportRate
 

@@ -24,51 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11\x62\x61ton/v1/kv.proto\x12\x08\x62\x61ton.v1\"\xab\x01\n\x07KvGroup\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.baton.v1.KvGroupKind\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12 \n\x05\x64type\x18\x03 \x01(\x0e\x32\x11.baton.v1.KvDtype\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x0e\n\x06window\x18\x06 \x01(\r\x12\x11\n\tkv_scales\x18\x07 \x03(\x02\"\xea\x01\n\x08KvLayout\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\x0c\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.baton.v1.KvDtype\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0f\n\x07tp_size\x18\x07 \x01(\r\x12\x0f\n\x07tp_rank\x18\x08 \x01(\r\x12\x11\n\tkv_scales\x18\t \x03(\x02\x12!\n\x06groups\x18\n \x03(\x0b\x32\x11.baton.v1.KvGroup\"h\n\x10TransportAddress\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.baton.v1.TransportKind\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\x0c\"\x81\x01\n\tPeerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\"\n\x06layout\x18\x03 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12.\n\ntransports\x18\x04 \x03(\x0b\x32\x1a.baton.v1.TransportAddress\"5\n\x0bGroupBlocks\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x11\n\tblock_ids\x18\x02 \x03(\r\"\x93\x02\n\x12TransferDescriptor\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x04\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12.\n\ntransports\x18\x08 \x03(\x0b\x32\x1a.baton.v1.TransportAddress\x12\x10\n\x08\x63hecksum\x18\t \x01(\x08\x12*\n\x0bmore_groups\x18\n \x03(\x0b\x32\x15.baton.v1.GroupBlocks\"4\n\rTransferAbort\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"&\n\x0fTransferAborted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"J\n\x0cTransferSent\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x12\n\nnum_pieces\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\'\n\x10TransferComplete\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"\x1d\n\x0cLeaseRenewal\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"e\n\x0cKvEventBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12!\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x11.baton.v1.KvEvent\"h\n\x07KvEvent\x12(\n\x06stored\x18\x01 \x01(\x0b\x32\x16.baton.v1.BlocksStoredH\x00\x12*\n\x07removed\x18\x02 \x01(\x0b\x32\x17.baton.v1.BlocksRemovedH\x00\x42\x07\n\x05\x65vent\"T\n\x0c\x42locksStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.baton.v1.KvTier\x12\x0e\n\x06groups\x18\x03 \x03(\r\"E\n\rBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.baton.v1.KvTier\"\xa2\x01\n\nKvSnapshot\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61rrier\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_hashes\x18\x04 \x01(\x0c\x12\x1e\n\x04tier\x18\x05 \x01(\x0e\x32\x10.baton.v1.KvTier\x12\r\n\x05\x66irst\x18\x06 \x01(\x08\x12\x0c\n\x04last\x18\x07 \x01(\x08\x12\x0e\n\x06groups\x18\x08 \x03(\r*\x98\x01\n\x07KvDtype\x12\x18\n\x14KV_DTYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10KV_DTYPE_FLOAT32\x10\x01\x12\x15\n\x11KV_DTYPE_BFLOAT16\x10\x02\x12\x14\n\x10KV_DTYPE_FLOAT16\x10\x03\x12\x18\n\x14KV_DTYPE_FLOAT8_E4M3\x10\x04\x12\x16\n\x12KV_DTYPE_SIMULATED\x10\x05*G\n\x06KvTier\x12\x17\n\x13KV_TIER_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_TIER_DEVICE\x10\x01\x12\x10\n\x0cKV_TIER_HOST\x10\x02*\x91\x01\n\x0bKvGroupKind\x12\x1d\n\x19KV_GROUP_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12KV_GROUP_KIND_FULL\x10\x01\x12\x18\n\x14KV_GROUP_KIND_WINDOW\x10\x02\x12\x18\n\x14KV_GROUP_KIND_LATENT\x10\x03\x12\x17\n\x13KV_GROUP_KIND_STATE\x10\x04*\x91\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12TRANSPORT_KIND_TCP\x10\x01\x12\x16\n\x12TRANSPORT_KIND_IPC\x10\x02\x12\x17\n\x13TRANSPORT_KIND_NCCL\x10\x03\x12\x17\n\x13TRANSPORT_KIND_RDMA\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11\x62\x61ton/v1/kv.proto\x12\x08\x62\x61ton.v1\"\xab\x01\n\x07KvGroup\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.baton.v1.KvGroupKind\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12 \n\x05\x64type\x18\x03 \x01(\x0e\x32\x11.baton.v1.KvDtype\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x0e\n\x06window\x18\x06 \x01(\r\x12\x11\n\tkv_scales\x18\x07 \x03(\x02\"\xea\x01\n\x08KvLayout\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\x0c\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.baton.v1.KvDtype\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0f\n\x07tp_size\x18\x07 \x01(\r\x12\x0f\n\x07tp_rank\x18\x08 \x01(\r\x12\x11\n\tkv_scales\x18\t \x03(\x02\x12!\n\x06groups\x18\n \x03(\x0b\x32\x11.baton.v1.KvGroup\"x\n\x10TransportAddress\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.baton.v1.TransportKind\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\x0c\x12\x0e\n\x06plugin\x18\x05 \x01(\t\"\x81\x01\n\tPeerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\"\n\x06layout\x18\x03 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12.\n\ntransports\x18\x04 \x03(\x0b\x32\x1a.baton.v1.TransportAddress\"5\n\x0bGroupBlocks\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x11\n\tblock_ids\x18\x02 \x03(\r\"\x93\x02\n\x12TransferDescriptor\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x04\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08lease_ms\x18\x07 \x01(\r\x12.\n\ntransports\x18\x08 \x03(\x0b\x32\x1a.baton.v1.TransportAddress\x12\x10\n\x08\x63hecksum\x18\t \x01(\x08\x12*\n\x0bmore_groups\x18\n \x03(\x0b\x32\x15.baton.v1.GroupBlocks\"4\n\rTransferAbort\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"&\n\x0fTransferAborted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"J\n\x0cTransferSent\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x12\n\nnum_pieces\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\'\n\x10TransferComplete\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"\x1d\n\x0cLeaseRenewal\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"e\n\x0cKvEventBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12!\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x11.baton.v1.KvEvent\"h\n\x07KvEvent\x12(\n\x06stored\x18\x01 \x01(\x0b\x32\x16.baton.v1.BlocksStoredH\x00\x12*\n\x07removed\x18\x02 \x01(\x0b\x32\x17.baton.v1.BlocksRemovedH\x00\x42\x07\n\x05\x65vent\"T\n\x0c\x42locksStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.baton.v1.KvTier\x12\x0e\n\x06groups\x18\x03 \x03(\r\"E\n\rBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.baton.v1.KvTier\"\xa2\x01\n\nKvSnapshot\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61rrier\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_hashes\x18\x04 \x01(\x0c\x12\x1e\n\x04tier\x18\x05 \x01(\x0e\x32\x10.baton.v1.KvTier\x12\r\n\x05\x66irst\x18\x06 \x01(\x08\x12\x0c\n\x04last\x18\x07 \x01(\x08\x12\x0e\n\x06groups\x18\x08 \x03(\r*\x98\x01\n\x07KvDtype\x12\x18\n\x14KV_DTYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10KV_DTYPE_FLOAT32\x10\x01\x12\x15\n\x11KV_DTYPE_BFLOAT16\x10\x02\x12\x14\n\x10KV_DTYPE_FLOAT16\x10\x03\x12\x18\n\x14KV_DTYPE_FLOAT8_E4M3\x10\x04\x12\x16\n\x12KV_DTYPE_SIMULATED\x10\x05*G\n\x06KvTier\x12\x17\n\x13KV_TIER_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_TIER_DEVICE\x10\x01\x12\x10\n\x0cKV_TIER_HOST\x10\x02*\x91\x01\n\x0bKvGroupKind\x12\x1d\n\x19KV_GROUP_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12KV_GROUP_KIND_FULL\x10\x01\x12\x18\n\x14KV_GROUP_KIND_WINDOW\x10\x02\x12\x18\n\x14KV_GROUP_KIND_LATENT\x10\x03\x12\x17\n\x13KV_GROUP_KIND_STATE\x10\x04*\xac\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12TRANSPORT_KIND_TCP\x10\x01\x12\x16\n\x12TRANSPORT_KIND_IPC\x10\x02\x12\x17\n\x13TRANSPORT_KIND_NCCL\x10\x03\x12\x17\n\x13TRANSPORT_KIND_RDMA\x10\x04\x12\x19\n\x15TRANSPORT_KIND_PLUGIN\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVDTYPE']._serialized_start=1787
-  _globals['_KVDTYPE']._serialized_end=1939
-  _globals['_KVTIER']._serialized_start=1941
-  _globals['_KVTIER']._serialized_end=2012
-  _globals['_KVGROUPKIND']._serialized_start=2015
-  _globals['_KVGROUPKIND']._serialized_end=2160
-  _globals['_TRANSPORTKIND']._serialized_start=2163
-  _globals['_TRANSPORTKIND']._serialized_end=2308
+  _globals['_KVDTYPE']._serialized_start=1803
+  _globals['_KVDTYPE']._serialized_end=1955
+  _globals['_KVTIER']._serialized_start=1957
+  _globals['_KVTIER']._serialized_end=2028
+  _globals['_KVGROUPKIND']._serialized_start=2031
+  _globals['_KVGROUPKIND']._serialized_end=2176
+  _globals['_TRANSPORTKIND']._serialized_start=2179
+  _globals['_TRANSPORTKIND']._serialized_end=2351
   _globals['_KVGROUP']._serialized_start=32
   _globals['_KVGROUP']._serialized_end=203
   _globals['_KVLAYOUT']._serialized_start=206
   _globals['_KVLAYOUT']._serialized_end=440
   _globals['_TRANSPORTADDRESS']._serialized_start=442
-  _globals['_TRANSPORTADDRESS']._serialized_end=546
-  _globals['_PEERHELLO']._serialized_start=549
-  _globals['_PEERHELLO']._serialized_end=678
-  _globals['_GROUPBLOCKS']._serialized_start=680
-  _globals['_GROUPBLOCKS']._serialized_end=733
-  _globals['_TRANSFERDESCRIPTOR']._serialized_start=736
-  _globals['_TRANSFERDESCRIPTOR']._serialized_end=1011
-  _globals['_TRANSFERABORT']._serialized_start=1013
-  _globals['_TRANSFERABORT']._serialized_end=1065
-  _globals['_TRANSFERABORTED']._serialized_start=1067
-  _globals['_TRANSFERABORTED']._serialized_end=1105
-  _globals['_TRANSFERSENT']._serialized_start=1107
-  _globals['_TRANSFERSENT']._serialized_end=1181
-  _globals['_TRANSFERCOMPLETE']._serialized_start=1183
-  _globals['_TRANSFERCOMPLETE']._serialized_end=1222
-  _globals['_LEASERENEWAL']._serialized_start=1224
-  _globals['_LEASERENEWAL']._serialized_end=1253
-  _globals['_KVEVENTBATCH']._serialized_start=1255
-  _globals['_KVEVENTBATCH']._serialized_end=1356
-  _globals['_KVEVENT']._serialized_start=1358
-  _globals['_KVEVENT']._serialized_end=1462
-  _globals['_BLOCKSSTORED']._serialized_start=1464
-  _globals['_BLOCKSSTORED']._serialized_end=1548
-  _globals['_BLOCKSREMOVED']._serialized_start=1550
-  _globals['_BLOCKSREMOVED']._serialized_end=1619
-  _globals['_KVSNAPSHOT']._serialized_start=1622
-  _globals['_KVSNAPSHOT']._serialized_end=1784
+  _globals['_TRANSPORTADDRESS']._serialized_end=562
+  _globals['_PEERHELLO']._serialized_start=565
+  _globals['_PEERHELLO']._serialized_end=694
+  _globals['_GROUPBLOCKS']._serialized_start=696
+  _globals['_GROUPBLOCKS']._serialized_end=749
+  _globals['_TRANSFERDESCRIPTOR']._serialized_start=752
+  _globals['_TRANSFERDESCRIPTOR']._serialized_end=1027
+  _globals['_TRANSFERABORT']._serialized_start=1029
+  _globals['_TRANSFERABORT']._serialized_end=1081
+  _globals['_TRANSFERABORTED']._serialized_start=1083
+  _globals['_TRANSFERABORTED']._serialized_end=1121
+  _globals['_TRANSFERSENT']._serialized_start=1123
+  _globals['_TRANSFERSENT']._serialized_end=1197
+  _globals['_TRANSFERCOMPLETE']._serialized_start=1199
+  _globals['_TRANSFERCOMPLETE']._serialized_end=1238
+  _globals['_LEASERENEWAL']._serialized_start=1240
+  _globals['_LEASERENEWAL']._serialized_end=1269
+  _globals['_KVEVENTBATCH']._serialized_start=1271
+  _globals['_KVEVENTBATCH']._serialized_end=1372
+  _globals['_KVEVENT']._serialized_start=1374
+  _globals['_KVEVENT']._serialized_end=1478
+  _globals['_BLOCKSSTORED']._serialized_start=1480
+  _globals['_BLOCKSSTORED']._serialized_end=1564
+  _globals['_BLOCKSREMOVED']._serialized_start=1566
+  _globals['_BLOCKSREMOVED']._serialized_end=1635
+  _globals['_KVSNAPSHOT']._serialized_start=1638
+  _globals['_KVSNAPSHOT']._serialized_end=1800
 # @@protoc_insertion_point(module_scope)

@@ -104,6 +104,8 @@ class _TransportKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     TRANSPORT_KIND_IPC: _TransportKind.ValueType  # 2
     TRANSPORT_KIND_NCCL: _TransportKind.ValueType  # 3
     TRANSPORT_KIND_RDMA: _TransportKind.ValueType  # 4
+    TRANSPORT_KIND_PLUGIN: _TransportKind.ValueType  # 5
+    """Of a plugin, which the field beside the kind names."""
 
 class TransportKind(_TransportKind, metaclass=_TransportKindEnumTypeWrapper): ...
 
@@ -112,6 +114,8 @@ TRANSPORT_KIND_TCP: TransportKind.ValueType  # 1
 TRANSPORT_KIND_IPC: TransportKind.ValueType  # 2
 TRANSPORT_KIND_NCCL: TransportKind.ValueType  # 3
 TRANSPORT_KIND_RDMA: TransportKind.ValueType  # 4
+TRANSPORT_KIND_PLUGIN: TransportKind.ValueType  # 5
+"""Of a plugin, which the field beside the kind names."""
 global___TransportKind = TransportKind
 
 @typing.final
@@ -233,6 +237,7 @@ class TransportAddress(google.protobuf.message.Message):
     TP_RANK_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     KEY_FIELD_NUMBER: builtins.int
+    PLUGIN_FIELD_NUMBER: builtins.int
     kind: global___TransportKind.ValueType
     tp_rank: builtins.int
     address: builtins.str
@@ -241,6 +246,8 @@ class TransportAddress(google.protobuf.message.Message):
     """The key that a sender must send first: 16 random bytes of this receiver, new at every start.
     Sent only in these messages. Connections without it are refused.
     """
+    plugin: builtins.str
+    """Of TRANSPORT_KIND_PLUGIN: the plugin's name. Both ends must have loaded it."""
     def __init__(
         self,
         *,
@@ -248,8 +255,9 @@ class TransportAddress(google.protobuf.message.Message):
         tp_rank: builtins.int = ...,
         address: builtins.str = ...,
         key: builtins.bytes = ...,
+        plugin: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "key", b"key", "kind", b"kind", "tp_rank", b"tp_rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "key", b"key", "kind", b"kind", "plugin", b"plugin", "tp_rank", b"tp_rank"]) -> None: ...
 
 global___TransportAddress = TransportAddress
 

@@ -240,7 +240,7 @@ class WorkerConfig(ModelSettings):
                 f" max_num_requests={self.max_num_requests}",
                 field="max_num_batched_tokens",
             )
-        parse_order(self.transports)
+        parse_order(self.transports, self.plugins)
         for name in ("listen", "transfer_listen", "metrics_listen"):
             value: str = getattr(self, name)
             if value or name == "listen":

@@ -33,8 +33,8 @@ class ModelSettings:
     kv_plain: bool = field(
         default=False,
         metadata={
-            "help": "With --tls-certificate: allow KV over nccl and rdma, which encrypt nothing, for private networks. "
-            "Without it, KV moves over tcp with TLS, and within a host over ipc."
+            "help": "With --tls-certificate: allow KV over nccl, rdma and plugins that encrypt nothing, for private "
+            "networks. Without it, KV moves over tcp with TLS, and within a host over ipc."
         },
     )
     transfer_listen: str = field(
@@ -47,8 +47,8 @@ class ModelSettings:
     transports: str = field(
         default="auto",
         metadata={
-            "help": "What KV may move over, best first: some of ipc,nccl,rdma,tcp. auto: all that there is. "
-            "none: no KV moves to or from this worker.",
+            "help": "What KV may move over, best first: some of ipc,nccl,rdma,tcp and plugins. auto: all that there "
+            "is. none: no KV moves to or from this worker.",
             "metavar": "NAMES",
         },
     )

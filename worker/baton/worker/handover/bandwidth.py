@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.v1 import control_pb2, kv_pb2
+from baton.v1 import control_pb2
 from baton.worker.transfer.base import TransportTotals
+from baton.worker.transport_kinds import wire_of
 
 _NEW_WEIGHT = 0.2  # weight of the bytes since the last observation
 
@@ -48,8 +49,10 @@ class Bandwidth:
 
     def message(self, name: str) -> control_pb2.TransportRate:
         """Returns the contract's message for the transport `name`."""
+        kind, plugin = wire_of(name)
         return control_pb2.TransportRate(
-            kind=kv_pb2.TransportKind.Value(f"TRANSPORT_KIND_{name.upper()}"),
+            kind=kind,
+            plugin=plugin,
             sent_bytes_per_second=self._sent.rate,
             received_bytes_per_second=self._received.rate,
         )

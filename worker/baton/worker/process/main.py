@@ -130,7 +130,7 @@ def _serve(
             stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, step_status=step_status
         )
         settings = _handover_settings(config, executor)
-        paths = _choose_paths(config, executor, settings)
+        paths = _choose_paths(config, executor, settings, plugins)
         handover = _make_handover(link, config, start, engine, executor, settings, paths)
         cleanup.callback(handover.close)
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
@@ -200,10 +200,10 @@ def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSett
     return settings if executor.kv is None else dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
 
 
-def _choose_paths(config: WorkerConfig, executor: Executor, settings: HandoverSettings) -> Paths:
+def _choose_paths(config: WorkerConfig, executor: Executor, settings: HandoverSettings, plugins: Plugins) -> Paths:
     slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
     encrypted = config.tls is not None and not config.kv_plain
-    return choose_paths(config.transports, executor, slot_bytes, executor.kv, encrypted)
+    return choose_paths(config.transports, executor, slot_bytes, executor.kv, encrypted, plugins)
 
 
 def _make_handover(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
 from baton.worker.executors.base import Executor
+from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import KvConversion, Piece
 
 _SMALL_BYTES = 4096  # of one layer of a block; below that, two copies by numpy are faster than one in a loop
@@ -47,6 +48,12 @@ def gather_piece(executor: Executor, piece: Piece, conversion: KvConversion | No
             raise InvalidRequest(f"a piece is larger than its slot of {out.nbytes} bytes")
         out[start : start + part.nbytes] = np.frombuffer(part, np.uint8)
         start += part.nbytes
+
+
+def num_piece_bytes(spec: KvSpec, layers: range, num_blocks: int, heads: tuple[int, int] | None) -> int:
+    """Returns the bytes of a piece of neighbouring layers, which are of one group."""
+    group = spec.groups[spec.group_of(layers.start)]
+    return spec.bytes_per_block_layer(group, None if heads is None else heads[1]) * num_blocks * len(layers)
 
 
 def write_piece(

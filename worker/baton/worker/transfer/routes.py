@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.v1 import kv_pb2, types_pb2
-from baton.worker.transport_kinds import NAMES, name_of
+from baton.worker.transport_kinds import name_of, wire_of
 
 _SAME_HOST = frozenset({"ipc"})
 
@@ -27,7 +27,8 @@ def address_of(
 ) -> kv_pb2.TransportAddress:
     """Returns the address to announce to peers: host:port, and for kinds within one host `/host_identity` after it."""
     address = f"{host}:{port}" + (f"/{host_identity}" if name in _SAME_HOST else "")
-    return kv_pb2.TransportAddress(kind=NAMES[name], tp_rank=tp_rank, address=address, key=key)
+    kind, plugin = wire_of(name)
+    return kv_pb2.TransportAddress(kind=kind, tp_rank=tp_rank, address=address, key=key, plugin=plugin)
 
 
 def routes_to(
@@ -39,7 +40,7 @@ def routes_to(
     """
     offered: dict[str, Route] = {}
     for address in addresses:
-        name = name_of(address.kind)
+        name = name_of(address.kind, address.plugin)
         if name not in ours or name in offered:
             continue
         where, _, identity = address.address.partition("/")
@@ -47,7 +48,7 @@ def routes_to(
             continue
         offered[name] = Route(name, *split_address(where), address.key)
     if not offered:
-        theirs = ", ".join(name_of(address.kind) for address in addresses) or "none"
+        theirs = ", ".join(name_of(address.kind, address.plugin) for address in addresses) or "none"
         raise Mismatch(
             f"the two ends have no transport in common: this worker has {', '.join(ours) or 'none'}, the peer has "
             f"{theirs}" + (" (ipc: on one host only)" if "ipc" in ours else ""),

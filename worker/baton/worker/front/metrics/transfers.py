@@ -29,7 +29,8 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from baton.v1 import control_pb2, kv_pb2
+from baton.v1 import control_pb2
+from baton.worker.transport_kinds import name_of
 
 _LABELS = ("model_name",)
 _DIRECTED = ("model_name", "direction")
@@ -100,7 +101,7 @@ def _rates(counters: control_pb2.TransferCounters, model_name: str) -> Metric:
         "baton_kv_transfer_bytes_per_second", "Recent bandwidth, while bytes moved.", labels=labels
     )
     for rate in counters.rates:
-        name = kv_pb2.TransportKind.Name(rate.kind).removeprefix("TRANSPORT_KIND_").lower()
+        name = name_of(rate.kind, rate.plugin)
         metric.add_metric((model_name, name, "received"), rate.received_bytes_per_second)
         metric.add_metric((model_name, name, "sent"), rate.sent_bytes_per_second)
     return metric

@@ -119,7 +119,7 @@ class InboundConnection:
     def _greet(self) -> PieceReceiver | None:
         """Welcomes the sender. Returns None if it is refused. Raises DataLoss if it does not speak this protocol."""
         opened = receive_open(self._sock)
-        name = name_of(opened.kind)
+        name = name_of(opened.kind, opened.plugin)
         try:
             self._check_key(opened)
             if name not in self._paths:

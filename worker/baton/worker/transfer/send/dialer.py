@@ -21,7 +21,7 @@ from baton.worker.transfer.wire.frames import Open, encode_open
 from baton.worker.transfer.wire.greetings import receive_welcome
 from baton.worker.transfer.wire.sockets import Connection, dial
 from baton.worker.transfer.wire.tls import KvTls
-from baton.worker.transport_kinds import NAMES
+from baton.worker.transport_kinds import wire_of
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,8 @@ class Dialer:
         path = self._paths[route.name]
         try:
             offer = b"" if path is None else _translated(path.offer, route.name)
-            opened = Open(NAMES[route.name], self._executor.kv_spec.tp_rank, self._epoch, offer, route.key)
+            kind, plugin = wire_of(route.name)
+            opened = Open(kind, self._executor.kv_spec.tp_rank, self._epoch, offer, route.key, plugin)
             sock.sendall(encode_open(opened))
             slots = receive_welcome(sock)
             totals = self._totals.of(route.name)

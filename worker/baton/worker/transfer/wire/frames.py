@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from baton.rpc.errors import DataLoss, ServiceError, error_from_detail, status_of
-from baton.v1 import types_pb2
+from baton.v1 import kv_pb2, types_pb2
 from baton.worker.transfer.bulk import Slots
 
 _MAGIC = b"BtKV"
@@ -31,7 +31,7 @@ _NO_SLOT = 0xFFFFFFFF
 _CRC = struct.Struct("<I")
 # magic, version, frame, bytes of the body, CRC-32 of the body
 _GREETING = struct.Struct("<4sHHII")
-# key, kind, tp rank, worker epoch; the offer follows
+# key, kind, tp rank, worker epoch; the offer follows, after the name of a plugin and its length in one byte
 _OPEN = struct.Struct("<16sHHQ")
 # number of slots, bytes of each; the blob follows
 _WELCOME = struct.Struct("<IQ")
@@ -44,6 +44,7 @@ GREETING_BYTES = _GREETING.size + _CRC.size
 PIECE_BYTES = _PIECE.size + _CRC.size
 CREDIT_BYTES = _CREDIT.size
 KEY_BYTES = 16
+MAX_PLUGIN_NAME_BYTES = 255
 MAX_GREETING_BODY_BYTES = 4 << 20  # room for long descriptions of RDMA memory
 MAX_PIECE_BYTES = 256 << 20  # larger pieces are rejected
 
@@ -65,6 +66,7 @@ class Open:
     epoch: int  # of the sender
     offer: bytes
     key: bytes = field(default=bytes(KEY_BYTES), repr=False)  # the receiver's, from the control stream
+    plugin: str = ""  # of TRANSPORT_KIND_PLUGIN: its name
 
 
 class PieceHeader(NamedTuple):
@@ -121,6 +123,9 @@ def check_greeting_body(body: bytes, crc: int) -> None:
 def encode_open(opened: Open) -> bytes:
     """Encodes the sender's first frame."""
     fields = _OPEN.pack(opened.key, opened.kind, opened.tp_rank, opened.epoch)
+    if opened.kind == kv_pb2.TRANSPORT_KIND_PLUGIN:
+        name = opened.plugin.encode()
+        fields += bytes([len(name)]) + name
     return encode_greeting(Greeting.OPEN, fields + opened.offer)
 
 
@@ -129,7 +134,21 @@ def decode_open(body: bytes) -> Open:
     if len(body) < _OPEN.size:
         raise DataLoss(f"an OPEN frame has {len(body)} bytes; it must have at least {_OPEN.size}")
     key, kind, tp_rank, epoch = _OPEN.unpack_from(body)
-    return Open(kind, tp_rank, epoch, body[_OPEN.size :], key)
+    rest = body[_OPEN.size :]
+    if kind != kv_pb2.TRANSPORT_KIND_PLUGIN:
+        return Open(kind, tp_rank, epoch, rest, key)
+    plugin, offer = _split_plugin(rest)
+    return Open(kind, tp_rank, epoch, offer, key, plugin)
+
+
+def _split_plugin(rest: bytes) -> tuple[str, bytes]:
+    """Returns the name of a plugin, and the offer after it. Raises DataLoss."""
+    length = rest[0] if rest else 0
+    name, offer = rest[1 : 1 + length], rest[1 + length :]
+    text = name.decode(errors="replace")
+    if not length or len(name) < length or not text.isprintable() or text.encode() != name:
+        raise DataLoss("an OPEN frame of a plugin does not name it")
+    return text, offer
 
 
 def encode_welcome(slots: Slots) -> bytes:

@@ -23,7 +23,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Announce, EndedCopy, SlotCopy, Slots, no_announcement
 from baton.worker.transfer.host_identity import process_identity
-from baton.worker.transfer.piece_bytes import gather_piece, write_piece
+from baton.worker.transfer.piece_bytes import gather_piece, num_piece_bytes, write_piece
 from baton.worker.transfer.wire.checksum import checksum_of
 
 NUM_SLOTS = 4
@@ -128,11 +128,8 @@ class HostIpcReceiver:
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Copies the slot, and returns when it is done. Raises InvalidRequest for an unknown layer, block or head."""
-        spec = self._executor.kv_spec
-        group = spec.groups[spec.group_of(layers.start)]
-        num_bytes = spec.bytes_per_block_layer(group, None if heads is None else heads[1])
-        data = self._bytes(slot, num_bytes * len(block_ids) * len(layers))
-        write_piece(self._executor, data, layers, block_ids, heads)
+        num_bytes = num_piece_bytes(self._executor.kv_spec, layers, len(block_ids), heads)
+        write_piece(self._executor, self._bytes(slot, num_bytes), layers, block_ids, heads)
         return EndedCopy()
 
     def abort(self) -> None:

@@ -13,7 +13,7 @@ from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import EndedCopy, SlotCopy
 from baton.worker.transfer.kinds.rdma.nixl import Memory
 from baton.worker.transfer.kinds.rdma.staging import Gathered, Region
-from baton.worker.transfer.piece_bytes import read_piece, write_piece
+from baton.worker.transfer.piece_bytes import num_piece_bytes, read_piece, write_piece
 from baton.worker.transfer.wire.checksum import checksum_of
 
 
@@ -78,10 +78,7 @@ class HostSlots:
 
     def write(self, slot: int, layers: range, block_ids: Sequence[BlockId], heads: tuple[int, int] | None) -> SlotCopy:
         """Copies the slot. Raises InvalidRequest for an unknown slot, layer, block or head."""
-        spec = self._executor.kv_spec
-        group = spec.groups[spec.group_of(layers.start)]
-        num_bytes = spec.bytes_per_block_layer(group, None if heads is None else heads[1])
-        data = self._bytes(slot, num_bytes * len(block_ids) * len(layers))
+        data = self._bytes(slot, num_piece_bytes(self._executor.kv_spec, layers, len(block_ids), heads))
         write_piece(self._executor, data, layers, block_ids, heads)
         return EndedCopy()
 
