@@ -108,6 +108,16 @@ FLEET = Dashboard(
             Panel("A decode step", "s", (("baton_worker_decode_step_seconds", "{{instance}}"),)),
             Panel("Device busy", "percentunit", ((f"rate(baton_worker_step_seconds_total{_RATE})", "{{instance}}"),)),
         )),
+        ("Batches", (
+            Panel("Requests of batches", "reqps",
+                ((rate("baton_gateway_batch_lines_total", "outcome"), "{{outcome}}"),)),
+            Panel("Open batches and requests", "short", (
+                ("max(baton_gateway_batches_open)", "batches that have not ended"),
+                ("sum(baton_gateway_batch_lines_unrecorded)", "requests without a result"),
+                ("sum(baton_gateway_batch_lines_running)", "requests in flight"),
+                ("sum(baton_gateway_batch_lines_limit)", "allowed in flight"))),
+            Panel("Bytes of files", "Bps", ((rate("baton_gateway_file_bytes_total", "source"), "{{source}}"),)),
+        )),
         ("Services", (
             Panel("Workers by router", "short", (("baton_router_workers_alive", "alive, {{instance}}"),
                                                  ("baton_router_workers", "known, {{instance}}"))),

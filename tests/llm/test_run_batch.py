@@ -2,8 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
+from support.engine.tiny_models import load_transformers
 from support.processes.stack import MODEL, MODEL_NAME
+from transformers import AutoTokenizer
 
 from baton.llm import LLM, SamplingParams
 from baton.services.cli import main
@@ -49,6 +53,32 @@ def test_every_target_is_answered_in_the_inputs_order_with_the_tokens_of_the_eng
     assert bodies[12]["choices"][0]["message"]["content"] == answered[0].outputs[0].text
     assert bodies[13]["output"][0]["content"][0]["text"] == answered[0].outputs[0].text
     assert "14 requests in" in printed.out
+
+
+def test_an_embedder_answers_the_routes_for_vectors_as_transformers_computes_them(run):
+    texts = ["Once upon a time there was a fox.", "The fox ran home."]
+    lines = [
+        line(0, "/v1/embeddings", input=texts),
+        line(1, "/v1/score", text_1=texts[0], text_2=texts[1]),
+        line(2, "/v1/rerank", query=texts[0], documents=[texts[1], texts[0]]),
+        line(3, "/pooling", input=texts[0]),
+        line(4, "/classify", input=texts[0]),
+        line(5, prompt="Hi"),
+    ]
+    code, found, printed = run(lines, "--convert", "embed")
+    assert code == 1
+    codes = [one["error"]["code"] if one["error"] else one["response"]["status_code"] for one in found]
+    assert codes == [200, 200, 200, 200, 400, "url_mismatch"], printed
+    model, tokenizer = load_transformers(MODEL), AutoTokenizer.from_pretrained(MODEL)
+    with torch.inference_mode():
+        ends = [model.model(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0, -1] for text in texts]
+    wanted = torch.nn.functional.normalize(torch.stack(ends), dim=-1).numpy()
+    bodies = [one["response"]["body"] for one in found[:4]]
+    np.testing.assert_allclose([one["embedding"] for one in bodies[0]["data"]], wanted, atol=1e-4)
+    cosine = float(wanted[0] @ wanted[1])
+    assert bodies[1]["data"][0]["score"] == pytest.approx(cosine, abs=1e-4)
+    assert [one["index"] for one in bodies[2]["results"]] == [1, 0]
+    np.testing.assert_allclose(bodies[3]["data"][0]["data"], wanted[0], atol=1e-4)
 
 
 def test_lines_that_are_wrong_are_named_and_the_rest_goes_on(run):

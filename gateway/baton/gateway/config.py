@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.access.settings import FROM_REDIS, AccessSettings
-from baton.gateway.config_model import ModelSettings
+from baton.gateway.config_storage import StorageSettings
 from baton.gateway.http.cors import check_origins
 from baton.gateway.mcp.settings import McpSettings
 from baton.gateway.models.generation_defaults import GenerationFlags, parse_overrides
@@ -21,7 +21,7 @@ _UNLIMITED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig(ModelSettings):
+class GatewayConfig(StorageSettings):
     """Settings of the gateway. Flags, environment variables and --help are derived from the fields."""
 
     max_streams: int = field(
@@ -122,35 +122,6 @@ class GatewayConfig(ModelSettings):
             "send one decide themselves.",
             "minimum": 0.0,
             "maximum": 1.0,
-        },
-    )
-    response_ttl: float = field(
-        default=86400.0, metadata={"help": "Seconds that a response is kept after its end.", "minimum": 1}
-    )
-    max_stored_response_bytes: int = field(
-        default=64 << 20,
-        metadata={"help": "The most bytes of responses in memory, where there is no redis_url.", "minimum": 1024},
-    )
-    batch_store: str = field(
-        default="",
-        metadata={
-            "help": "Where files and batches (/v1/files, /v1/batches) keep their bytes: a folder that all gateways "
-            "see, or s3://BUCKET/PREFIX (also gs:// and az://). Their state is in redis_url. Empty: there are none.",
-            "metavar": "FOLDER|URL",
-        },
-    )
-    max_file_bytes: int = field(
-        default=200 << 20, metadata={"help": "Largest uploaded file (/v1/files), in bytes.", "minimum": 1024}
-    )
-    max_batch_requests: int = field(
-        default=50_000, metadata={"help": "The most requests of one batch.", "minimum": 1, "maximum": 1_000_000}
-    )
-    max_batch_streams: int = field(
-        default=2048,
-        metadata={
-            "help": "The most requests of batches in flight, a part of max_streams. Fewer run where workers refuse "
-            "more.",
-            "minimum": 1,
         },
     )
     no_playground: bool = field(default=False, metadata={"help": "Do not serve the playground, the chat page at /."})

@@ -312,6 +312,8 @@ def _http_server(
     app = App(routes, serving.metrics, core.gate, cors, core.tracing, hosts, load)
     authorization = ExtAuthzServicer(core.gate, Rules(app.table), cors)
     serving.metrics.register(ExtAuthzCollector(authorization))
+    if batching is not None:
+        serving.metrics.register(batching.collector)
     limits = HttpLimits(
         max_body_bytes=config.max_body_bytes,
         max_header_bytes=config.max_header_bytes,

@@ -15,7 +15,7 @@ from baton.gateway.access_log import switch_access_log
 from baton.gateway.batches.running.line_call import Handler, call
 from baton.gateway.batches.running.lines import Line, LineProblem, lines_of, request_of
 from baton.gateway.batches.running.results import answered, not_run
-from baton.gateway.batches.service import TARGETS
+from baton.gateway.batches.service import TARGETS, TARGETS_FOR_VECTORS
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
 from baton.gateway.responses.store import ResponseStore
@@ -68,14 +68,22 @@ async def _run(
 
 @asynccontextmanager
 async def _handlers(engine: LocalEngine, config: GatewayConfig) -> AsyncIterator[Mapping[str, Handler]]:
-    """Yields the gateway's handlers before the engine, by route."""
+    """Yields the gateway's handlers before the engine, by route: those for vectors, or those for tokens."""
     config = replace(config, request_timeout=0.0)
     store = ResponseStore(MemoryRecordStore(_RESPONSE_SECONDS, _RESPONSE_BYTES))
     async with BodyThread() as bodies:
         admission = ConcurrencyLimiter(_ANY_NUMBER)
-        serving = ServingContext(config, engine.catalog, engine.generator, admission, engine.metrics, bodies=bodies)
+        generator = engine.generator
+        serving = ServingContext(
+            config, engine.catalog, generator, admission, engine.metrics, bodies=bodies, pooler=generator.pooler
+        )
         routes = rest_routes(serving, store, list)
-        yield {one.path: one.handler for one in routes if one.method == "POST" and one.path in TARGETS}
+        for_vectors = engine.info.HasField("pooler")
+        yield {
+            one.path: one.handler
+            for one in routes
+            if one.method == "POST" and one.path in TARGETS and (one.path in TARGETS_FOR_VECTORS) is for_vectors
+        }
     await store.close(0)
 
 

@@ -78,7 +78,11 @@ def prometheus(tmp_path_factory):
         redis = RedisServer(folder, ports.free_ports(1)[0])
         redis.start()
         cleanup.callback(redis.stop)
-        extra = {"router": ("--peers", "127.0.0.1:9"), "worker": ("--sim-eos-every", "0")}
+        extra = {
+            "router": ("--peers", "127.0.0.1:9"),
+            "worker": ("--sim-eos-every", "0"),
+            "gateway": ("--batch-store", str(folder / "batches")),
+        }
         stack = start_stack(folder, cleanup, extra=extra, executor="sim", redis_url=redis.url)
         targets = [service.plan.metrics for service in stack.services.values()]
         server = Prometheus(folder, targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import openai
 import pytest
 import torch
 from support.engine.tiny_models import load_transformers
-from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack
+from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack, wait_until
 from transformers import AutoTokenizer
 
 TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship sailed over the sea."]
@@ -24,9 +25,8 @@ TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship saile
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with ExitStack() as cleanup:
         folder: Path = tmp_path_factory.mktemp("embeddings")
-        yield start_stack(
-            folder, cleanup, prefill_workers=0, decode_workers=2, threads=1, extra={"worker": ("--convert", "embed")}
-        )
+        extra = {"worker": ("--convert", "embed"), "gateway": ("--batch-store", str(folder / "store"))}
+        yield start_stack(folder, cleanup, prefill_workers=0, decode_workers=2, threads=1, extra=extra)
 
 
 @pytest.fixture
@@ -79,6 +79,23 @@ def test_vectors_of_tokens_and_truncated_texts(stack: Stack) -> None:
     assert cut["usage"]["prompt_tokens"] == 3
     first = stack.post("/v1/embeddings", {"input": ids[:3]})[1]
     np.testing.assert_allclose(cut["data"][0]["embedding"], first["data"][0]["embedding"], atol=1e-5)
+
+
+def test_a_batch_embeds_its_lines(client: openai.OpenAI, expected: np.ndarray) -> None:
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": {"model": MODEL_NAME, "input": text}}
+        for n, text in enumerate(TEXTS)
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    wait_until(lambda: client.batches.retrieve(made.id).status == "completed", "the batch to end", 60)
+    output = client.batches.retrieve(made.id).output_file_id
+    assert output is not None
+    results = sorted(map(json.loads, client.files.content(output).text.splitlines()), key=lambda one: one["custom_id"])
+    found = np.array([one["response"]["body"]["data"][0]["embedding"] for one in results])
+    assert (found * expected).sum(-1).min() > 0.99999
+    scored = client.batches.create(input_file_id=file.id, endpoint="/v1/score", completion_window="24h")
+    wait_until(lambda: client.batches.retrieve(scored.id).status == "failed", "the wrong URL to be found", 60)
 
 
 def test_scores_are_cosines_of_embeddings(stack: Stack, expected: np.ndarray) -> None:

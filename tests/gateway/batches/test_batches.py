@@ -93,6 +93,31 @@ async def test_a_request_that_fails_goes_to_the_error_file_and_the_rest_goes_on(
         assert errors["bad"]["body"]["error"]["param"] == "max_tokens"
 
 
+async def test_metrics_count_lines_and_show_what_waits(tmp_path):
+    async with running(tmp_path) as (rest, client):
+        lines = [line("a"), line("b"), line("bad", max_tokens=-1)]
+        batch = await begin(client, lines)
+        await rest.generator.next(1)
+
+        def read(name, **labels):
+            return rest.metrics.registry.get_sample_value(f"baton_gateway_{name}", labels)
+
+        shown = [read(name) for name in ("batches_open", "batches_running", "batch_lines_running")]
+        assert shown[:2] == [1, 1]
+        assert shown[2] >= 2
+        assert read("batch_lines_limit") >= 3
+        assert read("batch_lines_unrecorded") in (2, 3)
+        for generation in rest.generator.started:
+            say("Yes")(generation)
+        done = await ended(client, batch)
+        assert read("batch_lines_total", outcome="completed") == 2
+        assert read("batch_lines_total", outcome="failed") == 1
+        files = [await client.files.retrieve(name) for name in (done.output_file_id, done.error_file_id)]
+        assert read("file_bytes_total", source="results") == sum(one.bytes for one in files)
+        assert read("file_bytes_total", source="upload") == len(b"\n".join(lines))
+        await until(lambda: (read("batches_open"), read("batches_running")) == (0, 0))
+
+
 async def test_chats_and_responses_are_targets_too(tmp_path):
     async with running(tmp_path, say("Hello")) as (_, client):
         chat = {"messages": [{"role": "user", "content": "Hi"}]}

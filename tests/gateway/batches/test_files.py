@@ -86,6 +86,22 @@ async def test_a_file_beyond_the_limit_is_refused_before_it_is_received(rest):
     assert "exceeds the limit of 8454144 bytes" in answer.error["message"]
 
 
+async def test_a_tenants_files_have_a_bound(tmp_path):
+    folder = tmp_path / "store"
+    async with rest_side(batch_store=str(folder), max_tenant_file_bytes=1000) as rest, client_of(rest) as client:
+        made = await client.files.create(file=("a", b"x" * 600), purpose="batch")
+        with pytest.raises(BadRequestError, match="file has 401 bytes, and your other files have 600") as no:
+            await client.files.create(file=("b", b"x" * 401), purpose="batch")
+        assert no.value.param == "file"
+        await client.files.delete(made.id)
+        sent = [client.files.create(file=(name, b"x" * 600), purpose="batch") for name in "cde"]
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        assert sorted(type(one).__name__ for one in answers) == ["BadRequestError", "BadRequestError", "FileObject"]
+        assert len(list((folder / "files").iterdir())) == 1
+        read = rest.metrics.registry.get_sample_value
+        assert read("baton_gateway_file_bytes_total", {"source": "upload"}) == 1200
+
+
 async def test_an_expiry_is_kept(rest):
     async with client_of(rest) as client:
         after = {"anchor": "created_at", "seconds": 3600}

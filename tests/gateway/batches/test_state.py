@@ -6,7 +6,7 @@ import pytest
 
 from baton.gateway.batches.state.memory import MemoryState
 from baton.gateway.batches.state.redis_store import RedisState
-from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, LeaseLost
+from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, LeaseLost, StorageFull, Use
 from baton.rpc.errors import Unavailable
 
 BATCH = Entry("batch", "team", "batch_1")
@@ -33,6 +33,25 @@ async def test_records_are_paged_by_time_and_tenant(state):
     assert await state.delete(Entry("file", "team", "f4"))
     assert not await state.delete(Entry("file", "team", "f4"))
     assert await state.page("file", "team", "", 9, False) == ["f3", "f2", "f1", "f0"]
+
+
+async def test_a_tenants_files_have_a_bound_of_bytes(state):
+    first, second, other = (
+        Entry("file", tenant, name) for tenant, name in (("team", "a"), ("team", "b"), ("else", "c"))
+    )
+    await state.create_file(first, b"1", 1.0, None, Use(60, 100))
+    await state.create_file(first, b"2", 1.0, 5.0, Use(70, 100))  # again
+    with pytest.raises(StorageFull) as full:
+        await state.create_file(second, b"3", 2.0, None, Use(31, 100))
+    assert full.value.stored == 70
+    assert await state.load("file", ["a", "b"]) == [b"2", None]
+    assert await state.page("file", "team", "", 9, True) == ["a"]
+    assert await state.expired(6.0, 9) == [first]
+    await state.create_file(second, b"3", 2.0, None, Use(31))  # without a bound
+    await state.create_file(other, b"4", 2.0, None, Use(100, 100))
+    assert [await state.stored_bytes(tenant) for tenant in ("team", "else", "nobody")] == [101, 100, 0]
+    await state.delete(first)
+    assert await state.stored_bytes("team") == 31
 
 
 async def test_one_holds_a_lease_until_it_expires_or_is_given_back(state):

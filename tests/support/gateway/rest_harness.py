@@ -183,6 +183,8 @@ async def rest_side(
     batching = open_batching(config, OpenGate())
     spooled = Intake() if batching is None else Intake(spooled_bytes=lambda one: batching.spooled_bytes(one, bool))
     running = contextlib.nullcontext() if batching is None else batching.running()
+    if batching is not None:
+        metrics.register(batching.collector)
     app = App(rest_routes(serving, responses, lambda: missing, None, batching), metrics, cors=cors, hosts=hosts)
     async with bodies, HttpServer("127.0.0.1:0", app, limits, connections, intake=spooled) as server, running:
         yield Rest(server.port, generator, catalog, admission, metrics, server, responses, missing)

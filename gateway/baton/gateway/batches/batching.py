@@ -23,6 +23,7 @@ from baton.gateway.batches.state.factory import open_state
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.metrics.batches import BatchCollector, BatchCounters
 from baton.gateway.rest.routing import Route
 from baton.rpc.errors import InvalidRequest
 
@@ -41,6 +42,7 @@ class BatchSettings:
     store: str
     redis_url: str
     max_file_bytes: int
+    max_tenant_bytes: int  # 0: any number
     max_lines: int
     max_running_lines: int
 
@@ -52,7 +54,9 @@ class Batching:
         self._settings = settings
         self._gate = gate
         self._state = open_state(settings.redis_url)
-        self._files = Files(self._state, Blobs(open_blobs(settings.store)))
+        counters = BatchCounters()
+        blobs = Blobs(open_blobs(settings.store))
+        self._files = Files(self._state, blobs, settings.max_tenant_bytes, counters)
         self._handlers: dict[str, Handler] = {}
         window = Window(settings.max_running_lines, time.monotonic)
         parts = RunnerParts(
@@ -63,8 +67,10 @@ class Batching:
             self._handler_of,
             self._identity_of,
             settings.max_lines,
+            counters,
         )
         self.runner = BatchRunner(parts)
+        self.collector = BatchCollector(counters, self.runner.load)
         if not self._state.shared:
             _log.warning("files and batches are forgotten at a restart: their state is in memory (--redis-url)")
 
@@ -108,7 +114,12 @@ def open_batching(config: GatewayConfig, gate: Gate) -> Batching | None:
     # Requests of clients keep at least half of the streams.
     most = min(config.max_batch_streams, max(1, config.max_streams // 2))
     settings = BatchSettings(
-        config.batch_store, config.redis_url, config.max_file_bytes, config.max_batch_requests, most
+        config.batch_store,
+        config.redis_url,
+        config.max_file_bytes,
+        config.max_tenant_file_bytes,
+        config.max_batch_requests,
+        most,
     )
     return Batching(settings, gate)
 

@@ -46,7 +46,8 @@ class FileRoutes:
         if not form.file.size:
             raise InvalidRequest("file is empty", field="file")
         tenant = exchange.identity.tenant.name
-        file = await self._files.create(tenant, form.file.filename, purpose, form.file.pieces(), expires_after)
+        sent = form.file
+        file = await self._files.create(tenant, sent.filename, purpose, sent.size, sent.pieces(), expires_after)
         exchange.respond(200, msgspec.json.encode(file))
 
     async def list(self, exchange: Exchange) -> None:

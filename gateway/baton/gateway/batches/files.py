@@ -11,8 +11,9 @@ import msgspec
 from baton.gateway.batches.blobs.threads import Blobs
 from baton.gateway.batches.pages import PageQuery, read_page
 from baton.gateway.batches.records import FILE, StoredFile, file_blob, file_of
-from baton.gateway.batches.state.store import Entry, StateStore
+from baton.gateway.batches.state.store import Entry, StateStore, StorageFull, Use
 from baton.gateway.batches.types import FileObject
+from baton.gateway.metrics.batches import BatchCounters
 from baton.rpc.errors import InvalidRequest, NotFound
 
 # What OpenAI's clients may store. Only files for batches are used here.
@@ -27,18 +28,27 @@ def new_file_id() -> str:
 
 
 class Files:
-    """Creates, finds and deletes files. Raises NotFound, also for files of other tenants, and Unavailable."""
+    """Creates, finds and deletes files. Raises NotFound, also for files of other tenants, and Unavailable.
 
-    def __init__(self, state: StateStore, blobs: Blobs) -> None:
+    `max_tenant_bytes`: of all files of a tenant; 0: any number. Results of batches count, and are never refused.
+    """
+
+    def __init__(self, state: StateStore, blobs: Blobs, max_tenant_bytes: int, counters: BatchCounters) -> None:
         self._state = state
+        self._max_tenant_bytes = max_tenant_bytes
+        self._counters = counters
         self.blobs = blobs
 
     async def create(
-        self, tenant: str, filename: str, purpose: str, pieces: Iterable[bytes], expires_after: int | None
+        self, tenant: str, filename: str, purpose: str, size: int, pieces: Iterable[bytes], expires_after: int | None
     ) -> FileObject:
-        """Stores a file. `pieces` are made on another thread."""
+        """Stores a file of `size` bytes; `pieces` are made on another thread. Raises InvalidRequest if it does not fit
+        into the tenant's storage."""
+        stored = await self._state.stored_bytes(tenant) if self._max_tenant_bytes else 0
+        if self._max_tenant_bytes and stored + size > self._max_tenant_bytes:
+            raise self._too_much(size, stored)
         file_id, now = new_file_id(), int(time.time())
-        size = await self.blobs.put(file_blob(file_id), pieces)
+        await self.blobs.put(file_blob(file_id), pieces)
         file = FileObject(
             id=file_id,
             bytes=size,
@@ -47,13 +57,30 @@ class Files:
             purpose=purpose,
             expires_at=None if expires_after is None else now + expires_after,
         )
-        await self.register(tenant, file)
+        try:
+            await self._register(tenant, file, self._max_tenant_bytes)
+        except StorageFull as full:  # by an upload at the same time
+            await self.blobs.delete(file_blob(file_id))
+            raise self._too_much(size, full.stored) from full
+        self._counters.uploaded_bytes += size
         return file
 
     async def register(self, tenant: str, file: FileObject) -> None:
-        """Stores the record of a file whose bytes are stored. Idempotent."""
+        """Stores the record of a batch's result file, whose bytes are stored. Idempotent."""
+        await self._register(tenant, file, 0)
+        self._counters.result_bytes += file.bytes
+
+    async def _register(self, tenant: str, file: FileObject, limit: int) -> None:
         record = msgspec.json.encode(StoredFile(tenant=tenant, file=file))
-        await self._state.create(Entry(FILE, tenant, file.id), record, file.created_at, file.expires_at)
+        entry, use = Entry(FILE, tenant, file.id), Use(file.bytes, limit)
+        await self._state.create_file(entry, record, file.created_at, file.expires_at, use)
+
+    def _too_much(self, size: int, stored: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"file has {size} bytes, and your other files have {stored}; together they may have "
+            f"{self._max_tenant_bytes}: delete some",
+            field="file",
+        )
 
     async def get(self, tenant: str, file_id: str, field: str = "file_id") -> FileObject:
         """Returns a file of the tenant. Raises NotFound, also for files of other tenants and expired ones."""

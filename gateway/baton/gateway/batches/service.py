@@ -17,15 +17,25 @@ from baton.gateway.batches.types import BatchObject, CreateBatch
 from baton.gateway.fields.validation import check_metadata
 from baton.rpc.errors import InvalidRequest, NotFound
 
-# Every POST route of OpenAI's API that may be the target of a batch; a gateway refuses those that it does not serve.
+# Every POST route that may be the target of a batch; a gateway refuses those that it does not serve.
+TARGETS_FOR_VECTORS = (
+    "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/classify",
+    "/pooling",
+)
 TARGETS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
-    "/v1/embeddings",
     "/v1/moderations",
     "/v1/images/generations",
     "/v1/images/edits",
+    *TARGETS_FOR_VECTORS,
 )
 _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 2.0
 # Of these, the least value of any process is that of the gateway.
-_LEAST = frozenset(("baton_tls_certificate_expires_seconds", "baton_gateway_limits_redis_up"))
+_LEAST = frozenset(
+    ("baton_tls_certificate_expires_seconds", "baton_gateway_limits_redis_up", "baton_gateway_batches_open")
+)
 
 
 class Siblings:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from baton.gateway.core import Generator
 from baton.gateway.generation.generator import WorkerGenerator
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
@@ -40,8 +39,8 @@ class LocalEngine:
     arguments: EngineArguments
     model: ServedModel
     catalog: ModelCatalog
-    generator: Generator
-    scorer: Generator  # without a limit of log-probabilities, for beam searches
+    generator: WorkerGenerator
+    scorer: WorkerGenerator  # without a limit of log-probabilities, for beam searches
     metrics: GatewayMetrics
     control: Any  # control_pb2_grpc.ControlServiceStub
     client: EngineClient

@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
 def _gateway() -> Iterator[MetricRow]:
     from baton.gateway.access.counters import AccessCollector, AccessCounters
     from baton.gateway.ext_authz.service import ExtAuthzCollector
+    from baton.gateway.metrics.batches import BatchCollector, BatchCounters, BatchLoad
     from baton.gateway.metrics.counters import GenerationCounters
     from baton.gateway.metrics.gateway import GatewayMetrics
     from baton.rpc.tls.metrics import TlsCollector
@@ -77,6 +78,7 @@ def _gateway() -> Iterator[MetricRow]:
         TlsCollector(),
         TracingCollector(),
         ExtAuthzCollector(no_answers),
+        BatchCollector(BatchCounters(), BatchLoad),
     ):
         metrics.register(collector)
     return _rows("gateway", _collectors(metrics.registry))

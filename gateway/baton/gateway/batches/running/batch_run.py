@@ -20,6 +20,7 @@ from baton.gateway.batches.running.validation import validate
 from baton.gateway.batches.running.window import Window
 from baton.gateway.batches.state.store import Commit, Entry, Progress, StateStore
 from baton.gateway.batches.types import BatchError, BatchErrors, FileObject
+from baton.gateway.metrics.batches import BatchCounters
 from baton.rpc.errors import InvalidRequest, NotFound
 
 _FLUSH_POLL_SECONDS = 0.1
@@ -37,6 +38,7 @@ class RunnerParts:
     handler_of: Callable[[str], Handler]  # of an endpoint. Raises InvalidRequest
     identity_of: Callable[[str], Identity]  # of a tenant. Raises NotFound, Unavailable
     max_lines: int
+    counters: BatchCounters
 
 
 class BatchRun:
@@ -48,6 +50,12 @@ class BatchRun:
         self._batch = stored.batch
         self._fence = fence
         self.cancelled = asyncio.Event()
+
+    @property
+    def num_unrecorded(self) -> int:
+        """Returns the number of lines without a recorded result."""
+        counts = self._batch.request_counts
+        return counts.total - counts.completed - counts.failed
 
     async def run(self) -> None:
         """Goes on where the batch is. Returns when it has ended."""
@@ -124,7 +132,7 @@ class BatchRun:
     async def _run_and_flush(self, progress: Progress, writer: PartWriter) -> None:
         parts, batch = self._parts, self._batch
         identity, handler = parts.identity_of(self._stored.tenant), parts.handler_of(batch.endpoint)
-        runner = LineRunner(parts.window, batch.id, batch.endpoint, handler, identity, writer.add)
+        runner = LineRunner(parts.window, batch.id, batch.endpoint, handler, identity, writer.add, parts.counters)
         async with asyncio.TaskGroup() as group:
             flushing = group.create_task(_flush_when_due(writer))
             async with asyncio.TaskGroup() as running:
@@ -145,9 +153,11 @@ class BatchRun:
         await writer.flush()
 
     def _record_with(self, results: list[LineResult]) -> bytes:
-        counts = self._batch.request_counts
-        counts.completed += sum(not one.is_error for one in results)
-        counts.failed += sum(one.is_error and one.is_run for one in results)
+        counts, totals = self._batch.request_counts, self._parts.counters
+        completed = sum(not one.is_error for one in results)
+        failed = sum(one.is_error and one.is_run for one in results)
+        counts.completed, totals.completed_lines = counts.completed + completed, totals.completed_lines + completed
+        counts.failed, totals.failed_lines = counts.failed + failed, totals.failed_lines + failed
         return msgspec.json.encode(self._stored)
 
     # The end.

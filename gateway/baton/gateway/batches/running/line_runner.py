@@ -12,6 +12,7 @@ from baton.gateway.batches.running.line_call import Handler, LineAnswer, call
 from baton.gateway.batches.running.lines import Line, LineRequest, request_of
 from baton.gateway.batches.running.results import LineResult, answered
 from baton.gateway.batches.running.window import Window
+from baton.gateway.metrics.batches import BatchCounters
 
 _MAX_WAIT_SECONDS = 10.0
 _FIRST_WAIT_SECONDS = 0.125
@@ -30,6 +31,7 @@ class LineRunner:
         handler: Handler,
         identity: Identity,
         on_result: Callable[[LineResult], None],
+        counters: BatchCounters,
     ) -> None:
         self._window = window
         self._batch_id = batch_id
@@ -37,6 +39,7 @@ class LineRunner:
         self._handler = handler
         self._identity = identity
         self._on_result = on_result
+        self._counters = counters
         self._limited_until = 0.0  # when the tenant's limits have room again, by time.monotonic
 
     async def enter(self) -> None:
@@ -52,6 +55,7 @@ class LineRunner:
         try:
             while True:
                 answer = await call(self._handler, self._endpoint, request.body, self._identity, self._batch_id)
+                self._counters.refused_lines += answer.is_refusal
                 if answer.is_limited:
                     holds_place = False
                     self._window.leave(self._batch_id, served=False)

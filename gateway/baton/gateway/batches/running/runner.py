@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from baton.gateway.batches.records import BATCH, FILE, batch_of, file_blob
 from baton.gateway.batches.running.batch_run import BatchRun, RunnerParts
 from baton.gateway.batches.state.store import LeaseLost
+from baton.gateway.metrics.batches import BatchLoad
 from baton.rpc.errors import ServiceError, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -37,11 +38,18 @@ class BatchRunner:
         self._runs: dict[str, BatchRun] = {}
         self._left_until: dict[str, float] = {}  # when batches that are not served here are looked at again
         self._swept = 0.0
+        self._num_open = 0  # batches of all gateways that have not ended, when they were last looked for
 
     @property
     def num_running(self) -> int:
         """Returns the number of batches that run here."""
         return len(self._tasks)
+
+    def load(self) -> BatchLoad:
+        """Returns what there is now, for metrics."""
+        window, runs = self._parts.window, list(self._runs.values())
+        unrecorded = sum(run.num_unrecorded for run in runs)
+        return BatchLoad(self._num_open, len(runs), unrecorded, window.in_flight, window.limit)
 
     def wake(self) -> None:
         """Looks for batches at once."""
@@ -76,7 +84,9 @@ class BatchRunner:
 
     async def _take(self) -> None:
         state = self._parts.state
-        for batch_id in await state.open_batches():
+        open_batches = await state.open_batches()
+        self._num_open = len(open_batches)
+        for batch_id in open_batches:
             if len(self._tasks) >= _MAX_BATCHES:
                 return
             if batch_id in self._tasks or self._left_until.get(batch_id, 0.0) > time.monotonic():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, LeaseLost, Progress
+from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, LeaseLost, Progress, StorageFull, Use
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class MemoryState:
         self._listed: dict[tuple[str, str], dict[str, float]] = {}  # times of creation by name
         self._expiry: dict[Entry, float] = {}
         self._runs: dict[str, _Run] = {}
+        self._sizes: dict[str, dict[str, int]] = {}  # of files, by tenant and name
 
     async def create(self, entry: Entry, record: bytes, created: float, expires: float | None) -> None:
         self._records[entry.kind, entry.name] = record
@@ -41,6 +42,17 @@ class MemoryState:
         if entry.kind == "batch":
             self._runs[entry.name] = _Run()
 
+    async def create_file(self, entry: Entry, record: bytes, created: float, expires: float | None, use: Use) -> None:
+        sizes = self._sizes.setdefault(entry.tenant, {})
+        others = sum(sizes.values()) - sizes.get(entry.name, 0)
+        if use.limit and others + use.size > use.limit:
+            raise StorageFull(others)
+        sizes[entry.name] = use.size
+        await self.create(entry, record, created, expires)
+
+    async def stored_bytes(self, tenant: str) -> int:
+        return sum(self._sizes.get(tenant, {}).values())
+
     async def load(self, kind: str, names: Sequence[str]) -> list[bytes | None]:
         return [self._records.get((kind, name)) for name in names]
 
@@ -48,6 +60,7 @@ class MemoryState:
         self._listed.get((entry.kind, entry.tenant), {}).pop(entry.name, None)
         self._expiry.pop(entry, None)
         self._runs.pop(entry.name, None)
+        self._sizes.get(entry.tenant, {}).pop(entry.name, None)
         return self._records.pop((entry.kind, entry.name), None) is not None
 
     async def page(self, kind: str, tenant: str, after: str, limit: int, ascending: bool) -> list[str] | None:

@@ -10,7 +10,7 @@ import msgspec
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
-from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, LeaseLost, Progress
+from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, LeaseLost, Progress, StorageFull, Use
 from baton.rpc.errors import InvalidRequest, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,20 @@ for i = 4, first - 1 do redis.call('RPUSH', KEYS[4], ARGV[i]) end
 redis.call('SET', KEYS[2], ARGV[2])
 return 1
 """
+# KEYS: record, listing, sizes by file, expiry. ARGV: name, record, time, size, limit, expiry or empty, packed entry.
+# Returns -1, or the bytes of the other files where it does not fit.
+_CREATE_FILE = """
+local others = 0
+for _, size in ipairs(redis.call('HVALS', KEYS[3])) do others = others + size end
+others = others - (redis.call('HGET', KEYS[3], ARGV[1]) or 0)
+local limit = tonumber(ARGV[5])
+if limit > 0 and others + tonumber(ARGV[4]) > limit then return others end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
+if ARGV[6] ~= '' then redis.call('ZADD', KEYS[4], ARGV[6], ARGV[7]) end
+return -1
+"""
 
 
 class RedisState:
@@ -64,6 +78,7 @@ class RedisState:
         self._renew = self._redis.register_script(_RENEW)
         self._release = self._redis.register_script(_RELEASE)
         self._commit = self._redis.register_script(_COMMIT)
+        self._create_file = self._redis.register_script(_CREATE_FILE)
 
     async def create(self, entry: Entry, record: bytes, created: float, expires: float | None) -> None:
         pipeline = self._redis.pipeline(transaction=True)
@@ -74,6 +89,18 @@ class RedisState:
         if entry.kind == "batch":
             pipeline.zadd(_OPEN, {entry.name: created})
         await _asked(pipeline.execute())
+
+    async def create_file(self, entry: Entry, record: bytes, created: float, expires: float | None, use: Use) -> None:
+        name, tenant = entry.name, entry.tenant
+        keys = [_record(entry.kind, name), _listing(entry.kind, tenant), _sizes(tenant), _EXPIRY]
+        when = "" if expires is None else expires
+        arguments: list[str | bytes | float] = [name, record, created, use.size, use.limit, when, _packed(entry)]
+        others = int(await _asked(self._create_file(keys=keys, args=arguments)))
+        if others >= 0:
+            raise StorageFull(others)
+
+    async def stored_bytes(self, tenant: str) -> int:
+        return sum(map(int, await _asked(self._redis.hvals(_sizes(tenant)))))
 
     async def load(self, kind: str, names: Sequence[str]) -> list[bytes | None]:
         if not names:
@@ -86,6 +113,7 @@ class RedisState:
         pipeline.delete(_record(entry.kind, entry.name))
         pipeline.zrem(_listing(entry.kind, entry.tenant), entry.name)
         pipeline.zrem(_EXPIRY, _packed(entry))
+        pipeline.hdel(_sizes(entry.tenant), entry.name)
         if entry.kind == "batch":
             pipeline.zrem(_OPEN, entry.name)
             pipeline.delete(*(_part(entry.name, what) for what in ("lease", "fence", "lines", "parts", "cancel")))
@@ -169,6 +197,10 @@ def _part(name: str, what: str) -> str:
 
 def _listing(kind: str, tenant: str) -> str:
     return f"{_PREFIX}{kind}s-of:{tenant}"
+
+
+def _sizes(tenant: str) -> str:
+    return f"{_PREFIX}bytes-of:{tenant}"
 
 
 def _packed(entry: Entry) -> bytes:

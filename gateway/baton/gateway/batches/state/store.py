@@ -31,6 +31,22 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What a file takes of its tenant's storage."""
+
+    size: int  # bytes
+    limit: int = 0  # the most bytes of all files of the tenant, with this one; 0: any number
+
+
+class StorageFull(Exception):
+    """A file does not fit into its tenant's storage."""
+
+    def __init__(self, stored: int) -> None:
+        super().__init__(f"{stored} bytes are stored")
+        self.stored = stored  # bytes of the other files
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A step of a batch, which is stored completely or not at all."""
 
@@ -59,6 +75,12 @@ class StateStore(Protocol):
 
     async def create(self, entry: Entry, record: bytes, created: float, expires: float | None) -> None:
         """Stores a record and lists it for its tenant. A batch is opened."""
+
+    async def create_file(self, entry: Entry, record: bytes, created: float, expires: float | None, use: Use) -> None:
+        """Stores and lists the record of a file, and counts its bytes. Idempotent. Raises StorageFull."""
+
+    async def stored_bytes(self, tenant: str) -> int:
+        """Returns the bytes of the tenant's files."""
 
     async def load(self, kind: str, names: Sequence[str]) -> list[bytes | None]:
         """Returns records, None where there is none."""
