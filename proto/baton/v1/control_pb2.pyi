@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 import baton.v1.kv_pb2
+import baton.v1.types_pb2
 import baton.v1.worker_pb2
 import builtins
 import collections.abc
@@ -282,6 +283,49 @@ class ReloadWeightsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["digest", b"digest", "epoch", b"epoch", "num_requests", b"num_requests"]) -> None: ...
 
 global___ReloadWeightsResponse = ReloadWeightsResponse
+
+@typing.final
+class SwitchRoleRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    role: baton.v1.types_pb2.WorkerRole.ValueType
+    """Required."""
+    running_requests: global___RunningRequests.ValueType
+    timeout_ms: builtins.int
+    """Milliseconds for running requests to end. 0: a minute."""
+    def __init__(
+        self,
+        *,
+        role: baton.v1.types_pb2.WorkerRole.ValueType = ...,
+        running_requests: global___RunningRequests.ValueType = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["role", b"role", "running_requests", b"running_requests", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___SwitchRoleRequest = SwitchRoleRequest
+
+@typing.final
+class SwitchRoleResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    before: baton.v1.types_pb2.WorkerRole.ValueType
+    """The role before."""
+    num_requests: builtins.int
+    """Number of kept requests."""
+    def __init__(
+        self,
+        *,
+        before: baton.v1.types_pb2.WorkerRole.ValueType = ...,
+        num_requests: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["before", b"before", "num_requests", b"num_requests"]) -> None: ...
+
+global___SwitchRoleResponse = SwitchRoleResponse
 
 @typing.final
 class GetStatsRequest(google.protobuf.message.Message):

@@ -65,6 +65,11 @@ class ControlServiceStub(object):
                 request_serializer=baton_dot_v1_dot_control__pb2.ReloadWeightsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_control__pb2.ReloadWeightsResponse.FromString,
                 _registered_method=True)
+        self.SwitchRole = channel.unary_unary(
+                '/baton.v1.ControlService/SwitchRole',
+                request_serializer=baton_dot_v1_dot_control__pb2.SwitchRoleRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.SwitchRoleResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/baton.v1.ControlService/GetStats',
                 request_serializer=baton_dot_v1_dot_control__pb2.GetStatsRequest.SerializeToString,
@@ -142,6 +147,14 @@ class ControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchRole(self, request, context):
+        """Changes what the worker computes for others. New requests are refused until running ones were handled as requested.
+        Cached blocks stay. Routers follow with the worker's next state. The same role has no effect. Fails as Pause does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStats(self, request, context):
         """Returns counters, and audits the block pool if requested.
         """
@@ -205,6 +218,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ReloadWeights,
                     request_deserializer=baton_dot_v1_dot_control__pb2.ReloadWeightsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_control__pb2.ReloadWeightsResponse.SerializeToString,
+            ),
+            'SwitchRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchRole,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.SwitchRoleRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.SwitchRoleResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -390,6 +408,33 @@ class ControlService(object):
             '/baton.v1.ControlService/ReloadWeights',
             baton_dot_v1_dot_control__pb2.ReloadWeightsRequest.SerializeToString,
             baton_dot_v1_dot_control__pb2.ReloadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/SwitchRole',
+            baton_dot_v1_dot_control__pb2.SwitchRoleRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.SwitchRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

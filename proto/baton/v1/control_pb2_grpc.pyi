@@ -72,6 +72,14 @@ class ControlServiceStub:
     DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
     """
 
+    SwitchRole: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.SwitchRoleRequest,
+        baton.v1.control_pb2.SwitchRoleResponse,
+    ]
+    """Changes what the worker computes for others. New requests are refused until running ones were handled as requested.
+    Cached blocks stay. Routers follow with the worker's next state. The same role has no effect. Fails as Pause does.
+    """
+
     GetStats: grpc.UnaryUnaryMultiCallable[
         baton.v1.control_pb2.GetStatsRequest,
         baton.v1.control_pb2.GetStatsResponse,
@@ -154,6 +162,14 @@ class ControlServiceAsyncStub:
     weights are read while the worker serves. Only then running requests are handled as requested.
     INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
     DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
+    """
+
+    SwitchRole: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.SwitchRoleRequest,
+        baton.v1.control_pb2.SwitchRoleResponse,
+    ]
+    """Changes what the worker computes for others. New requests are refused until running ones were handled as requested.
+    Cached blocks stay. Routers follow with the worker's next state. The same role has no effect. Fails as Pause does.
     """
 
     GetStats: grpc.aio.UnaryUnaryMultiCallable[
@@ -250,6 +266,16 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         weights are read while the worker serves. Only then running requests are handled as requested.
         INVALID_ARGUMENT: the folder cannot be loaded. FAILED_PRECONDITION: another architecture, or as Pause.
         DEADLINE_EXCEEDED: as Pause. After any failure the old weights stay in use.
+        """
+
+    @abc.abstractmethod
+    def SwitchRole(
+        self,
+        request: baton.v1.control_pb2.SwitchRoleRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.SwitchRoleResponse, collections.abc.Awaitable[baton.v1.control_pb2.SwitchRoleResponse]]:
+        """Changes what the worker computes for others. New requests are refused until running ones were handled as requested.
+        Cached blocks stay. Routers follow with the worker's next state. The same role has no effect. Fails as Pause does.
         """
 
     @abc.abstractmethod

@@ -40,6 +40,7 @@ OPERATIONS: Mapping[str, str] = {
     "sleep": "Lets a worker free its memory.",
     "wake-up": "Lets a worker take its memory back.",
     "reload": "Lets a worker load weights in place.",
+    "switch-role": "Gives a worker another role.",
 }
 TOOLS: Mapping[str, str] = {
     "serve": "Serves a model with what this machine has.",

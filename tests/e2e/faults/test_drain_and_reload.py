@@ -15,7 +15,7 @@ from support.processes import stack
 from support.processes.stack import MODEL, MODEL_NAME, Service, Stack, wait_until
 
 from baton.services.up.readiness import is_ready
-from baton.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
+from baton.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc, types_pb2
 
 NUM_TOKENS = 120
 SLOW = ("--sim-step-seconds=0.005",)
@@ -103,6 +103,24 @@ def test_streams_of_a_stopped_worker_continue_elsewhere_with_the_same_output(fle
     post(fleet, ("/wake_up" if "sleep" in way else "/resume") + f"?worker_id={first}")
     wait_until(lambda: not entries(fleet)[first].state.draining, "it takes requests again")
     assert not any(one.state.draining for one in entries(fleet).values())
+
+
+def test_a_worker_that_became_a_prefill_worker_decodes_for_nobody_until_it_is_switched_back(fleet, expected):
+    first, second = worker_ids(fleet)
+    role = types_pb2.WorkerRole.Name(entries(fleet)[first].state.role).removeprefix("WORKER_ROLE_").lower()
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(complete, fleet, index) for index in range(6)]
+        busy_worker(fleet)
+        post(fleet, f"/switch_role?worker_id={first}&role=prefill&mode=wait")
+        assert [answer.result() for answer in answers] == expected
+    wait_until(lambda: entries(fleet)[first].state.role == types_pb2.WORKER_ROLE_PREFILL, "the router knows")
+    before = fleet.stats(service_of(fleet, first)).counters.num_output_tokens
+    assert complete(fleet, 0) == expected[0]
+    assert fleet.stats(service_of(fleet, first)).counters.num_output_tokens <= before + 1  # a prefill has a first token
+    status, answer = fleet.post(f"/switch_role?worker_id={second}&role=prefill", b"")
+    assert (400 <= status < 500, "no other worker decodes" in answer["error"]["message"]) == (True, True)
+    post(fleet, f"/switch_role?worker_id={first}&role={role}")
+    wait_until(lambda: entries(fleet)[first].state.role == entries(fleet)[second].state.role, "the router knows")
 
 
 def test_the_state_of_workers_can_be_requested(fleet):

@@ -14,7 +14,7 @@ from baton.gateway.rest.routing import Route
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.system.admin import admin_routes
 from baton.rpc.channel import Dial
-from baton.rpc.errors import InvalidRequest, NotFound, PermissionDenied, ServiceError, Unavailable
+from baton.rpc.errors import InvalidRequest, Mismatch, NotFound, PermissionDenied, ServiceError, Unavailable
 from baton.v1 import control_pb2, router_pb2
 
 
@@ -30,8 +30,8 @@ class Routers:
         return self.entries
 
 
-def entry(worker_id: str, model: str = "m", alive: bool = True) -> router_pb2.WorkerEntry:
-    state: Any = {"worker_id": worker_id, "model": {"name": model}}
+def entry(worker_id: str, model: str = "m", alive: bool = True, role: str = "both") -> router_pb2.WorkerEntry:
+    state: Any = {"worker_id": worker_id, "model": {"name": model}, "role": f"WORKER_ROLE_{role.upper()}"}
     return router_pb2.WorkerEntry(address="127.0.0.1:1", alive=alive, state=state)
 
 
@@ -111,6 +111,9 @@ async def test_a_worker_that_is_none_of_its_own_is_unknown(make: Callable[[], ro
         ("/pause", "clear_cache=perhaps", "clear_cache"),
         ("/start_profile", "num_steps=1.5", "num_steps"),
         ("/drain", "", "worker_id"),
+        ("/switch_role", "worker_id=w", "role"),
+        ("/switch_role", "worker_id=w&role=encode", "role"),
+        ("/switch_role", "role=both", "worker_id"),
     ],
 )
 async def test_a_query_that_makes_no_sense_is_refused_before_anybody_is_asked(path, query, field):
@@ -126,6 +129,23 @@ async def test_a_query_that_makes_no_sense_is_refused_before_anybody_is_asked(pa
 
 async def test_no_worker_at_all_is_reported():
     assert "no worker is alive" in (await refusal_of(routes_of(Routers())["/sleep"])).message
+
+
+@pytest.mark.parametrize(
+    ("others", "query", "is_last"),
+    [
+        ([], "worker_id=w&role=prefill", True),
+        ([entry("x", role="prefill")], "worker_id=w&role=prefill", True),
+        ([entry("x", alive=False), entry("y", model="another's")], "worker_id=w&role=prefill", True),
+        ([entry("x")], "worker_id=w&worker_id=x&role=prefill", True),
+        ([entry("x", role="decode")], "worker_id=w&role=prefill", False),
+        ([], "worker_id=w&role=decode", False),
+    ],
+)
+async def test_the_last_worker_that_decodes_keeps_its_role(others, query, is_last):
+    error = await refusal_of(routes_of(Routers(entry("w"), *others))["/switch_role"], query)
+    assert isinstance(error, Mismatch if is_last else Unavailable)  # unavailable: the worker was asked
+    assert ("no other worker decodes for m" in error.message) is is_last
 
 
 class Sleepers:

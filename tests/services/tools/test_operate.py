@@ -24,6 +24,7 @@ async def test_a_worker_is_drained_paused_put_to_sleep_woken_and_reloaded_by_nam
             (("pause", worker.address, "--mode=wait", "--timeout=5"), control_pb2.WORKER_ACTIVITY_PAUSED),
             (("reload", worker.address), control_pb2.WORKER_ACTIVITY_PAUSED),
             (("resume", worker.address), control_pb2.WORKER_ACTIVITY_SERVING),
+            (("switch-role", worker.address, "--role=prefill"), control_pb2.WORKER_ACTIVITY_SERVING),
             (("drain", worker.address), control_pb2.WORKER_ACTIVITY_DRAINING),
         ):
             assert await baton(*words) == operate.EXIT_OK, words
@@ -31,6 +32,7 @@ async def test_a_worker_is_drained_paused_put_to_sleep_woken_and_reloaded_by_nam
     printed = capsys.readouterr().out
     assert "num_freed_bytes: " in printed
     assert "digest: " in printed
+    assert "before: WORKER_ROLE_" in printed
 
 
 async def test_a_refusal_has_the_workers_message(free_port, capsys):
@@ -41,7 +43,14 @@ async def test_a_refusal_has_the_workers_message(free_port, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["drain"], ["drain", "--timeout=1"], ["drain", "nowhere"], ["sleep", "127.0.0.1:1", "--level=3"]]
+    "words",
+    [
+        ["drain"],
+        ["drain", "--timeout=1"],
+        ["drain", "nowhere"],
+        ["sleep", "127.0.0.1:1", "--level=3"],
+        ["switch-role", "127.0.0.1:1"],
+    ],
 )
 def test_words_that_make_no_sense_are_refused_before_anybody_is_asked(words, capsys):
     assert cli.main(words, {}) == operate.EXIT_MISCONFIGURED

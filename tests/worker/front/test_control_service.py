@@ -16,6 +16,7 @@ from support.processes import ports
 from support.processes.worker_harness import Worker, running_worker, submit
 
 from baton.v1 import control_pb2 as pb
+from baton.v1 import types_pb2
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "models" / "storyteller-7m"
@@ -156,12 +157,40 @@ async def test_while_stopped_it_reports_so_and_refuses_requests_with_a_retryable
         assert slot.finish is not None
 
 
+async def test_a_role_changes_when_running_requests_have_ended_and_the_cache_stays(worker: Worker) -> None:
+    await undisturbed(worker)
+    cached = (await worker.stats()).num_cached_blocks
+    epoch = (await worker.state()).epoch
+    stream = await begun(worker)
+    request = pb.SwitchRoleRequest(
+        role=types_pb2.WORKER_ROLE_PREFILL, running_requests=pb.RUNNING_REQUESTS_WAIT, timeout_ms=20_000
+    )
+    answer = await worker.control.SwitchRole(request, timeout=30)
+    assert (answer.before, answer.num_requests) == (types_pb2.WORKER_ROLE_BOTH, 0)
+    (slot,) = await stream.until_ended(0)
+    assert len(slot.tokens) == NUM_TOKENS
+    state, stats = await worker.state(), await worker.stats()
+    assert (state.role, state.epoch, state.draining) == (types_pb2.WORKER_ROLE_PREFILL, epoch, False)
+    assert (stats.activity, stats.num_cached_blocks >= cached > 0) == (pb.WORKER_ACTIVITY_SERVING, True)
+    assert await health(worker) == health_pb2.HealthCheckResponse.SERVING
+    kept = await begun(worker)
+    back = pb.SwitchRoleRequest(role=types_pb2.WORKER_ROLE_BOTH, running_requests=pb.RUNNING_REQUESTS_KEEP)
+    assert (await worker.control.SwitchRole(back, timeout=20)).num_requests == 1
+    (slot,) = await kept.until_ended(0)
+    assert len(slot.tokens) == NUM_TOKENS
+    assert (await worker.state()).role == types_pb2.WORKER_ROLE_BOTH
+    with pytest.raises(grpc.aio.AioRpcError, match="must be prefill, decode or both") as caught:
+        await worker.control.SwitchRole(pb.SwitchRoleRequest(), timeout=20)
+    assert code_of(caught) is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_operations_refused_while_asleep_name_the_call_needed_first(worker: Worker) -> None:
     await worker.control.Sleep(pb.SleepRequest(), timeout=20)
     for method, request in (
         (worker.control.Pause, pb.PauseRequest()),
         (worker.control.Resume, pb.ResumeRequest()),
         (worker.control.ReloadWeights, pb.ReloadWeightsRequest()),
+        (worker.control.SwitchRole, pb.SwitchRoleRequest(role=types_pb2.WORKER_ROLE_PREFILL)),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="WakeUp") as caught:
             await method(request, timeout=20)

@@ -10,10 +10,12 @@ import grpc
 
 from baton.gateway.routers.client import RouterReply
 from baton.rpc.channel import Dial
-from baton.rpc.errors import NotFound, ServiceError, Unavailable, error_from_rpc
-from baton.v1 import control_pb2_grpc, router_pb2
+from baton.rpc.errors import Mismatch, NotFound, ServiceError, Unavailable, error_from_rpc
+from baton.v1 import control_pb2_grpc, router_pb2, types_pb2
 
 T = TypeVar("T")
+
+_DECODES = frozenset({types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH})
 
 Call = Callable[[Any], Awaitable[T]]  # takes a ControlService stub
 
@@ -63,6 +65,18 @@ class FleetControl:
             except ServiceError as error:
                 raise _with_done(error, done) from error
         return done
+
+    async def check_still_decodes(self, worker_ids: Collection[str]) -> None:
+        """Raises Mismatch if without these workers none decodes for one of their models."""
+        chosen = {entry.state.worker_id: entry.state.model.name for entry in await self._choose(worker_ids)}
+        left = {
+            entry.state.model.name
+            for entry in await self.routers.workers()
+            if entry.alive and entry.state.worker_id not in chosen and entry.state.role in _DECODES
+        }
+        for worker_id, model in chosen.items():
+            if model not in left:
+                raise Mismatch(f"no other worker decodes for {model}: {worker_id} must go on decoding", field="role")
 
     async def _choose(self, worker_ids: Collection[str]) -> list[router_pb2.WorkerEntry]:
         models = self._models()

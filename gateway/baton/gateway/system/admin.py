@@ -16,12 +16,18 @@ from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.context import ServingContext
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2 as pb
+from baton.v1 import types_pb2
 
 _SLEEP_TAGS = ("kv_cache", "weights")  # asleep at level 1; at level 2
 _MODES = {
     "abort": pb.RUNNING_REQUESTS_ABORT,
     "wait": pb.RUNNING_REQUESTS_WAIT,
     "keep": pb.RUNNING_REQUESTS_KEEP,
+}
+_ROLES = {
+    "prefill": types_pb2.WORKER_ROLE_PREFILL,
+    "decode": types_pb2.WORKER_ROLE_DECODE,
+    "both": types_pb2.WORKER_ROLE_BOTH,
 }
 _MOST_SECONDS = 86_400
 _MOST_PROFILES = 100
@@ -40,6 +46,7 @@ _TIMEOUT = Parameter(
     "timeout", "Seconds that running requests get to end.", {"type": "number", "minimum": 0, "default": _PAUSE_SECONDS}
 )
 _LEVEL = Parameter("level", "1 frees the KV cache, 2 drops the weights too.", {"enum": [1, 2], "default": 1})
+_ROLE = Parameter("role", "What the worker computes for others from now on.", {"enum": list(_ROLES)})
 _MODEL = Parameter("model", "A folder on the worker, or a hub id. Empty: the last loaded model.", {"type": "string"})
 _TAGS = Parameter(
     "tags", "What to wake up; must name everything that sleeps. May be repeated.", {"enum": list(_SLEEP_TAGS)}
@@ -161,6 +168,21 @@ class AdminRoutes:
         )
         _respond(exchange, AdminAnswer(_worker_answers(answers)))
 
+    async def switch_role(self, exchange: Exchange, query: Query) -> None:
+        """Handles POST /switch_role, of one worker after the other. Refuses to take the last one that decodes."""
+        word = query.get("role", [""])[-1]
+        if word not in _ROLES:
+            raise InvalidRequest(f"role is {word!r}; give one of {', '.join(_ROLES)}", field="role")
+        names = query.get("worker_id", ())
+        if not names:
+            raise InvalidRequest("worker_id is required; name the workers that change their role", field="worker_id")
+        if word == "prefill":
+            await self._fleet.check_still_decodes(names)
+        request = pb.SwitchRoleRequest(role=_ROLES[word], running_requests=_mode(query), timeout_ms=_timeout_ms(query))
+        seconds = _seconds(request.timeout_ms)
+        answers = await self._fleet.ask_in_turn(names, lambda stub: stub.SwitchRole(request, timeout=seconds))
+        _respond(exchange, AdminAnswer(_worker_answers(answers)))
+
     async def reset_prefix_cache(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /reset_prefix_cache: workers drop every cached block."""
         request = pb.ResetPrefixCacheRequest(recompute_running=_flag(query, "reset_running_requests"))
@@ -257,6 +279,7 @@ def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
         route(
             "POST", "/reload_weights", admin.reload_weights, "Loads weights into workers in place.", (_MODEL, *pausing)
         ),
+        route("POST", "/switch_role", admin.switch_role, "Changes the role of workers.", (_ROLE, *pausing)),
         route(
             "POST",
             "/reset_prefix_cache",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 
 from baton.rpc.address import split_address
 from baton.rpc.channel import Dial
@@ -19,7 +20,7 @@ from baton.rpc.tls.credentials import Tls
 from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.services import settings
 from baton.v1 import control_pb2 as pb
-from baton.v1 import control_pb2_grpc
+from baton.v1 import control_pb2_grpc, types_pb2
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -80,6 +81,20 @@ class ReloadConfig:
     )
 
 
+_ROLES = {
+    "prefill": types_pb2.WORKER_ROLE_PREFILL,
+    "decode": types_pb2.WORKER_ROLE_DECODE,
+    "both": types_pb2.WORKER_ROLE_BOTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoleConfig:
+    """The role to take."""
+
+    role: str = field(metadata={"help": "What the worker computes for others from now on.", "choices": tuple(_ROLES)})
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """One command: ControlService's method, and its request from the flags' values."""
@@ -120,6 +135,12 @@ VERBS: Mapping[str, Verb] = {
         lambda c, h, r: pb.ReloadWeightsRequest(model=r.model, running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
         (HaltConfig, ReloadConfig),
     ),
+    "switch-role": Verb(
+        "SwitchRole",
+        "A worker takes another role.",
+        lambda c, h, r: pb.SwitchRoleRequest(role=_ROLES[r.role], running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
+        (HaltConfig, RoleConfig),
+    ),
 }
 
 
@@ -151,6 +172,12 @@ async def _call(address: str, dial: Dial, method: str, request: Any, seconds: fl
         except grpc.aio.AioRpcError as error:
             print(f"{address}: {error_from_rpc(error, 'the worker').message}", file=sys.stderr)
             return EXIT_FAILED
-    for name, value in ((one.name, getattr(answer, one.name)) for one in answer.DESCRIPTOR.fields):
-        print(f"{name}: {value.hex() if isinstance(value, bytes) else value}")
+    for one in answer.DESCRIPTOR.fields:
+        print(f"{one.name}: {_shown(one, getattr(answer, one.name))}")
     return EXIT_OK
+
+
+def _shown(field: FieldDescriptor, value: Any) -> object:
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value.hex() if isinstance(value, bytes) else value

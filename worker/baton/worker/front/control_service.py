@@ -57,6 +57,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         answer = await self._change(Method.RELOAD_WEIGHTS, request, seconds, stops=False)
         return control_pb2.ReloadWeightsResponse.FromString(answer)
 
+    async def SwitchRole(  # noqa: N802
+        self, request: control_pb2.SwitchRoleRequest, context: Context
+    ) -> control_pb2.SwitchRoleResponse:
+        answer = await self._change(Method.SWITCH_ROLE, request, _stop_seconds(request.timeout_ms))
+        return control_pb2.SwitchRoleResponse.FromString(answer)
+
     async def GetStats(  # noqa: N802
         self, request: control_pb2.GetStatsRequest, context: Context
     ) -> control_pb2.GetStatsResponse:

@@ -22,3 +22,4 @@ class Method(enum.IntEnum):
     START_WEIGHT_UPDATE = 12
     ADD_WEIGHTS = 13  # the number of tensors in the inbox of this process
     FINISH_WEIGHT_UPDATE = 14
+    SWITCH_ROLE = 15

@@ -89,6 +89,9 @@ class EngineControl:
         self._later: dict[int, Callable[[bytes, Reply, Refuse], None]] = {
             Method.PAUSE: lambda payload, *ends: lifecycle.pause(control_pb2.PauseRequest.FromString(payload), *ends),
             Method.RESET_PREFIX_CACHE: self._reset_prefix_cache,
+            Method.SWITCH_ROLE: lambda payload, *ends: lifecycle.switch_role(
+                control_pb2.SwitchRoleRequest.FromString(payload), *ends
+            ),
             Method.SLEEP: lambda payload, *ends: lifecycle.sleep(control_pb2.SleepRequest.FromString(payload), *ends),
             Method.WAKE_UP: lambda payload, *ends: lifecycle.wake_up(*ends),
             Method.RELOAD_WEIGHTS: lambda payload, *ends: lifecycle.reload(

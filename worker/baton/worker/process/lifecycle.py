@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, Mismatch, ServiceError
 from baton.v1 import control_pb2 as pb
+from baton.v1 import types_pb2
 from baton.worker.executors.base import NewWeights
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,9 @@ class LifecycleActions(Protocol):
 
     def wake(self, new: NewWeights | None) -> None:
         """Takes the memory back. Raises a ServiceError, and stays asleep."""
+
+    def switch_role(self, role: types_pb2.WorkerRole.ValueType) -> types_pb2.WorkerRole.ValueType:
+        """Reports this role from now on. Returns the one before."""
 
     def wake_loop(self) -> None:
         """Makes the loop call `check` soon. Thread-safe."""
@@ -228,6 +232,22 @@ class Lifecycle:
         reading = _Reading(self._actions, read or partial(self._actions.read_weights, request.model))
         seconds = _seconds(request.timeout_ms)
         self._begin(_Change("reload", request.running_requests, seconds, apply, reply, refuse, reading))
+
+    def switch_role(self, request: pb.SwitchRoleRequest, reply: Reply, refuse: Refuse) -> None:
+        """Changes the role once running requests were handled as requested. Cached blocks stay."""
+        self._check_unchanging()
+        self._check_awake("SwitchRole")
+        role = request.role
+        if role == types_pb2.WORKER_ROLE_UNSPECIFIED or role not in types_pb2.WorkerRole.values():
+            raise InvalidRequest(f"role={role}: it must be prefill, decode or both", field="role")
+
+        def apply(_: NewWeights | None) -> pb.SwitchRoleResponse:
+            before = self._actions.switch_role(role)
+            _log.info("role: %s before, %s now", *map(types_pb2.WorkerRole.Name, (before, role)))
+            return pb.SwitchRoleResponse(before=before, num_requests=self._actions.num_requests())
+
+        seconds = _seconds(request.timeout_ms)
+        self._begin(_Change("switch of the role", request.running_requests, seconds, apply, reply, refuse))
 
     def forget_blocks(self, reply: Reply, refuse: Refuse) -> None:
         """Empties the cache and the blocks of running requests, which are then computed again."""

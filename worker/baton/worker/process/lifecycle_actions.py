@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from baton.v1 import worker_pb2
+from baton.v1 import types_pb2, worker_pb2
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import NewWeights, Resident
 from baton.worker.handover.handover import Handover
@@ -91,6 +91,10 @@ class EngineLifecycleActions:
             self._resident.wake(new)
         if new is not None:
             self._adopt()
+
+    def switch_role(self, role: types_pb2.WorkerRole.ValueType) -> types_pb2.WorkerRole.ValueType:
+        before, self._identity.role = self._identity.role, role
+        return before
 
     def wake_loop(self) -> None:
         self._link.wake()
