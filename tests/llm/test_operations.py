@@ -38,6 +38,19 @@ def test_an_engine_that_slept_answers_as_before(llm, level):
     assert text(llm) == before
 
 
+def test_an_engine_wakes_up_in_parts(llm):
+    before = text(llm)
+    llm.sleep(2)
+    llm.wake_up(tags=["weights"])
+    assert llm.is_sleeping()
+    with pytest.raises(Unavailable, match="asleep, paused or closed"):
+        text(llm)
+    llm.reload_weights(str(MODEL))
+    llm.wake_up(tags=["kv_cache"])
+    assert not llm.is_sleeping()
+    assert text(llm) == before
+
+
 def test_a_reset_cache_is_empty(llm):
     text(llm)
     (warm,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
@@ -114,7 +127,7 @@ def test_other_weights_are_read_from_a_folder(llm, tmp_path):
     [
         (lambda llm: llm.sleep(3), "level is 3; give 0, 1 or 2"),
         (lambda llm: llm.sleep(1, "gently"), "mode is 'gently'; give abort, wait, keep"),
-        (lambda llm: llm.wake_up(["weights"]), "weights and KV cache wake up together"),
+        (lambda llm: llm.wake_up(["scheduling"]), "tags has 'scheduling'; give weights and kv_cache"),
         (lambda llm: llm.start_profile(), r"give LLM\(profile_dir=FOLDER\)"),
         (lambda llm: llm.start_profile("a"), "profile_prefix is not supported"),
         (lambda llm: llm.stop_profile(), "no profile was started"),

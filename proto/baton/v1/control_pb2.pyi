@@ -78,6 +78,24 @@ WORKER_ACTIVITY_ASLEEP: WorkerActivity.ValueType  # 4
 """By Sleep."""
 global___WorkerActivity = WorkerActivity
 
+class _MemoryPart:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _MemoryPartEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_MemoryPart.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    MEMORY_PART_UNSPECIFIED: _MemoryPart.ValueType  # 0
+    MEMORY_PART_WEIGHTS: _MemoryPart.ValueType  # 1
+    MEMORY_PART_KV_CACHE: _MemoryPart.ValueType  # 2
+
+class MemoryPart(_MemoryPart, metaclass=_MemoryPartEnumTypeWrapper):
+    """What sleeps."""
+
+MEMORY_PART_UNSPECIFIED: MemoryPart.ValueType  # 0
+MEMORY_PART_WEIGHTS: MemoryPart.ValueType  # 1
+MEMORY_PART_KV_CACHE: MemoryPart.ValueType  # 2
+global___MemoryPart = MemoryPart
+
 @typing.final
 class DrainRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -216,9 +234,17 @@ global___SleepResponse = SleepResponse
 class WakeUpRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PARTS_FIELD_NUMBER: builtins.int
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___MemoryPart.ValueType]:
+        """Only these, so that the rest sleeps on: weights may be replaced before there is a KV cache. Empty: all."""
+
     def __init__(
         self,
+        *,
+        parts: collections.abc.Iterable[global___MemoryPart.ValueType] | None = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["parts", b"parts"]) -> None: ...
 
 global___WakeUpRequest = WakeUpRequest
 
@@ -355,6 +381,7 @@ class GetStatsResponse(google.protobuf.message.Message):
     NUM_EMPTY_BLOCKS_FIELD_NUMBER: builtins.int
     ACTIVITY_FIELD_NUMBER: builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: builtins.int
+    ASLEEP_FIELD_NUMBER: builtins.int
     NUM_DEFERRED_FIELD_NUMBER: builtins.int
     num_held_blocks: builtins.int
     """Blocks that a request holds, that a transfer has leased, that are cached and
@@ -372,6 +399,10 @@ class GetStatsResponse(google.protobuf.message.Message):
     def state(self) -> baton.v1.worker_pb2.WorkerState: ...
     @property
     def counters(self) -> global___WorkerCounters: ...
+    @property
+    def asleep(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___MemoryPart.ValueType]:
+        """What sleeps. Empty: the worker is awake."""
+
     def __init__(
         self,
         *,
@@ -383,10 +414,11 @@ class GetStatsResponse(google.protobuf.message.Message):
         num_empty_blocks: builtins.int = ...,
         activity: global___WorkerActivity.ValueType = ...,
         sleep_level: builtins.int = ...,
+        asleep: collections.abc.Iterable[global___MemoryPart.ValueType] | None = ...,
         num_deferred: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["activity", b"activity", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_deferred", b"num_deferred", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "asleep", b"asleep", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_deferred", b"num_deferred", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
 
 global___GetStatsResponse = GetStatsResponse
 

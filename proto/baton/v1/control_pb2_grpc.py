@@ -130,8 +130,9 @@ class ControlServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
-        stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+        """Allocates the memory again, loads dropped weights, and accepts requests once all is awake. Idempotent. If that
+        fails, the worker stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+        UNIMPLEMENTED: the executor wakes up as a whole.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,8 +58,9 @@ class ControlServiceStub:
         baton.v1.control_pb2.WakeUpRequest,
         baton.v1.control_pb2.WakeUpResponse,
     ]
-    """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
-    stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+    """Allocates the memory again, loads dropped weights, and accepts requests once all is awake. Idempotent. If that
+    fails, the worker stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+    UNIMPLEMENTED: the executor wakes up as a whole.
     """
 
     ReloadWeights: grpc.UnaryUnaryMultiCallable[
@@ -150,8 +151,9 @@ class ControlServiceAsyncStub:
         baton.v1.control_pb2.WakeUpRequest,
         baton.v1.control_pb2.WakeUpResponse,
     ]
-    """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
-    stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+    """Allocates the memory again, loads dropped weights, and accepts requests once all is awake. Idempotent. If that
+    fails, the worker stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+    UNIMPLEMENTED: the executor wakes up as a whole.
     """
 
     ReloadWeights: grpc.aio.UnaryUnaryMultiCallable[
@@ -252,8 +254,9 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         request: baton.v1.control_pb2.WakeUpRequest,
         context: _ServicerContext,
     ) -> typing.Union[baton.v1.control_pb2.WakeUpResponse, collections.abc.Awaitable[baton.v1.control_pb2.WakeUpResponse]]:
-        """Allocates the memory again, loads dropped weights, and accepts requests. Idempotent. If that fails, the worker
-        stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+        """Allocates the memory again, loads dropped weights, and accepts requests once all is awake. Idempotent. If that
+        fails, the worker stays asleep. RESOURCE_EXHAUSTED: too little memory. INVALID_ARGUMENT: the weights cannot be read.
+        UNIMPLEMENTED: the executor wakes up as a whole.
         """
 
     @abc.abstractmethod

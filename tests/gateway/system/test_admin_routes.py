@@ -149,56 +149,40 @@ async def test_the_last_worker_that_decodes_keeps_its_role(others, query, is_las
 
 
 class Sleepers:
-    """Stands in for FleetControl: workers by how deeply they sleep, and the calls they received."""
+    """Stands in for FleetControl: one worker, and the parts that it was asked to wake."""
 
-    def __init__(self, *levels: int) -> None:
-        self.levels = levels
-        self.called: list[str] = []
+    def __init__(self) -> None:
+        self.woken: list[list[int]] = []
 
     async def ask_all(self, worker_ids: Sequence[str], call: Callable[[Any], Any]) -> dict[str, Any]:
-        def method(name: str, answer: Any) -> Any:
-            return lambda *_, **__: (self.called.append(name), answer)[1]
+        def wake_up(request: control_pb2.WakeUpRequest, **_: Any) -> control_pb2.WakeUpResponse:
+            self.woken.append(list(request.parts))
+            return control_pb2.WakeUpResponse()
 
-        return {
-            f"w{number}": call(
-                SimpleNamespace(
-                    GetStats=method("GetStats", control_pb2.GetStatsResponse(sleep_level=level)),
-                    WakeUp=method("WakeUp", control_pb2.WakeUpResponse()),
-                )
-            )
-            for number, level in enumerate(self.levels)
-        }
+        return {"w": call(SimpleNamespace(WakeUp=wake_up))}
 
 
 @pytest.mark.parametrize(
-    ("levels", "query", "missing"),
+    ("query", "parts"),
     [
-        ((2,), "tags=weights", "kv_cache"),
-        ((2, 1), "tags=kv_cache", "weights"),
-        ((1,), "tags=weights", "kv_cache"),
-        ((1,), "tags=kv_cache", None),
-        ((2,), "tags=kv_cache&tags=weights", None),
-        ((0,), "tags=weights", None),
-        ((2,), "", None),
+        ("", []),
+        ("tags=weights", [control_pb2.MEMORY_PART_WEIGHTS]),
+        ("tags=kv_cache&tags=kv_cache", [control_pb2.MEMORY_PART_KV_CACHE]),
+        ("tags=weights&tags=kv_cache", [control_pb2.MEMORY_PART_WEIGHTS, control_pb2.MEMORY_PART_KV_CACHE]),
+        ("tags=weights,kv_cache", [control_pb2.MEMORY_PART_WEIGHTS, control_pb2.MEMORY_PART_KV_CACHE]),
     ],
 )
-async def test_workers_wake_up_as_a_whole_or_not_at_all(levels, query, missing):
+async def test_tags_name_the_parts_that_wake_up(query, parts):
     serving: Any = SimpleNamespace(gate=SimpleNamespace(), config=SimpleNamespace(rest_listen="127.0.0.1:8000"))
-    sleepers: Any = Sleepers(*levels)
+    sleepers: Any = Sleepers()
     route = next(one for one in admin_routes(serving, sleepers) if one.path == "/wake_up")
-    if missing is None:
-        exchange: Any = SimpleNamespace(query=query, headers={}, respond=lambda *_: None)
-        await route.handler(exchange)
-        assert sleepers.called.count("WakeUp") == len(levels)
-        return
-    error = await refusal_of(route, query)
-    assert isinstance(error, InvalidRequest)
-    assert (error.field, f"leaves out {missing}," in error.message) == ("tags", True)
-    assert "WakeUp" not in sleepers.called
+    exchange: Any = SimpleNamespace(query=query, headers={}, respond=lambda *_: None)
+    await route.handler(exchange)
+    assert sleepers.woken == [parts]
 
 
 async def test_parts_that_cannot_sleep_have_no_tag():
     routers = Routers(entry("w"))
     error = await refusal_of(routes_of(routers)["/wake_up"], "tags=scheduling")
-    assert "kv_cache, weights" in error.message
+    assert "give one of weights, kv_cache" in error.message
     assert routers.num_asked == 0

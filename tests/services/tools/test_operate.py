@@ -20,6 +20,7 @@ async def test_a_worker_is_drained_paused_put_to_sleep_woken_and_reloaded_by_nam
     async with running_worker(free_port) as worker:
         for words, activity in (
             (("sleep", worker.address, "--level=2", "--mode=keep"), control_pb2.WORKER_ACTIVITY_ASLEEP),
+            (("wake-up", worker.address, "--part=weights"), control_pb2.WORKER_ACTIVITY_ASLEEP),
             (("wake-up", worker.address), control_pb2.WORKER_ACTIVITY_SERVING),
             (("pause", worker.address, "--mode=wait", "--timeout=5"), control_pb2.WORKER_ACTIVITY_PAUSED),
             (("reload", worker.address), control_pb2.WORKER_ACTIVITY_PAUSED),

@@ -202,6 +202,39 @@ async def test_operations_refused_while_asleep_name_the_call_needed_first(worker
     assert (await worker.control.WakeUp(pb.WakeUpRequest(), timeout=20)).epoch == epoch
 
 
+async def test_weights_wake_up_first_and_can_be_replaced_before_there_is_a_kv_cache(worker: Worker) -> None:
+    expected = await undisturbed(worker)
+    stream = await begun(worker)
+    keep = pb.RUNNING_REQUESTS_KEEP
+    await worker.control.Sleep(pb.SleepRequest(level=2, running_requests=keep), timeout=20)
+    both = [pb.MEMORY_PART_WEIGHTS, pb.MEMORY_PART_KV_CACHE]
+    assert (await worker.stats()).asleep == both
+    for _ in range(2):  # the second time, nothing is left to do
+        await worker.control.WakeUp(pb.WakeUpRequest(parts=[pb.MEMORY_PART_WEIGHTS]), timeout=20)
+        stats = await worker.stats()
+        assert (stats.activity, stats.sleep_level) == (pb.WORKER_ACTIVITY_ASLEEP, 1)
+        assert stats.asleep == [pb.MEMORY_PART_KV_CACHE]
+    await worker.control.ReloadWeights(pb.ReloadWeightsRequest(running_requests=keep), timeout=20)
+    assert await health(worker) == health_pb2.HealthCheckResponse.NOT_SERVING
+    await worker.control.WakeUp(pb.WakeUpRequest(parts=[pb.MEMORY_PART_KV_CACHE]), timeout=20)
+    (slot,) = await stream.until_ended(0)
+    assert slot.tokens == expected
+    assert (await worker.until_idle()).activity == pb.WORKER_ACTIVITY_SERVING
+    # The other order, and asleep again in between.
+    await worker.control.Sleep(pb.SleepRequest(level=2), timeout=20)
+    await worker.control.WakeUp(pb.WakeUpRequest(parts=[pb.MEMORY_PART_KV_CACHE]), timeout=20)
+    stats = await worker.stats()
+    assert (stats.sleep_level, stats.asleep) == (2, [pb.MEMORY_PART_WEIGHTS])
+    with pytest.raises(grpc.aio.AioRpcError, match="WakeUp"):
+        await worker.control.ReloadWeights(pb.ReloadWeightsRequest(), timeout=20)
+    await worker.control.Sleep(pb.SleepRequest(level=2), timeout=20)
+    assert (await worker.stats()).asleep == both
+    with pytest.raises(grpc.aio.AioRpcError, match="parts names 9: they must be weights and kv_cache"):
+        await worker.control.WakeUp(pb.WakeUpRequest(parts=[9]), timeout=20)  # type: ignore[list-item]
+    await worker.control.WakeUp(pb.WakeUpRequest(), timeout=20)
+    assert await undisturbed(worker) == expected
+
+
 async def test_an_idle_drain_forgets_every_block_under_a_new_epoch(worker: Worker) -> None:
     await undisturbed(worker)
     before = await worker.stats()

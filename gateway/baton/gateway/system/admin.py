@@ -18,7 +18,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import control_pb2 as pb
 from baton.v1 import types_pb2
 
-_SLEEP_TAGS = ("kv_cache", "weights")  # asleep at level 1; at level 2
+_SLEEP_TAGS = {"weights": pb.MEMORY_PART_WEIGHTS, "kv_cache": pb.MEMORY_PART_KV_CACHE}
 _MODES = {
     "abort": pb.RUNNING_REQUESTS_ABORT,
     "wait": pb.RUNNING_REQUESTS_WAIT,
@@ -49,7 +49,7 @@ _LEVEL = Parameter("level", "1 frees the KV cache, 2 drops the weights too.", {"
 _ROLE = Parameter("role", "What the worker computes for others from now on.", {"enum": list(_ROLES)})
 _MODEL = Parameter("model", "A folder on the worker, or a hub id. Empty: the last loaded model.", {"type": "string"})
 _TAGS = Parameter(
-    "tags", "What to wake up; must name everything that sleeps. May be repeated.", {"enum": list(_SLEEP_TAGS)}
+    "tags", "What to wake up; the rest sleeps on. May be repeated. Default: all.", {"enum": list(_SLEEP_TAGS)}
 )
 _CLEAR = Parameter("clear_cache", "Also drops every cached block.", {"type": "boolean", "default": False})
 _RUNNING = Parameter(
@@ -80,6 +80,7 @@ class WorkerAnswer(msgspec.Struct, omit_defaults=True):
     path: str | None = None  # on the worker
     activity: str | None = None
     sleep_level: int | None = None
+    asleep: list[str] | None = None  # weights, kv_cache
 
 
 class AdminAnswer(msgspec.Struct):
@@ -143,19 +144,12 @@ class AdminRoutes:
         await self._ask(exchange, query, lambda stub: stub.Sleep(request, timeout=seconds))
 
     async def wake_up(self, exchange: Exchange, query: Query) -> None:
-        """Handles POST /wake_up. Rejects tags that would leave something asleep."""
-        tags = set(query.get("tags", ()))
-        if unknown := sorted(tags - set(_SLEEP_TAGS)):
+        """Handles POST /wake_up. Workers serve once all that slept is awake."""
+        tags = dict.fromkeys(tag for value in query.get("tags", ()) for tag in value.split(","))
+        if unknown := [tag for tag in tags if tag not in _SLEEP_TAGS]:
             raise InvalidRequest(f"tags is {unknown[0]!r}; give one of {', '.join(_SLEEP_TAGS)}", field="tags")
-        if tags:
-            depth = max((worker.sleep_level or 0 for worker in await self._activities(query)), default=0)
-            if missing := [tag for tag in _SLEEP_TAGS[:depth] if tag not in tags]:
-                raise InvalidRequest(
-                    f"tags leaves out {' and '.join(missing)}, which sleeps; workers wake up as a whole; name all of "
-                    f"{', '.join(_SLEEP_TAGS[:depth])}, or give no tags",
-                    field="tags",
-                )
-        await self._ask(exchange, query, lambda stub: stub.WakeUp(pb.WakeUpRequest(), timeout=_LOAD_SECONDS))
+        request = pb.WakeUpRequest(parts=[_SLEEP_TAGS[tag] for tag in tags])
+        await self._ask(exchange, query, lambda stub: stub.WakeUp(request, timeout=_LOAD_SECONDS))
 
     async def reload_weights(self, exchange: Exchange, query: Query) -> None:
         """Handles POST /reload_weights, one worker at a time, so that others keep serving."""
@@ -310,6 +304,8 @@ def _worker_answer(worker_id: str, message: Any) -> WorkerAnswer:
             setattr(answer, name, getattr(message, name))
     if "digest" in names:
         answer.digest = message.digest.hex()
+    if "asleep" in names:
+        answer.asleep = [tag for tag, part in _SLEEP_TAGS.items() if part in message.asleep]
     if "activity" in names:
         name = pb.WorkerActivity.Name(message.activity)
         answer.activity = name.removeprefix("WORKER_ACTIVITY_").lower()

@@ -22,7 +22,7 @@ _MODES: Mapping[str, control_pb2.RunningRequests.ValueType] = {
     "keep": control_pb2.RUNNING_REQUESTS_KEEP,
 }
 _LONGEST_MS = 7 * 24 * 3600 * 1000  # for running requests to end
-_TAGS = frozenset(("weights", "kv_cache"))
+_TAGS = {"weights": control_pb2.MEMORY_PART_WEIGHTS, "kv_cache": control_pb2.MEMORY_PART_KV_CACHE}
 # Those of the REST and gRPC servers say nothing here.
 _PREFIXES = ("vllm:", "baton_worker_")
 
@@ -45,13 +45,12 @@ class Operations:
         await called(self._control.Sleep(request))
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Takes the memory back, and ends a pause."""
-        if tags is not None and set(tags) != _TAGS:
-            raise InvalidParameter(
-                f"tags is {list(tags)}; weights and KV cache wake up together: leave it out", field="tags"
-            )
+        """Takes the memory back, or that of "weights" or "kv_cache" alone, and ends a pause."""
+        if unknown := [tag for tag in tags or () if tag not in _TAGS]:
+            raise InvalidParameter(f"tags has {unknown[0]!r}; give {' and '.join(_TAGS)}", field="tags")
         if (await self._engine.stats()).sleep_level:
-            await called(self._control.WakeUp(control_pb2.WakeUpRequest()))
+            parts = [_TAGS[tag] for tag in tags or ()]
+            await called(self._control.WakeUp(control_pb2.WakeUpRequest(parts=parts)))
         else:
             await called(self._control.Resume(control_pb2.ResumeRequest()))
         await self._engine.refresh()

@@ -81,6 +81,20 @@ class ReloadConfig:
     )
 
 
+_PARTS: Mapping[str, tuple[pb.MemoryPart.ValueType, ...]] = {
+    "all": (),
+    "weights": (pb.MEMORY_PART_WEIGHTS,),
+    "kv_cache": (pb.MEMORY_PART_KV_CACHE,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WakeConfig:
+    """What wakes up."""
+
+    part: str = field(default="all", metadata={"help": "What wakes up; the rest sleeps on.", "choices": tuple(_PARTS)})
+
+
 _ROLES = {
     "prefill": types_pb2.WORKER_ROLE_PREFILL,
     "decode": types_pb2.WORKER_ROLE_DECODE,
@@ -128,7 +142,9 @@ VERBS: Mapping[str, Verb] = {
         lambda c, h, s: pb.SleepRequest(level=s.level, running_requests=_RUNNING[h.mode], timeout_ms=_ms(c)),
         (HaltConfig, SleepConfig),
     ),
-    "wake-up": Verb("WakeUp", "A worker takes its memory back.", lambda c: pb.WakeUpRequest()),
+    "wake-up": Verb(
+        "WakeUp", "A worker takes its memory back.", lambda c, w: pb.WakeUpRequest(parts=_PARTS[w.part]), (WakeConfig,)
+    ),
     "reload": Verb(
         "ReloadWeights",
         "A worker loads weights in place.",

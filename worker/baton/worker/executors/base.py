@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InternalError
 from baton.worker.core import BlockId, HostSlot, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.facts import DeviceFacts
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.kv_spec import KvSpec
 from baton.worker.sampling.processors.processor_set import ProcessorSet
 
@@ -201,10 +202,10 @@ class Resident(Protocol):
     def sleep(self, level: int) -> int:
         """Frees the blocks' memory and, from level 2 on, the weights. Returns the bytes. Idempotent."""
 
-    def wake(self, new: NewWeights | None) -> None:
-        """Allocates the memory again, with the weights `new` after level 2. Blocks are zeros.
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart] = ALL_PARTS) -> None:
+        """Allocates the memory of these parts again, weights as `new` after level 2. Blocks are zeros.
 
-        Raises a ServiceError without enough memory, and stays asleep.
+        Raises a ServiceError without enough memory, Unsupported for parts that only wake together, and stays asleep.
         """
 
 

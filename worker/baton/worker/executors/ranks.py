@@ -17,6 +17,7 @@ from baton.rpc.errors import Unsupported
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import DeviceLost, HostCopies, LayerHook, NewWeights, ServingExecutor
 from baton.worker.executors.facts import DeviceFacts
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.kv_spec import KvSpec
 from baton.worker.sampling.processors.processor_set import ProcessorSet
 
@@ -172,8 +173,8 @@ class RankGroup:
         self._check_alone("level", "memory cannot be freed")
         return self._leader.sleep(level)
 
-    def wake(self, new: NewWeights | None) -> None:
-        self._leader.wake(new)
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart] = ALL_PARTS) -> None:
+        self._leader.wake(new, parts)
 
     def _raise_if_parted(self, error: Exception) -> None:
         """Raises DeviceLost if followers compute a step that the leader could not launch."""

@@ -93,7 +93,9 @@ class EngineControl:
                 control_pb2.SwitchRoleRequest.FromString(payload), *ends
             ),
             Method.SLEEP: lambda payload, *ends: lifecycle.sleep(control_pb2.SleepRequest.FromString(payload), *ends),
-            Method.WAKE_UP: lambda payload, *ends: lifecycle.wake_up(*ends),
+            Method.WAKE_UP: lambda payload, *ends: lifecycle.wake_up(
+                control_pb2.WakeUpRequest.FromString(payload), *ends
+            ),
             Method.RELOAD_WEIGHTS: lambda payload, *ends: lifecycle.reload(
                 control_pb2.ReloadWeightsRequest.FromString(payload), *ends
             ),
@@ -179,6 +181,7 @@ class EngineControl:
             num_empty_blocks=audit.num_empty_blocks,
             activity=self._lifecycle.activity,
             sleep_level=self._lifecycle.sleep_level,
+            asleep=[part.number for part in sorted(self._lifecycle.asleep)],
             num_deferred=self._target.num_deferred(),
         ).SerializeToString()
 

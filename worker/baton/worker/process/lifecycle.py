@@ -20,6 +20,7 @@ from baton.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, Mi
 from baton.v1 import control_pb2 as pb
 from baton.v1 import types_pb2
 from baton.worker.executors.base import NewWeights
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +74,8 @@ class LifecycleActions(Protocol):
     def sleep(self, level: int) -> int:
         """Frees memory. Returns the free bytes."""
 
-    def wake(self, new: NewWeights | None) -> None:
-        """Takes the memory back. Raises a ServiceError, and stays asleep."""
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart]) -> None:
+        """Takes the memory of these parts back. Raises a ServiceError, and they stay asleep."""
 
     def switch_role(self, role: types_pb2.WorkerRole.ValueType) -> types_pb2.WorkerRole.ValueType:
         """Reports this role from now on. Returns the one before."""
@@ -128,9 +129,10 @@ class Lifecycle:
         self._clock = clock
         self._change: _Change | None = None
         self._paused = False
-        self._freed = False  # whether the weights were freed
+        self._freed = False  # whether the weights were dropped
         self.draining = False
         self.sleep_level = 0
+        self.asleep: frozenset[MemoryPart] = frozenset()
 
     @property
     def activity(self) -> pb.WorkerActivity.ValueType:
@@ -179,11 +181,11 @@ class Lifecycle:
             raise InvalidRequest(f"level={level}: it must be 1 or 2", field="level")
 
         def apply(_: NewWeights | None) -> pb.SleepResponse:
-            if level <= self.sleep_level:
+            if level <= self.sleep_level and self.asleep == ALL_PARTS:
                 return pb.SleepResponse(num_requests=self._actions.num_requests(), epoch=self._actions.epoch())
             epoch = self._actions.forget_blocks()
             freed = self._actions.sleep(level)
-            self.sleep_level, self._freed = level, level > 1
+            self.sleep_level, self._freed, self.asleep = level, level > 1, ALL_PARTS
             num_requests = self._actions.num_requests()
             _log.info("asleep: level %d, %d bytes free, %d requests kept", level, freed, num_requests)
             return pb.SleepResponse(num_freed_bytes=freed, num_requests=num_requests, epoch=epoch)
@@ -192,21 +194,27 @@ class Lifecycle:
         running = Running.RUNNING_REQUESTS_KEEP if kept else request.running_requests
         self._begin(_Change("sleep", running, _seconds(request.timeout_ms), apply, reply, refuse))
 
-    def wake_up(self, reply: Reply, refuse: Refuse) -> None:
-        """Takes memory back, and accepts requests again unless the worker drains."""
+    def wake_up(self, request: pb.WakeUpRequest, reply: Reply, refuse: Refuse) -> None:
+        """Takes memory back. With all of it, accepts requests again unless the worker drains."""
         self._check_unchanging()
-
-        if not self.sleep_level:
+        woken = self._parts_of(request) & self.asleep
+        if not woken:
             reply(pb.WakeUpResponse(epoch=self._actions.epoch()))
             return
 
         def apply(new: NewWeights | None) -> pb.WakeUpResponse:
-            self._actions.wake(new)
-            self.sleep_level, self._freed, self._paused = 0, False, False
-            _log.info("awake")
+            self._actions.wake(new, woken)
+            self.asleep -= woken
+            self._freed = self._freed and MemoryPart.WEIGHTS in self.asleep
+            if self.asleep:
+                self.sleep_level = 2 if self._freed else 1
+            else:
+                self.sleep_level, self._paused = 0, False
+            _log.info("awake: %s; asleep: %s", _names(woken), _names(self.asleep) or "nothing")
             return pb.WakeUpResponse(epoch=self._actions.epoch())
 
-        reading = _Reading(self._actions, partial(self._actions.read_weights, "")) if self._freed else None
+        reads = self._freed and MemoryPart.WEIGHTS in woken
+        reading = _Reading(self._actions, partial(self._actions.read_weights, "")) if reads else None
         keep = Running.RUNNING_REQUESTS_KEEP
         self._begin(_Change("wake-up", keep, _DEFAULT_SECONDS, apply, reply, refuse, reading))
 
@@ -219,7 +227,8 @@ class Lifecycle:
     ) -> None:
         """Reads weights, then stops the engine and replaces its weights. `read` None: reads the request's model."""
         self._check_unchanging()
-        self._check_awake("ReloadWeights")
+        if MemoryPart.WEIGHTS in self.asleep:
+            self._check_awake("ReloadWeights")
 
         def apply(new: NewWeights | None) -> pb.ReloadWeightsResponse:
             assert new is not None, "a reload reads weights"
@@ -336,9 +345,19 @@ class Lifecycle:
         if self._change is not None:
             raise Mismatch(f"a {self._change.name} is in progress: retry after its reply")
 
+    def _parts_of(self, request: pb.WakeUpRequest) -> frozenset[MemoryPart]:
+        known = {int(part) for part in ALL_PARTS}
+        if unknown := [part for part in request.parts if part not in known]:
+            raise InvalidRequest(f"parts names {unknown[0]}: they must be weights and kv_cache", field="parts")
+        return frozenset(map(MemoryPart, request.parts)) or ALL_PARTS
+
     def _check_awake(self, method: str) -> None:
         if self.sleep_level:
             raise Mismatch(f"the worker is asleep (level {self.sleep_level}): call WakeUp before {method}")
+
+
+def _names(parts: frozenset[MemoryPart]) -> str:
+    return ", ".join(part.name.lower() for part in sorted(parts))
 
 
 def _seconds(timeout_ms: int) -> float:

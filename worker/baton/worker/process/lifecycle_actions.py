@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import NewWeights, Resident
+from baton.worker.executors.memory_part import MemoryPart
 from baton.worker.handover.handover import Handover
 from baton.worker.link.ends import EngineEnd
 from baton.worker.link.frames import Kind
@@ -86,9 +87,9 @@ class EngineLifecycleActions:
         with self._heartbeats():
             return self._resident.sleep(level)
 
-    def wake(self, new: NewWeights | None) -> None:
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart]) -> None:
         with self._heartbeats():
-            self._resident.wake(new)
+            self._resident.wake(new, parts)
         if new is not None:
             self._adopt()
 

@@ -29,6 +29,7 @@ from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.host.resources import usable_cores, usable_memory
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.executors.pool_head import PoolHead
 from baton.worker.kv_spec import KvSpec
@@ -215,9 +216,9 @@ class CpuExecutor:
             self._decoder = None
         return freed
 
-    def wake(self, new: NewWeights | None) -> None:
-        """Sets the new weights. Pages are allocated again when they are written."""
-        self._asleep = False
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart] = ALL_PARTS) -> None:
+        """Sets the new weights. Pages of blocks are allocated again when they are written."""
+        self._asleep = self._asleep and MemoryPart.KV_CACHE not in parts
         if new is not None:
             self.use_weights(new)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.plugins.plugins import NO_PLUGINS, Plugins
+from baton.rpc.errors import Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
@@ -54,6 +55,7 @@ from baton.worker.executors.cuda.steps.launched import LaunchedSteps, record_eve
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
 from baton.worker.executors.device_limits import with_device_limits
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
@@ -243,8 +245,10 @@ class CudaExecutor:
         """Frees the KV pool, the graphs and the weights; on level 1, copies the weights to pinned host memory."""
         return self._residency.sleep(level)
 
-    def wake(self, new: NewWeights | None) -> None:
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart] = ALL_PARTS) -> None:
         """Restores the weights, allocates the pool, and captures the graphs again."""
+        if parts != ALL_PARTS:
+            raise Unsupported("executor=cuda wakes up as a whole: name both weights and kv_cache, or no part")
         self._residency.wake(None if new is None else cast(Weights, new.weights))
         if new is not None:
             self._adopt(new)

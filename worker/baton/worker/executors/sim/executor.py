@@ -20,6 +20,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch, Unsupported
 from baton.worker.core import BlockId, Int32, Int64, ModelSpec, RowInit, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.facts import DeviceFacts
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
@@ -263,9 +264,10 @@ class SimExecutor:
         """Frees the blocks' words at any level."""
         return self._kv.free()
 
-    def wake(self, new: NewWeights | None) -> None:
+    def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart] = ALL_PARTS) -> None:
         """Allocates the words again, as zeros."""
-        self._kv.allocate()
+        if MemoryPart.KV_CACHE in parts:
+            self._kv.allocate()
         if new is not None:
             self.use_weights(new)
 

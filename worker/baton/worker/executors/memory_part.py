@@ -1,0 +1,22 @@
+"""The parts of an executor's memory that sleep and wake up. Their numbers are those of the contract."""
+
+from __future__ import annotations
+
+import enum
+
+from baton.v1 import control_pb2
+
+
+class MemoryPart(enum.IntEnum):
+    """What sleeps."""
+
+    WEIGHTS = control_pb2.MEMORY_PART_WEIGHTS
+    KV_CACHE = control_pb2.MEMORY_PART_KV_CACHE
+
+    @property
+    def number(self) -> control_pb2.MemoryPart.ValueType:
+        """The contract's value."""
+        return control_pb2.MemoryPart.ValueType(self.value)
+
+
+ALL_PARTS = frozenset(MemoryPart)
