@@ -55,28 +55,29 @@ def check_json_size(text: bytes, field: str = "") -> None:
         return
     counts = dict.fromkeys(_LIMITS, 0)
     num_syntax = 0
-    for begin in range(0, len(text), _PIECE):
-        counted = text[begin : begin + _PIECE].translate(None, _NOT_COUNTED)
+    for piece in _pieces(text):
+        counted = piece.translate(None, _NOT_COUNTED)
         backslashes, quotes = counted.count(b"\\"), counted.count(b'"')
         counts["backslashes"] += backslashes
         num_syntax += len(counted) - backslashes - quotes
         # A backslash makes at most one quote part of a string.
         counts["strings"] += (quotes - backslashes) // 2
         _check(counts, field)
-    _check_wide(text, field)
+    escaped = counts["backslashes"] > 0
+    _check_wide(text, escaped, field)
     # Every value except the first follows one of the other characters.
     if num_syntax <= _FEW:
         return
     counts["strings"] = 0
     in_string = False
-    for piece in _without_escapes(text):
+    for piece in _without_escapes(text) if escaped else _pieces(text):
         in_string = _count(piece, in_string, counts)
         _check(counts, field)
     _check_sum(counts, len(text), field)
 
 
-def _check_wide(text: bytes, field: str) -> None:
-    if len(text) <= MAX_WIDE_BYTES or not _is_wide(text):
+def _check_wide(text: bytes, escaped: bool, field: str) -> None:
+    if len(text) <= MAX_WIDE_BYTES or (not escaped and text.isascii()) or not _is_wide(text):
         return
     unescaped = text.replace(rb"\"", b"")
     wide = sum(len(found[0]) for found in _LONG_STRING.finditer(unescaped) if _is_wide(found[0]))
@@ -96,6 +97,10 @@ def num_values(text: bytes) -> int:
     for piece in _without_escapes(text):
         in_string = _count(piece, in_string, counts)
     return counts["objects and arrays"] + counts["commas"]
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    return (text[begin : begin + _PIECE] for begin in range(0, len(text), _PIECE))
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:
