@@ -92,14 +92,26 @@ class PythonEnvironment(Environment):
     def program(self, name: str) -> Path:
         return self.folder() / "bin" / name
 
+    def _flags(self) -> list[str]:
+        return []
+
     def _runtime(self) -> str:
         return sys.version
 
     def _make(self, made: Path) -> None:
         venv.create(made, symlinks=True)
         words = [_uv(), "pip", "install", "--quiet", "--exclude-newer", AS_OF, "--python", made / "bin" / "python"]
+        words += self._flags()
         caches = {"UV_CACHE_DIR": str(cache_folder() / "uv"), "UV_HTTP_TIMEOUT": "60"}
         _install([*words, *self.packages], made, caches)
+
+
+@dataclass(frozen=True)
+class PackageFiles(PythonEnvironment):
+    """Packages that are read and not run: installed without what they depend on."""
+
+    def _flags(self) -> list[str]:
+        return ["--no-deps"]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from baton.kernels import reference
+from baton.kernels.reference.attention.whole_attention import runs_of, whole_attention
 from baton.kernels.reference.sampling.noise import noise_words, vocabulary_noise_words
 
 HEAD_DIM = 16
@@ -329,3 +330,18 @@ def test_row_logprobs_are_natural_and_ranked() -> None:
     for row in range(4):
         better = int((logits[row] > logits[row, drawn[row]]).sum())
         assert found.ranks[row] == better + 1
+
+
+@pytest.mark.parametrize("window", [0, 3, 100])
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+def test_whole_attention_sees_its_own_sequence_on_both_sides(window: int, num_kv_heads: int) -> None:
+    seq_lens = [7, 7, 1, 20]
+    qkv = torch.randn(sum(seq_lens), 4 + 2 * num_kv_heads, 8)
+    out = whole_attention(qkv, runs_of(seq_lens), num_kv_heads, 0.3, window)
+    for rows, heads in zip(out.split(seq_lens), qkv.split(seq_lens), strict=True):
+        query, keys, values = heads.transpose(0, 1).split((4, num_kv_heads, num_kv_heads))
+        keys, values = (each.repeat_interleave(4 // num_kv_heads, 0) for each in (keys, values))
+        distance = torch.arange(len(rows))[:, None] - torch.arange(len(rows))
+        hidden = distance.abs() >= (window or len(rows))
+        weights = (query @ keys.transpose(1, 2) * 0.3).masked_fill(hidden, float("-inf")).softmax(-1)
+        torch.testing.assert_close(rows, (weights @ values).transpose(0, 1).flatten(1), rtol=1e-4, atol=1e-5)

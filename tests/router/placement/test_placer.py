@@ -220,6 +220,14 @@ def test_a_prompt_that_no_pool_can_hold_is_refused():
         World(state("a", num_blocks=10)).place(num_prompt_tokens=160)
 
 
+@pytest.mark.parametrize("num_blocks", [0, 10])
+def test_texts_of_a_model_that_pools_may_be_longer_together_than_a_prompt_and_the_pool(num_blocks):
+    pools = state("a", num_blocks=num_blocks, num_free_blocks=0)
+    pools.model.max_model_len = 256
+    pools.model.pooler.width = 8
+    assert World(pools).place(num_prompt_tokens=20_000).decode.worker_id == "a"
+
+
 def test_full_queues_are_refused_quickly_with_a_retry_delay():
     world = World(state("a", num_running=64, queue_depth=60), state("b", num_running=64, queue_depth=63))
     for _ in range(5):

@@ -128,8 +128,15 @@ def view_of(
         can_prefill_for_others=state.role in _PREFILLS,
         stalled=state.stalled,
         mixes_phases=state.role == types_pb2.WORKER_ROLE_BOTH,
-        max_prompt_tokens=load.num_blocks * state.model.block_size - 1 if load.num_blocks else math.inf,
+        max_prompt_tokens=_max_prompt_tokens(state),
     )
+
+
+def _max_prompt_tokens(state: worker_pb2.WorkerState) -> float:
+    """Returns WorkerView.max_prompt_tokens. Texts of a model that pools are placed together, and computed in turn."""
+    if not state.load.num_blocks or state.model.HasField("pooler"):
+        return math.inf
+    return state.load.num_blocks * state.model.block_size - 1
 
 
 def layout_key(layout: kv_pb2.KvLayout) -> LayoutKey:

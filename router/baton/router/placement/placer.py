@@ -228,7 +228,9 @@ class Placer:
 
 def _check(request: router_pb2.PlaceRequest, hashes: bytes, model: types_pb2.ModelInfo) -> None:
     num_prompt_tokens, longest = request.num_prompt_tokens, model.max_model_len - 1
-    if not 0 < num_prompt_tokens <= longest:
+    # The texts of a model that pools are placed together; workers check the length of each.
+    is_too_long = num_prompt_tokens > longest and not model.HasField("pooler")
+    if not num_prompt_tokens or is_too_long:
         raise InvalidRequest(
             f"num_prompt_tokens is {num_prompt_tokens}; model {model.name!r} takes 1 to {longest}",
             field="num_prompt_tokens",
