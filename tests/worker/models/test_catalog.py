@@ -16,16 +16,18 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cuda.startup.support import check_supported
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.fields import Fields
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import parse_config
 from baton.worker.models.supported import catalog
 from baton.worker.models.supported.capacity import Capacity, kv_bytes_per_token, weight_bytes
 from baton.worker.models.supported.cuda_limits import misfit
-from baton.worker.models.supported.families import FAMILIES, nearest
+from baton.worker.models.supported.families import FAMILIES, family_of, nearest
 from baton.worker.quantization.registry import METHODS
 from baton.worker.weights import build
 
+STORYTELLER = Path(__file__).parents[3] / "models" / "storyteller-7m"
 LLAMA = parse_config(PRESETS["llama-3.1-8b"], "preset")
 
 
@@ -35,10 +37,45 @@ def _tiny(name: str) -> ModelConfig:
     return parse_config({**model.config.to_dict(), "architectures": [type(model).__name__]}, name)
 
 
-def test_neither_the_registry_nor_the_catalog_loads_pytorch() -> None:
-    code = "import sys, baton.worker.models.supported.catalog as c; c.families(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "False\n"
+def test_the_registry_loads_the_families_that_are_read_and_the_catalog_no_pytorch() -> None:
+    code = """
+import sys
+from pathlib import Path
+from baton.worker.models.registry import load_config
+from baton.worker.models.supported import catalog
+
+def loaded():
+    return [name.rpartition(".")[2] for name in sys.modules if name.startswith("baton.worker.models.families.")]
+
+before = loaded()
+load_config(Path(sys.argv[1]))
+print(before, [name for name in loaded() if name not in before], len(catalog.families()), "torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(STORYTELLER)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"[] ['qwen', 'qwen2'] {len(FAMILIES)} False\n"  # a folder and its module
+
+
+def test_each_family_is_that_of_its_line() -> None:
+    assert {name: family.architecture for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
+    with pytest.raises(KeyError, match="LlamaForCasualLM"):
+        FAMILIES["LlamaForCasualLM"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"model_type": "gemma3_text"}, "Gemma3ForCausalLM"),
+        ({"architectures": ["PhiMoEForCausalLM"]}, "PhimoeForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, None),
+        ({"model_type": "bloom"}, None),
+        ({}, None),
+    ],
+)
+def test_a_family_is_found_by_its_model_type_and_its_former_name(raw: dict[str, Any], expected: str | None) -> None:
+    family = family_of(Fields(raw, "config.json"))
+    assert (family and family.architecture) == expected
 
 
 def test_every_family_is_listed_with_a_summary_of_its_own() -> None:
@@ -103,8 +140,7 @@ def test_a_tokens_kv_is_its_part_of_a_block(dtype: str) -> None:
 
 def test_weights_are_as_large_as_those_that_are_allocated() -> None:
     config = parse_config(PRESETS["storyteller-7m"], "preset")
-    folder = Path(__file__).parents[3] / "models" / "storyteller-7m"
     from baton.services.doctor.service.weight_files import num_values_of
 
-    counted = weight_bytes(num_values_of(folder / "model.safetensors"), "float32")
+    counted = weight_bytes(num_values_of(STORYTELLER / "model.safetensors"), "float32")
     assert counted == pytest.approx(build.weight_bytes(config, torch.float32), rel=0.01)

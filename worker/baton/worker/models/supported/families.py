@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,65 +18,72 @@ from baton.worker.models.reading import Family
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
-_MODULES = (  # of baton.worker.models.families
-    "llama.llama",
-    "llama.mistral",
-    "llama.ministral",
-    "llama.ministral3",
-    "llama.mistral3",
-    "qwen.qwen2",
-    "qwen.qwen3",
-    "llama.phi3",
-    "granite.granite",
-    "olmo.olmo2",
-    "olmo.olmo3",
-    "llama.smollm3",
-    "glm.glm",
-    "glm.glm4",
-    "granite.granite4",
-    "cohere.cohere",
-    "cohere.cohere2",
-    "olmo.olmo",
-    "gemma.gemma",
-    "gemma.gemma2",
-    "gemma.gemma3",
-    "gemma.gemma3_text_part",
-    "gpt.gpt2",
-    "gpt.gpt_neox",
-    "gpt.starcoder2",
-)
-_ENCODERS = (
-    "encoders.bert",
-    "encoders.roberta",
-    "encoders.xlm_roberta",
-    "encoders.distilbert",
-    "encoders.modernbert",
-    "encoders.nomic_bert",
-)
-_WITH_EXPERTS = (
-    "moe.mixtral",
-    "moe.qwen2",
-    "moe.qwen3",
-    "moe.olmoe",
-    "moe.granite",
-    "moe.glm4",
-    "moe.ernie4_5",
-    "moe.minimax_m2",
-    "moe.gpt_oss",
-    "moe.phi",
-)
-
-
-def _family(module: str) -> Family:
-    family: Family = import_module(f"baton.worker.models.families.{module}").FAMILY
-    return family
-
-
-FAMILIES: Mapping[str, Family] = {
-    family.architecture: family for family in map(_family, _MODULES + _ENCODERS + _WITH_EXPERTS)
+_MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each imported when its family is first used
+    "LlamaForCausalLM": "llama.llama",
+    "MistralForCausalLM": "llama.mistral",
+    "MinistralForCausalLM": "llama.ministral",
+    "Ministral3ForCausalLM": "llama.ministral3",
+    "Mistral3ForConditionalGeneration": "llama.mistral3",
+    "Qwen2ForCausalLM": "qwen.qwen2",
+    "Qwen3ForCausalLM": "qwen.qwen3",
+    "Phi3ForCausalLM": "llama.phi3",
+    "GraniteForCausalLM": "granite.granite",
+    "Olmo2ForCausalLM": "olmo.olmo2",
+    "Olmo3ForCausalLM": "olmo.olmo3",
+    "SmolLM3ForCausalLM": "llama.smollm3",
+    "GlmForCausalLM": "glm.glm",
+    "Glm4ForCausalLM": "glm.glm4",
+    "GraniteMoeHybridForCausalLM": "granite.granite4",
+    "CohereForCausalLM": "cohere.cohere",
+    "Cohere2ForCausalLM": "cohere.cohere2",
+    "OlmoForCausalLM": "olmo.olmo",
+    "GemmaForCausalLM": "gemma.gemma",
+    "Gemma2ForCausalLM": "gemma.gemma2",
+    "Gemma3ForCausalLM": "gemma.gemma3",
+    "Gemma3ForConditionalGeneration": "gemma.gemma3_text_part",
+    "GPT2LMHeadModel": "gpt.gpt2",
+    "GPTNeoXForCausalLM": "gpt.gpt_neox",
+    "Starcoder2ForCausalLM": "gpt.starcoder2",
+    "BertModel": "encoders.bert",
+    "RobertaModel": "encoders.roberta",
+    "XLMRobertaModel": "encoders.xlm_roberta",
+    "DistilBertModel": "encoders.distilbert",
+    "ModernBertModel": "encoders.modernbert",
+    "NomicBertModel": "encoders.nomic_bert",
+    "MixtralForCausalLM": "moe.mixtral",
+    "Qwen2MoeForCausalLM": "moe.qwen2",
+    "Qwen3MoeForCausalLM": "moe.qwen3",
+    "OlmoeForCausalLM": "moe.olmoe",
+    "GraniteMoeForCausalLM": "moe.granite",
+    "Glm4MoeForCausalLM": "moe.glm4",
+    "Ernie4_5_MoeForCausalLM": "moe.ernie4_5",
+    "MiniMaxM2ForCausalLM": "moe.minimax_m2",
+    "GptOssForCausalLM": "moe.gpt_oss",
+    "PhimoeForCausalLM": "moe.phi",
 }
-_BY_MODEL_TYPE = {family.model_type: family.architecture for family in FAMILIES.values()}
-_BY_FORMER_NAME = {family.former_name: family.architecture for family in FAMILIES.values() if family.former_name}
+
+
+class Families(Mapping[str, Family]):
+    """The families by architecture. Imports the module of one when it is first looked up."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self._modules = modules
+
+    def __getitem__(self, architecture: str) -> Family:
+        family: Family = import_module(f"baton.worker.models.families.{self._modules[architecture]}").FAMILY
+        return family
+
+    def __contains__(self, architecture: object) -> bool:
+        return architecture in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+FAMILIES: Mapping[str, Family] = Families(_MODULES)
 _BY_BASE = {base_name(name): name for name in FAMILIES}
 _HEADS = re.compile(r"For[A-Z]\w+$|LMHeadModel$")  # what names of architectures end with
 
@@ -94,11 +101,23 @@ def read_folder(folder: Path) -> Fields:
 def family_of(fields: Fields) -> Family | None:
     """Returns the family of a config.json; None if its architecture has none."""
     names = fields.raw.get("architectures")
-    name = names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(fields.raw.get("model_type")))
-    name = _BY_FORMER_NAME.get(str(name), str(name))
+    name = names[0] if isinstance(names, list) and names else _architecture_of_type(fields.raw.get("model_type"))
+    name = str(name)
+    if name not in FAMILIES:
+        name = _present_name(name)
     if name not in FAMILIES and purpose_of(fields) is not Purpose.GENERATE:
         name = _BY_BASE.get(base_name(name), name)  # the same layers under another head
     return FAMILIES.get(name)
+
+
+def _architecture_of_type(model_type: object) -> str:
+    """Returns the architecture of a model type; "" for a type of no family."""
+    return next((one.architecture for one in FAMILIES.values() if one.model_type == model_type), "")
+
+
+def _present_name(architecture: str) -> str:
+    """Returns the name of an architecture that had this one in older checkpoints; an unknown name is itself."""
+    return next((one.architecture for one in FAMILIES.values() if one.former_name == architecture), architecture)
 
 
 def read_by(family: Family, fields: Fields) -> ModelConfig:
