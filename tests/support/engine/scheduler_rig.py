@@ -10,7 +10,7 @@ from baton.worker.requests.outputs import EngineCounters
 from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.scheduler import Scheduler
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.scheduling.step_draft import ScheduledStep
+from baton.worker.scheduling.steps.draft import ScheduledStep
 
 
 def make_scheduler(num_blocks: int = 64, clock: Callable[[], float] = lambda: 0.0, **values: int) -> Scheduler:

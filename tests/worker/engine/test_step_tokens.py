@@ -21,7 +21,7 @@ from support.engine.engine_harness import (
 
 from baton.worker.core import FinishReason, Request, SamplingParams, StepPlan, StepResult
 from baton.worker.executors.sim.executor import SimExecutor
-from baton.worker.scheduling.batch import Batch
+from baton.worker.scheduling.steps.batch import Batch
 
 WIDTHS = pytest.mark.parametrize("max_step_tokens", [2, 3, 9])
 

@@ -34,7 +34,7 @@ from baton.worker.sampling.grammar.stats import GrammarStats
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.scheduler import Scheduler
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.scheduling.step_draft import ScheduledStep
+from baton.worker.scheduling.steps.draft import ScheduledStep
 
 if TYPE_CHECKING:
     from baton.worker.sampling.grammar.grammars import Grammars

@@ -21,7 +21,7 @@ from baton.worker.requests.outputs import EngineCounters, FirstToken
 from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.scheduler import Scheduler
-from baton.worker.scheduling.step_draft import ScheduledStep
+from baton.worker.scheduling.steps.draft import ScheduledStep
 
 if TYPE_CHECKING:
     from baton.worker.sampling.grammar.grammars import Grammars

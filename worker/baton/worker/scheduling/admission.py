@@ -17,7 +17,7 @@ from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.preemption import Preemption
 from baton.worker.scheduling.queues import RequestQueues
-from baton.worker.scheduling.step_draft import Draft
+from baton.worker.scheduling.steps.draft import Draft
 from baton.worker.scheduling.tenants.shares import Admission, TenantShares
 
 

@@ -12,7 +12,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.requests.state import RequestState
 from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.scheduling.step_draft import Draft
+from baton.worker.scheduling.steps.draft import Draft
 
 # Part of the model's length from which prompts are long, if several may be partly computed and no threshold is set.
 _LONG_PART = 0.04

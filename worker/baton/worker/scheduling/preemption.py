@@ -9,7 +9,7 @@ from baton.worker.requests.outputs import EngineCounters
 from baton.worker.requests.state import NO_ROW, Phase, RequestState
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.queues import RequestQueues
-from baton.worker.scheduling.step_draft import Draft
+from baton.worker.scheduling.steps.draft import Draft
 
 
 class Preemption:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.worker.requests.state import RequestState
-from baton.worker.scheduling.batch import Batch
+from baton.worker.scheduling.steps.batch import Batch
 from baton.worker.scheduling.waiting_queue import WaitingQueue
 
 

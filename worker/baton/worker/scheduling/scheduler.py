@@ -25,8 +25,8 @@ from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.restores import RestoreCost, Restores
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.scheduling.step_draft import Draft, ScheduledStep
-from baton.worker.scheduling.step_masks import StepMasks
+from baton.worker.scheduling.steps.draft import Draft, ScheduledStep
+from baton.worker.scheduling.steps.masks import StepMasks
 from baton.worker.scheduling.tenants.shared_steps import SharedSteps
 from baton.worker.scheduling.whole_prompts import Prompts, WholePrompts
 

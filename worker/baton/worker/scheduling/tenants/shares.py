@@ -13,7 +13,7 @@ from itertools import groupby
 
 from baton.worker.requests.state import NO_ROW, Line, RequestState
 from baton.worker.scheduling.queues import RequestQueues
-from baton.worker.scheduling.step_draft import Draft
+from baton.worker.scheduling.steps.draft import Draft
 
 # Tenants among which one step is divided. With more, chunks would be too short to be efficient.
 _SHARERS = 4

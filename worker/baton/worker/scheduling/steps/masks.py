@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from baton.worker.core import Int32, TokenMasks
 from baton.worker.requests.state import NO_ROW, RequestState
-from baton.worker.scheduling.batch import Batch
 from baton.worker.scheduling.follow_pace import FollowPace
-from baton.worker.scheduling.step_draft import ScheduledStep
+from baton.worker.scheduling.steps.batch import Batch
+from baton.worker.scheduling.steps.draft import ScheduledStep
 
 
 class StepMasks:

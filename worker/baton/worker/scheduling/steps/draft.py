@@ -9,7 +9,7 @@ import numpy as np
 from baton.worker.core import BlockId, Int64, Request, Row, RowInit, StepPlan
 from baton.worker.requests.outputs import PrefillStarted
 from baton.worker.requests.state import RequestState
-from baton.worker.scheduling.batch import Batch
+from baton.worker.scheduling.steps.batch import Batch
 
 
 @dataclass(slots=True)
