@@ -8,7 +8,7 @@ from typing import Any
 
 from attack.case import RESPONSES, Draft, chat, large
 from attack.texts import filling
-from support.engine.constraint_search import random_constraint
+from support.sampling.constraint_search import random_constraint
 
 from baton.worker.core import ConstraintForm
 

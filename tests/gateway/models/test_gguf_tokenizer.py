@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from support.engine.gguf_files import Vocabulary, write_gguf
+from support.gguf.files import Vocabulary, write_gguf
 from support.models.texts import LETTERS, TEXTS, trained_bytes
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM

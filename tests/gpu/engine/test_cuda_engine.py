@@ -21,7 +21,7 @@ from support.engine.gpu_engines import (
     make_prompts,
     tokens_of,
 )
-from support.engine.sampling_rig import random_inits
+from support.sampling.sampling_rig import random_inits
 from transformers import PreTrainedModel
 
 from baton.rpc.errors import NoCapacity

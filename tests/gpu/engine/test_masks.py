@@ -11,8 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.engine.gpu_engines import executor_for, make_model
-from support.engine.grammar_rig import Run, choices, json_schema, make_engine, make_request, regex, write_byte_tokenizer
 from support.engine.step_harness import StepHarness
+from support.sampling.grammar_rig import (
+    Run,
+    choices,
+    json_schema,
+    make_engine,
+    make_request,
+    regex,
+    write_byte_tokenizer,
+)
 from tokenizers import Tokenizer
 
 from baton.worker.core import SamplingParams, StepPlan

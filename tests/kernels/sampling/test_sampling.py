@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from support.engine.sampling_rig import CLOSE, TINY, DeviceRows, Oracle, random_inits, random_masks
 from support.kernels.harness import NAMES, cases
+from support.sampling.sampling_rig import CLOSE, TINY, DeviceRows, Oracle, random_inits, random_masks
 from torch import Tensor
 
 from baton.kernels import reference

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.engine.gguf_files import write_gguf
 from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_models import MODELS
+from support.gguf.files import write_gguf
 
 from baton.services.doctor.finding import Finding, Level
 from baton.services.doctor.service.model import Capacity, check_model, observe_model

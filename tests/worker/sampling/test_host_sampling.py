@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.engine.sampling_rig import random_inits, random_masks
+from support.sampling.sampling_rig import random_inits, random_masks
 from torch import Tensor
 
 from baton.kernels import reference

@@ -10,11 +10,11 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support.engine.gguf_files import write_gguf
-from support.engine.gguf_runs import check_equal, outputs
 from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_models import MODELS, prompts
 from support.engine.tiny_shape import SHAPE
+from support.gguf.files import write_gguf
+from support.gguf.runs import check_equal, outputs
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from baton.model_folder.gguf.header import parts_of

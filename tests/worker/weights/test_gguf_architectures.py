@@ -10,12 +10,12 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support.engine.gguf_files import write_gguf
-from support.engine.gguf_metadata import architecture_name
-from support.engine.gguf_runs import check_equal
 from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_models import MODELS
 from support.engine.tiny_shape import SHAPE
+from support.gguf.files import write_gguf
+from support.gguf.metadata import architecture_name
+from support.gguf.runs import check_equal
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,

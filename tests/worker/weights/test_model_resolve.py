@@ -10,8 +10,8 @@ import httpx
 import huggingface_hub
 import pytest
 import torch
-from support.engine.gguf_files import write_gguf
 from support.engine.tiny_models import make_model
+from support.gguf.files import write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.engine.grammar_rig import (
+from support.engine.step_harness import Running, StepHarness
+from support.sampling.grammar_rig import (
     Run,
     choices,
     json_schema,
@@ -20,7 +21,6 @@ from support.engine.grammar_rig import (
     write_byte_tokenizer,
     write_tiny_model,
 )
-from support.engine.step_harness import Running, StepHarness
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Request, SamplingParams, StepPlan, TokenMasks

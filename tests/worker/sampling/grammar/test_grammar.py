@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.grammar_rig import (
+from support.sampling.grammar_rig import (
     EOS,
     THINK_END,
     VOCAB_SIZE,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.engine.grammar_rig import SAMPLE_MODEL, Run, choices, make_cpu_executor, make_engine, make_request, regex
+from support.sampling.grammar_rig import SAMPLE_MODEL, Run, choices, make_cpu_executor, make_engine, make_request, regex
 from tokenizers import Tokenizer
 
 from baton.worker.core import Constraint, ConstraintForm

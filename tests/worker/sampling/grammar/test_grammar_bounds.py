@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from support.engine.constraint_search import random_constraint
-from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 from support.processes.cpu_seconds import cheapest
+from support.sampling.constraint_search import random_constraint
+from support.sampling.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.core import Constraint, ConstraintForm, ModelSpec

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
-from support.engine.grammar_rig import (
+from support.sampling.grammar_rig import (
     EOS,
     SAMPLE_MODEL,
     VOCAB_SIZE,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.engine.grammar_rig import (
+from support.sampling.grammar_rig import (
     EOS,
     SAMPLE_MODEL,
     THINK_END,

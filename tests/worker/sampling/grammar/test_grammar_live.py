@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
-from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex, wait_for
+from support.sampling.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex, wait_for
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm, ModelSpec

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.engine.grammar_rig import SAMPLE_MODEL, json_schema, make_request, regex
+from support.sampling.grammar_rig import SAMPLE_MODEL, json_schema, make_request, regex
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import Constraint, ConstraintForm, ModelSpec

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.engine.grammar_rig import (
+from support.sampling.grammar_rig import (
     SAMPLE_MODEL,
     Run,
     json_schema,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.engine.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
+from support.sampling.grammar_rig import SAMPLE_MODEL, choices, json_schema, make_request, regex
 
 from baton.rpc.errors import InternalError, InvalidRequest, Unsupported
 from baton.worker.core import Constraint, ConstraintForm, ModelSpec

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support.engine.gguf_metadata import architecture_name, model_metadata
+from support.gguf.metadata import architecture_name, model_metadata
 from torch import Tensor
 from transformers import PreTrainedModel
 
