@@ -14,7 +14,7 @@ from support.kubernetes.deploy_tools import ROOT
 from support.kubernetes.manifests import container_of, named
 from support.network.tls_rig import make_certs
 from support.processes import ports
-from support.processes.redis_program import tls_redis_program
+from support.redis.program import tls_redis_program
 
 from baton.kvstore.config import KvstoreConfig
 from baton.kvstore.store.redis_connection import RedisConnection

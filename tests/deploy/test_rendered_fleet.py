@@ -22,8 +22,8 @@ import pytest
 from support.kubernetes.api_server import ApiServer, endpoint, slice_of
 from support.kubernetes.deploy_tools import ROOT
 from support.kubernetes.manifests import arguments, container_of, environment, named, pod_of
-from support.processes.redis_program import redis_program
 from support.processes.stack import run_async, wait_until
+from support.redis.program import redis_program
 
 from baton.services.up.readiness import is_ready
 from baton.services.up.tandem import Probe

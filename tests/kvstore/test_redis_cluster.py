@@ -2,7 +2,7 @@
 
 import pytest
 from support.fleet.kvstore_node import eventually, split
-from support.processes.redis_cluster import RedisCluster
+from support.redis.cluster import RedisCluster
 
 from baton.kvstore.index.packed_blocks import Home
 from baton.kvstore.index.worker_blocks import restore

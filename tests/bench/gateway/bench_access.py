@@ -25,7 +25,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.gateway.access_rig import key_file
-from support.processes.redis_program import redis_program
+from support.redis.program import redis_program
 
 from baton.gateway.access.counters import AccessCounters
 from baton.gateway.access.credential import keys_in_headers

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.router.bench_router import Row, percentile, start
 from support.fleet.fleet_node import ScriptedWorker, state
-from support.processes.redis_program import redis_program
+from support.redis.program import redis_program
 
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel

@@ -10,7 +10,7 @@ import redis
 from redis.crc import key_slot
 from support.gateway.access_rig import refused, replica, tenant, use
 from support.gateway.rest_harness import until
-from support.processes.redis_cluster import RedisCluster
+from support.redis.cluster import RedisCluster
 
 from baton.gateway.access.errors import LimitKind
 from baton.gateway.access.limits.usage import RequestCost, TokensUsed

@@ -10,7 +10,7 @@ import redis
 from support.gateway.access_rig import Clock, pretended_redis, refused, replica, tenant, use
 from support.gateway.scripted_services import until
 from support.network.tls_rig import make_certs
-from support.processes.redis_program import tls_redis_program
+from support.redis.program import tls_redis_program
 
 from baton.gateway.access.errors import LimitKind, RateLimited
 from baton.gateway.access.limits.ledger import Ledger

@@ -21,8 +21,8 @@ from typing import Any
 import grpc
 import psutil
 from support.processes import ports
-from support.processes.redis_program import redis_program
 from support.processes.service_process import ROOT, STOP_SECONDS, ServiceProcess
+from support.redis.program import redis_program
 
 from baton.rpc.channel import Dial
 from baton.services.machine.devices import Devices

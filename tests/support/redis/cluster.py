@@ -5,8 +5,8 @@ import subprocess
 
 import redis
 from support.processes import ports
-from support.processes.redis_program import redis_program
 from support.processes.stack import wait_until
+from support.redis.program import redis_program
 
 from baton.services.ports import why_unusable
 
