@@ -328,7 +328,7 @@ async def test_a_killed_engine_ends_streams_at_once_and_the_service_with_the_rea
         while not stream.slots[0].tokens:
             await stream.read()
         engine_of().send_signal(signal.SIGKILL)
-        async with asyncio.timeout(3):  # the watch over a hung engine takes two minutes
+        async with asyncio.timeout(30):  # the watch over a hung engine takes two minutes
             with contextlib.suppress(Exception):
                 while True:  # what came before the end is read first
                     await stream.read()
@@ -341,7 +341,7 @@ async def test_a_hung_engine_is_ended_by_the_watch(free_port: int) -> None:
     async with running_worker(free_port, engine_process=True, step_timeout=2.0) as worker:
         engine_of().send_signal(signal.SIGSTOP)
         with pytest.raises(InternalError, match="hung"):
-            async with asyncio.timeout(6):
+            async with asyncio.timeout(30):
                 await worker.serving
 
 
@@ -354,7 +354,7 @@ async def test_a_stopped_engine_is_ended_soon_while_its_gateway_gets_no_frames(f
         engine.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(wait_until, lambda: is_stopped(engine.pid), "the engine's stop")
         await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
-        async with asyncio.timeout(6):
+        async with asyncio.timeout(30):
             while not worker.serving.done():
                 await stream.call.write(worker_pb2.GenerateStreamRequest(ping=3))
                 await asyncio.wait([worker.serving], timeout=0.2)
