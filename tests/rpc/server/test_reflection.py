@@ -18,7 +18,7 @@ from baton.rpc.server.reflection import MAX_REQUEST_BYTES, METHOD, V1, V1ALPHA
 from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import router_pb2, router_pb2_grpc
 
-BUF = Path(__file__).parents[2] / ".venv" / "bin" / "buf"
+BUF = Path(__file__).parents[3] / ".venv" / "bin" / "buf"
 ROUTER_SERVICE = "baton.v1.RouterService"
 VERSIONS = (V1, V1ALPHA)
 
