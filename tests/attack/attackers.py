@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from attack.case import Case
+from attack.cases.case import Case
+from attack.cases.corpus import make_case
 from attack.client import send
-from attack.corpus import make_case
 
 CLIENTS = 16
 _NICE = 19

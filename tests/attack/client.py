@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from attack.case import Case, Delivery
+from attack.cases.case import Case, Delivery
 
 _TOKEN = re.compile(
     rb'"(?:content|reasoning_content|reasoning|thinking|text|delta|arguments|partial_json)": ?"[^"]'

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attack.case import Case
+from attack.cases.case import Case
 from attack.client import Answer, send
 from attack.usage import cpu_seconds, resident_bytes
 from support.network.otlp_collector import Collector

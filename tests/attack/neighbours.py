@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from attack.case import CHATS, Case
+from attack.cases.case import CHATS, Case
 from attack.client import send
 
 _WORDS = ("dog", "river", "girl", "tree", "boat", "king", "bird", "moon", "house", "garden", "light", "stone")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from attack import usage
-from attack.case import BODY_LIMIT, CHATS, Case
+from attack.cases.case import BODY_LIMIT, CHATS, Case
+from attack.cases.corpus import FAMILIES, make_case
 from attack.client import Answer
-from attack.corpus import FAMILIES, make_case
 from attack.fleet import Attacked, Cost
 from attack.siege import Siege
 from attack.verdict import misses, rows

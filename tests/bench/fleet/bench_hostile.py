@@ -30,7 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from attack.corpus import FAMILIES, make_case
+from attack.cases.corpus import FAMILIES, make_case
 from attack.fleet import Attacked, Cost
 from attack.siege import besiege
 from attack.verdict import as_json, misses, rows, show

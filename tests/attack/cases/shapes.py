@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from attack.case import (
+from attack.cases.case import (
     CHATS,
     COUNT_TOKENS,
     DETOKENIZE,
@@ -20,7 +20,7 @@ from attack.case import (
     large,
     prompt_fields,
 )
-from attack.texts import filling
+from attack.cases.texts import filling
 
 _PATHS = (CHATS, TEXTS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE, GENERATE)
 

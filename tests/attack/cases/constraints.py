@@ -6,8 +6,8 @@ import json
 import random
 from typing import Any
 
-from attack.case import RESPONSES, Draft, chat, large
-from attack.texts import filling
+from attack.cases.case import RESPONSES, Draft, chat, large
+from attack.cases.texts import filling
 from support.sampling.constraint_search import random_constraint
 
 from baton.worker.core import ConstraintForm

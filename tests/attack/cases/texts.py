@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from attack.case import (
+from attack.cases.case import (
     CHATS,
     COUNT_TOKENS,
     DETOKENIZE,

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from attack import constraints, shapes, texts
-from attack.case import Case, Draft
+from attack.cases import constraints, shapes, texts
+from attack.cases.case import Case, Draft
 
 FAMILIES: Mapping[str, Callable[[random.Random], Draft]] = MappingProxyType(
     {
