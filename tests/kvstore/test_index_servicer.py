@@ -322,5 +322,5 @@ async def test_an_end_with_open_streams_is_quick(start_kvstore, connect):
     worker: FakeWorker = await connect.worker(kvstore)
     await worker.join()
     await connect.replica(kvstore)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(8):
         await kvstore.end()

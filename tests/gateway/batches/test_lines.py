@@ -43,7 +43,7 @@ async def test_many_errors_are_counted_and_some_are_listed():
 
 async def entered(window, batch, count):
     for _ in range(count):
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(5):
             await window.enter(batch)
 
 

@@ -131,9 +131,9 @@ async def test_a_client_that_closes_before_its_generation_starts_stops_it():
     async with rest_side(generator=generator) as rest:
         client = await raw(rest.port, chat(), half_close=False)
         client.close()
-        await until(lambda: len(rest.server._connections) == 0, 2)
+        await until(lambda: len(rest.server._connections) == 0, 10)
         generator.hold.set()
-        await until(lambda: rest.admission.in_use == 0, 2)
+        await until(lambda: rest.admission.in_use == 0, 10)
         assert all(one.aborted.is_set() for one in generator.started)
 
 
@@ -147,13 +147,13 @@ async def test_a_client_that_goes_while_its_second_request_is_prepared_is_found(
         generator.hold = asyncio.Event()
         first.emit("He", finish_reason="stop")
         first.done()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             answer = await asyncio.get_running_loop().sock_recv(client, 65536)
         assert b"200 OK" in answer
         client.close()
-        await until(lambda: len(rest.server._connections) == 0, 2)
+        await until(lambda: len(rest.server._connections) == 0, 10)
         generator.hold.set()
-        await until(lambda: rest.admission.in_use == 0, 2)
+        await until(lambda: rest.admission.in_use == 0, 10)
 
 
 async def test_a_client_that_half_closes_and_is_lost_later_is_found_by_a_later_probe():

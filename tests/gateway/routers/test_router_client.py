@@ -77,12 +77,13 @@ async def test_no_router_at_all_is_unavailable_in_bounded_time():
         begin = time.monotonic()
         with pytest.raises(Unavailable, match=r"no router answered within .*127\.0\.0\.1:1: UNAVAILABLE") as caught:
             await router.place(router_pb2.PlaceRequest())
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 10
         assert caught.value.retry_after_ms
+    async with client([NOWHERE, "127.0.0.1:2"], times=replace(TIMES, total=30.0)) as router:
         begin = time.monotonic()
         with pytest.raises(Unavailable):
             await router.place(router_pb2.PlaceRequest(timeout_ms=100))
-        assert time.monotonic() - begin < TIMES.total
+        assert time.monotonic() - begin < 10
 
 
 async def test_a_full_fleet_is_reported_at_once(routers):

@@ -131,7 +131,7 @@ async def test_a_routers_end_ends_the_stream_in_time(world):
     router = await world.router(await world.worker(state("w1")))
     async with linked(router) as link:
         await link.place(request(), timeout=5)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(8):
             await router.end()
         with pytest.raises(NotPlaced) as lost:
             await link.place(request(), timeout=5)

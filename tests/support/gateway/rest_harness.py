@@ -292,7 +292,7 @@ def logprob(token: str, value: float, *top: tuple[str, float]) -> TokenLogprob:
     return TokenLogprob(token, token.encode(), 1, value, 1, tops)
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Polls until a condition holds."""
     for _ in range(int(seconds / 0.005)):
         if condition():

@@ -20,7 +20,7 @@ MODEL = types_pb2.ModelInfo(
 )
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Polls until a condition holds."""
     for _ in range(int(seconds / 0.005)):
         if condition():

@@ -222,7 +222,7 @@ async def serving_index(address: str, index: Index) -> AsyncIterator[None]:
         yield
 
 
-async def until(condition: object, what: str, seconds: float = 5.0) -> None:
+async def until(condition: object, what: str, seconds: float = 20.0) -> None:
     await asyncio.to_thread(wait_until, condition, what, seconds)
 
 

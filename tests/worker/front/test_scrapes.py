@@ -60,7 +60,7 @@ async def collector(engine):
 async def test_a_scrape_within_a_step_takes_the_last_answer(engine, collector):
     before = (await _scrape(collector))["baton_worker_steps_total"]
     engine.between_steps.clear()
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         within = await _scrape(collector)
     assert within["baton_worker_up"] == 1
     assert within["baton_worker_steps_total"] == before
@@ -72,7 +72,7 @@ async def test_a_scrape_within_a_step_takes_the_last_answer(engine, collector):
 
 
 async def test_the_first_scrape_within_a_step_finds_an_answer_too(engine, collector):
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         await engine.answered.wait()
         engine.between_steps.clear()
         scraped = await _scrape(collector)

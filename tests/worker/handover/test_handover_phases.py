@@ -33,7 +33,7 @@ def test_a_worker_killed_in_any_phase_leaves_nothing_with_the_other(pair, networ
         decode.kill()
         run_until(pair, idle(*pair))
         prefill.assert_nothing_held()
-    assert time.monotonic() - killed_at < 2
+    assert time.monotonic() - killed_at < 5
 
 
 @pytest.mark.parametrize("phase", PHASES)

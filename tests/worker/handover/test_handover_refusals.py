@@ -32,7 +32,7 @@ def test_a_peer_with_another_layout_is_named_and_not_asked_again(network, caplog
     decode.submit(first, prefill)
     began = time.monotonic()
     falls_back((prefill, decode), first)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     assert decode.handover.counters().num_mismatches == 1
     assert "num_layers=2" in caplog.text
     assert "num_layers=5" in caplog.text

@@ -40,7 +40,7 @@ def test_receive_returns_after_its_timeout_with_nothing(pair) -> None:
     _, link = pair
     began = time.monotonic()
     assert link.receive(0.05) == []
-    assert 0.04 < time.monotonic() - began < 1
+    assert 0.04 < time.monotonic() - began < 5
 
 
 def test_frames_of_one_turn_leave_in_one_write(pair) -> None:
@@ -55,8 +55,8 @@ def test_a_wake_from_another_thread_ends_the_wait(pair) -> None:
     _, link = pair
     threading.Timer(0.05, link.wake).start()
     began = time.monotonic()
-    link.receive(5.0)
-    assert time.monotonic() - began < 2
+    link.receive(30.0)
+    assert time.monotonic() - began < 10
 
 
 def test_a_frame_posted_by_another_thread_leaves_while_the_engine_computes(pair) -> None:

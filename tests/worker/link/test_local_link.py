@@ -67,7 +67,7 @@ async def test_receive_returns_after_its_timeout_and_after_a_wake(front):
     engine = front.link.engine
     began = time.monotonic()
     assert engine.receive(0.05) == []
-    assert 0.04 < time.monotonic() - began < 1
+    assert 0.04 < time.monotonic() - began < 5
     engine.wake()
     assert engine.receive(None) == []
 

@@ -59,7 +59,7 @@ async def streams():
 
 
 async def finish_of(*receivers):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         for receiver in receivers:
             await receiver.ended.wait()
 
@@ -144,7 +144,7 @@ async def test_all_requests_fail_retryably_when_the_worker_is_lost(streams):
         await until(lambda: receivers[0].token_ids)
         begin = time.monotonic()
     await finish_of(*receivers)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
     assert all(isinstance(receiver.error, Unavailable) and receiver.error.worker_id == "w1" for receiver in receivers)
     assert stream.ended
     with pytest.raises(Unavailable):

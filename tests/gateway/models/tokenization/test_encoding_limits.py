@@ -237,4 +237,4 @@ async def test_encoding_stops_when_the_client_leaves(model):
     began = time.perf_counter()
     while not stopped.is_set():
         await asyncio.sleep(0.002)
-        assert time.perf_counter() - began < 1  # of a busy machine
+        assert time.perf_counter() - began < 10  # of a busy machine
