@@ -1,33 +1,29 @@
-"""The rdma path between two processes: every byte arrives, and no fault of the peer holds, spoils or leaks anything."""
+"""The rdma path between two processes: every byte arrives, what does not fit is refused, and nothing leaks."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-import zlib
 
 import numpy as np
 import pytest
-from support.processes.child import Child
 from support.transfer import rdma_peer
-from support.transfer.rdma_peer import LAYOUT, NUM_BLOCKS, SLOT_BYTES, Pool, RdmaReceiver, make_path, usage
-
-from baton.rpc.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    Mismatch,
-    NoCapacity,
-    ServiceError,
-    Unavailable,
-    Unsupported,
+from support.transfer.rdma_checks import (
+    BLOCKS_PER_SLOT,
+    FULL,
+    WAIT_SECONDS,
+    check_piece,
+    piece,
+    slots_of,
+    wait,
 )
+from support.transfer.rdma_peer import LAYOUT, NUM_BLOCKS, SLOT_BYTES, Pool, usage
+
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity, Unavailable, Unsupported
 from baton.worker.core import BlockId
-from baton.worker.transfer.base import Piece
 from baton.worker.transfer.bulk import Slots
 from baton.worker.transfer.conversion.blocks import conversion_to
 from baton.worker.transfer.kinds.rdma import nixl as rdma_nixl
@@ -37,121 +33,6 @@ from baton.worker.transfer.kinds.rdma.receiver import QUARANTINE_SECONDS, Receiv
 from baton.worker.transfer.wire.checksum import checksum_of
 
 pytestmark = pytest.mark.skipif(not rdma_nixl.installed(), reason="NIXL is not installed (pip install '.[rdma]')")
-
-WAIT_SECONDS = 20.0
-BLOCKS_PER_SLOT = SLOT_BYTES // LAYOUT.layer_bytes(0)
-
-
-def piece(block_ids, layer=0, num_layers=1):
-    return Piece(layer, 0, len(block_ids), [BlockId(block) for block in block_ids], 0, num_layers)
-
-
-FULL = piece(range(BLOCKS_PER_SLOT))
-
-
-@pytest.fixture(scope="module")
-def pool():
-    return Pool(seed=1)
-
-
-@pytest.fixture
-def make_peer():
-    peers = []
-
-    def make(**settings):
-        peers.append(Child(RdmaReceiver, **settings))
-        return peers[-1]
-
-    yield make
-    for peer in peers:
-        peer.kill()
-
-
-@pytest.fixture(scope="module")
-def steady_peer():
-    """One that no test harms."""
-    peer = Child(RdmaReceiver, max_peers=256)
-    yield peer
-    peer.kill()
-
-
-@pytest.fixture(scope="module")
-def _stoppable_peer():
-    peer = Child(RdmaReceiver, max_peers=256)
-    yield peer
-    peer.kill()
-
-
-@pytest.fixture
-def stoppable_peer(_stoppable_peer):
-    """One that runs again after the test."""
-    yield _stoppable_peer
-    resume(_stoppable_peer)
-
-
-@pytest.fixture
-def open_path(pool):
-    paths = []
-
-    def make(of=pool, **settings):
-        paths.append(make_path(of, **settings))
-        return paths[-1]
-
-    yield make
-    for path in paths:
-        path.close()
-
-
-@pytest.fixture
-def path(open_path):
-    return open_path()
-
-
-@pytest.fixture
-def connect(path):
-    senders = []
-
-    def make(peer, by=path):
-        senders.append(by.connect(peer.call("accept", by.offer())))
-        return senders[-1]
-
-    yield make
-    for sender in senders:
-        sender.close()
-
-
-def wait(pending):
-    assert pending.wait(WAIT_SECONDS), "the copy did not end"
-
-
-def put_at_once(path, slots):
-    sender = path.connect(slots)
-    try:
-        wait(sender.put(FULL, 0, None))
-    finally:
-        sender.close()
-
-
-def stop(peer):
-    """Returns when the process has stopped."""
-    peer.process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-
-def resume(peer):
-    peer.process.send_signal(signal.SIGCONT)
-
-
-def check_piece(peer, pool, sent, slot, target):
-    """What the peer has in the slot, and then in its blocks, is the piece."""
-    num_bytes = len(target) * sent.num_layers * LAYOUT.layer_bytes(0)
-    layers = [sent.layer, sent.layer + sent.num_layers]
-    answer = peer.call("write", slot=slot, layers=layers, blocks=target, num_bytes=num_bytes)
-    parts = [pool.kv_bytes[sent.layer : sent.layer + sent.num_layers, block] for block in sent.block_ids]
-    assert answer == checksum_of(*(np.ascontiguousarray(part).data.cast("B") for part in parts))
-    for layer in range(*layers):
-        expected = zlib.crc32(pool.read_blocks(layer, sent.block_ids))
-        assert peer.call("read", layer=layer, blocks=target) == expected
 
 
 # Bytes.
@@ -234,19 +115,7 @@ def test_pieces_larger_than_a_slot_are_refused_by_both_ends(path, steady_peer, p
     check_piece(steady_peer, pool, FULL, 0, list(FULL.block_ids))
 
 
-def test_a_slot_takes_one_piece_at_a_time(stoppable_peer, connect):
-    sender = connect(stoppable_peer)
-    stop(stoppable_peer)
-    sender.put(FULL, 0, None)
-    with pytest.raises(InvalidRequest, match="slot 0 is still being filled"):
-        sender.put(FULL, 0, None)
-
-
 # Metadata.
-
-
-def slots_of(path):
-    return path.accept(path.offer()).slots
 
 
 def changed(slots, **values):
@@ -293,116 +162,6 @@ def test_refused_connections_leave_no_resources(path):
             path.connect(wrong)
     assert usage()["descriptors"] == before["descriptors"]
     assert usage()["threads"] == before["threads"]
-
-
-# Faults.
-
-
-def test_a_peer_that_is_killed_amid_a_copy_fails_every_copy(make_peer, connect):
-    peer = make_peer()
-    sender = connect(peer)
-    wait(sender.put(piece([1]), 0, None))
-    stop(peer)
-    copies = [sender.put(FULL, slot, None) for slot in range(4)]
-    assert not copies[0].wait(0.05)
-    peer.process.kill()
-    for pending in copies:
-        with pytest.raises(Unavailable):
-            pending.wait(WAIT_SECONDS)
-    with pytest.raises(Unavailable, match="has failed"):
-        sender.put(piece([1]), 0, None)
-
-
-def test_a_peer_that_was_restarted_is_another_one(make_peer, pool, path, connect):
-    killed = make_peer()
-    old_slots = killed.call("accept", path.offer())
-    sender = path.connect(old_slots)
-    wait(sender.put(FULL, 0, None))
-    killed.kill()
-    restarted = make_peer()
-    again = connect(restarted)
-    wait(again.put(FULL, 3, None))
-    check_piece(restarted, pool, FULL, 3, list(FULL.block_ids))
-    # The old one's slots lead nowhere, whether they are known or met for the first time.
-    with pytest.raises(ServiceError):
-        sender.put(FULL, 1, None).wait(WAIT_SECONDS)
-    sender.close()
-    with pytest.raises(ServiceError):
-        put_at_once(path, old_slots)
-    wait(again.put(FULL, 0, None))
-
-
-def test_a_peer_that_stops_for_a_moment_gets_everything(stoppable_peer, pool, connect):
-    sender = connect(stoppable_peer)
-    stop(stoppable_peer)
-    copies = [sender.put(FULL, slot, None) for slot in range(4)]
-    assert not any(pending.wait(0.05) for pending in copies)
-    resume(stoppable_peer)
-    for slot, pending in enumerate(copies):
-        wait(pending)
-        check_piece(stoppable_peer, pool, FULL, slot, list(FULL.block_ids))
-
-
-def test_connecting_to_a_stopped_peer_has_a_deadline(stoppable_peer, open_path):
-    path = open_path(connect_seconds=0.2)
-    slots = stoppable_peer.call("accept", path.offer())
-    stop(stoppable_peer)
-    with pytest.raises(Unavailable, match=r"cannot reach .* over rdma: nothing arrived in 0.2 s"):
-        path.connect(slots)
-
-
-def test_a_copy_to_a_stopped_peer_has_a_deadline(stoppable_peer, open_path, connect):
-    sender = connect(stoppable_peer, open_path(copy_seconds=0.2))
-    stop(stoppable_peer)
-    pending = sender.put(FULL, 0, None)
-    with pytest.raises(DeadlineExceeded, match=f"did not accept {SLOT_BYTES} bytes in 0.2 s"):
-        pending.wait(WAIT_SECONDS)
-
-
-def test_an_abort_ends_copies_that_the_peer_does_not_take(stoppable_peer, connect):
-    sender = connect(stoppable_peer)
-    stop(stoppable_peer)
-    copies = [sender.put(FULL, slot, None) for slot in range(4)]
-    aborting = threading.Timer(0.1, sender.abort)
-    aborting.start()
-    for pending in copies:
-        with pytest.raises(Unavailable, match=r"aborted|has failed"):
-            pending.wait(WAIT_SECONDS)
-    aborting.join()
-    sender.abort()
-    sender.close()
-    sender.close()
-
-
-def test_late_writes_of_an_aborted_sender_reach_no_other_senders_slots(stoppable_peer, pool, path):
-    slots = stoppable_peer.call("accept", path.offer())
-    sender = path.connect(slots)
-    stop(stoppable_peer)
-    for slot in range(4):
-        sender.put(piece(range(BLOCKS_PER_SLOT), layer=1), slot, None)
-    sender.abort()
-    sender.close()
-    resume(stoppable_peer)
-    stoppable_peer.call("close_receiver", gone=True)
-    other = stoppable_peer.call("accept", path.offer())
-    address = [decode_region(each.blob, SLOT_BYTES * 4).memory.address for each in (slots, other)]
-    assert address[0] != address[1]
-    again = path.connect(other)
-    wait(again.put(FULL, 0, None))
-    check_piece(stoppable_peer, pool, FULL, 0, list(FULL.block_ids))
-    again.close()
-
-
-def test_a_receiver_that_closes_is_reached_no_more(open_path, path):
-    receiving = open_path()
-    sender = path.connect(receiving.accept(path.offer()).slots)
-    wait(sender.put(FULL, 0, None))
-    receiving.close()
-    with pytest.raises(Unavailable):
-        sender.put(FULL, 1, None).wait(WAIT_SECONDS)
-    sender.close()
-    with pytest.raises(Unavailable, match="is closed"):
-        receiving.accept(path.offer())
 
 
 # What is held.
