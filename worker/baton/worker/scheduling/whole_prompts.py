@@ -14,7 +14,7 @@ from baton.worker.requests.outputs import EngineCounters
 from baton.worker.requests.state import Line, Phase, Rank, RequestState
 from baton.worker.scheduling.background import Background
 from baton.worker.scheduling.queues import RequestQueues
-from baton.worker.scheduling.step_draft import Draft
+from baton.worker.scheduling.steps.draft import Draft
 from baton.worker.scheduling.tenants.shares import TenantClock
 
 
