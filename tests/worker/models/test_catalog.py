@@ -37,18 +37,19 @@ def _tiny(name: str) -> ModelConfig:
     return parse_config({**model.config.to_dict(), "architectures": [type(model).__name__]}, name)
 
 
-def test_the_registry_loads_the_families_that_are_read_and_the_catalog_no_pytorch() -> None:
+def test_families_are_loaded_as_they_are_read_and_the_catalog_without_pytorch() -> None:
     code = """
 import sys
 from pathlib import Path
-from baton.worker.models.registry import load_config
 from baton.worker.models.supported import catalog
+from baton.worker.models.supported.families import family_of, read_by, read_folder
 
 def loaded():
     return [name.rpartition(".")[2] for name in sys.modules if name.startswith("baton.worker.models.families.")]
 
 before = loaded()
-load_config(Path(sys.argv[1]))
+fields = read_folder(Path(sys.argv[1]))
+read_by(family_of(fields), fields)
 print(before, [name for name in loaded() if name not in before], len(catalog.families()), "torch" in sys.modules)
 """
     done = subprocess.run(
