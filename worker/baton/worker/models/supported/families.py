@@ -117,7 +117,8 @@ def _architecture_of_type(model_type: object) -> str:
 
 def _present_name(architecture: str) -> str:
     """Returns the name of an architecture that had this one in older checkpoints; an unknown name is itself."""
-    return next((one.architecture for one in FAMILIES.values() if one.former_name == architecture), architecture)
+    former = {one.former_name: one.architecture for one in FAMILIES.values() if one.former_name}
+    return former.get(architecture, architecture)
 
 
 def read_by(family: Family, fields: Fields) -> ModelConfig:
