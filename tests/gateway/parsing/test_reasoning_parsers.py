@@ -57,6 +57,10 @@ SAMPLES = {
         "Hm.",
         "Yes.",
     ),
+    "holo 2": ("holo2", "<|im_start|>assistant\n", "Hm.\n</think>\nYes.", "Hm.", "Yes."),
+    "laguna": ("poolside_v1", "<assistant>\n<think>", "Hm.</think>Yes.", "Hm.", "Yes."),
+    "minimax keeps it": ("minimax_m2_append_think", "<think>\n", "Hm.</think>\nYes.", "", "<think>Hm.</think>\nYes."),
+    "minimax repeats the tag": ("minimax_m2_append_think", "", "<think>Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
     "hunyuan 3": ("hy_v3", "", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     "step 3": ("step3", "<｜BOT｜>assistant\n<think>\n", "Hm.\n</think>\nYes.", "Hm.", "Yes."),
     "granite": (

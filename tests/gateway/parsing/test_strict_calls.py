@@ -74,6 +74,8 @@ BEGINS = {
     "glm47": ["Ok <b>.\n<tool_call>"],
     "deepseek_v4": ["Ok.\n<｜DSML｜tool_calls>\n<｜DSML｜invoke"],
     "step3": ["Ok.<｜tool_calls_begin｜><｜tool_call_begin｜>"],
+    "minicpm5": ["Ok <b>.\n<function"],
+    "gigachat3": ["Ok <b>.<|function_call|>", "Ok.<|message_sep|>\n\nfunction call<|role_sep|>"],
     "longcat": ["Ok <b>.\n<longcat_tool_call>"],
     "granite-20b-fc": ["Ok <b>.<function_call>"],
     "internlm": ["Ok.<|action_start|>"],
@@ -97,7 +99,7 @@ CLOSERS = [
     '<|tool_call_end|>', '<|call|>', '<|message|>', 'get_weather', '[{"name": "get_weather", "arguments": {',
      '_weather', '>', ' name="get_weather">\n', 'call:get_weather{city:', '<escape>', '<|"|>', ',unit:',
     '0', '"}', '", "tool_name": "get_weather", "parameters": {"city": "', '<|END_ACTION|>', '<tool_sep>\n',
-    '</steptml:invoke>', '</steptml:parameter>', '</function_calls>', '</tool_calls>', '<|action_end|>',
+    '</param>', '</steptml:invoke>', '</steptml:parameter>', '</function_calls>', '</tool_calls>', '<|action_end|>',
     '</invoke>', '</｜DSML｜invoke>', '</parameter>\n', '</｜DSML｜parameter>\n', '<tool_call|>', '<end_function_call>',
     '[{"name": "get_weather", "arguments": ', '\n', '":', 'celsius',
 ]  # fmt: skip
@@ -217,6 +219,8 @@ GOOD = {
     "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get">'
     '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    "minicpm5": '<function name="get"><param name="a">1</param></function>',
+    "gigachat3": '<|function_call|>{"name": "get", "arguments": {"a": 1}}',
     "longcat": '<longcat_tool_call>\n{"name": "get", "arguments": {"a": 1}}\n</longcat_tool_call>',
     "granite-20b-fc": '<function_call> {"name": "get", "arguments": {"a": 1}}',
     "internlm": '<|action_start|><|plugin|>\n{"name": "get", "parameters": {"a": 1}}\n<|action_end|>',

@@ -85,6 +85,7 @@ def test_held_back_text_is_bounded(name):
         "minimax": '<tool_calls>{"x": "', "jamba": '<tool_calls>[{"x": "', "hunyuan_a13b": '<tool_calls>[{"x": "',
         "longcat": '<longcat_tool_call>{"x": "',
         "cohere_command3": '<|START_ACTION|>[{"x": "', "apertus": '<|tools_prefix|>[{"', "hy_v3": "<tool_call>",
+        "minicpm5": '<function name="', "gigachat3": '<|function_call|>{"x": "',
         "lfm2": "<|tool_call_start|>[f", "olmo3": "<function_calls>f",
     }[name]  # fmt: skip
     parser = tool_parser(name)

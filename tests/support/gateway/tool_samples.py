@@ -301,6 +301,37 @@ SAMPLES = {
         "Ok.",
         [(CALL, {"city": "Paris", "days": 3}), ("get_time", {})],
     ),
+    "minicpm 5": (
+        "minicpm5",
+        'Ok.\n<function name="get_weather"><param name="city"><![CDATA[<b> & </param>]]></param>'
+        '<param name="days">3</param></function>\n<function name="get_time"></function>',
+        "Ok.",
+        [(CALL, {"city": "<b> & </param>", "days": 3}), ("get_time", {})],
+    ),
+    "gigachat 3": (
+        "gigachat3",
+        'Ok.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        "Ok.",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "gigachat 3.1": (
+        "gigachat3",
+        '<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "mimo": (
+        "mimo",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "laguna": (
+        "poolside_v1",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
     "deepseek v4": (
         "deepseek_v4",
         'Ok.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '

@@ -10,6 +10,7 @@ from baton.gateway.parsing.output_format import ReasoningFormat, ToolFormat
 from baton.gateway.parsing.reasoning_formats import granite as granite_reasoning
 from baton.gateway.parsing.reasoning_formats.answer_tags import AnswerTagsParser
 from baton.gateway.parsing.reasoning_formats.granite import GraniteReasoningParser
+from baton.gateway.parsing.reasoning_formats.kept_reasoning import KeptReasoningParser
 from baton.gateway.parsing.reasoning_formats.think_tags import ThinkTagsParser
 from baton.gateway.parsing.tool_formats import (
     apertus,
@@ -34,12 +35,19 @@ from baton.gateway.parsing.tool_formats.glm45 import Glm45Parser, Hunyuan3Parser
 from baton.gateway.parsing.tool_formats.harmony import HarmonyParser
 from baton.gateway.parsing.tool_formats.hermes import (
     CallLinesParser,
+    GigaChatParser,
     Granite20bParser,
     HermesParser,
     InternLmParser,
     LongcatParser,
 )
-from baton.gateway.parsing.tool_formats.invoke_tags import DeepSeekV4Parser, DsmlParser, InvokeParser, Step3Parser
+from baton.gateway.parsing.tool_formats.invoke_tags import (
+    DeepSeekV4Parser,
+    DsmlParser,
+    InvokeParser,
+    MiniCpmParser,
+    Step3Parser,
+)
 from baton.gateway.parsing.tool_formats.kimi_k2 import KimiK2Parser
 from baton.gateway.parsing.tool_formats.listed_calls import (
     CohereParser,
@@ -187,6 +195,13 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         starts=(Step3Parser.section[0], Step3Parser.call),
         syntax=invoke_tags.STEP3_SYNTAX,
     ),
+    "minicpm5": ToolFormat(MiniCpmParser, starts=("<function",), syntax=invoke_tags.MINICPM_SYNTAX),
+    "gigachat3": ToolFormat(
+        GigaChatParser,
+        (GigaChatParser.open_tag, GigaChatParser.separator, GigaChatParser.role_tag),
+        starts=(GigaChatParser.open_tag, GigaChatParser.role_tag),
+        syntax=hermes.GIGACHAT_SYNTAX,
+    ),
     "longcat": _objects(LongcatParser, hermes.LONGCAT_SYNTAX),
     "granite-20b-fc": _objects(Granite20bParser, hermes.GRANITE_20B_SYNTAX),
     "internlm": _objects(InternLmParser, hermes.INTERNLM_SYNTAX),
@@ -223,6 +238,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "granite4": _TOOL_FORMATS["hermes"],
     "llama4_json": _TOOL_FORMATS["llama3_json"],
     "step3p5": _TOOL_FORMATS["qwen3_coder"],
+    "mimo": _TOOL_FORMATS["qwen3_coder"],
+    "poolside_v1": _TOOL_FORMATS["glm45"],
 }
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -253,6 +270,9 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         _answered(False, _COHERE_ANSWER, _COHERE_THINK), special_tokens=(*_COHERE_THINK, *_COHERE_ANSWER)
     ),
     "minimax_m2": _think(opened=True),
+    "minimax_m2_append_think": replace(_think(opened=True), new_parser=KeptReasoningParser),
+    "holo2": _think(opened=True),
+    "poolside_v1": _think(),
     "seed_oss": _think(tags=_SEED_THINK),
     "gemma4": ReasoningFormat(
         lambda opened: ThinkTagsParser(*_GEMMA_THINK, opened=opened, implicit_ends=Gemma4Parser.tags[:1]),

@@ -6,7 +6,7 @@ Other families write the same objects between other tags.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax, json_calls
 from baton.gateway.parsing.grammar.forms import Form, const, repeat, sequence
@@ -82,6 +82,22 @@ class CallLinesParser(HermesParser):
         yield from source.take(self.close_tag)
 
 
+class GigaChatParser(HermesParser):
+    """GigaChat 3: a call is a message of its own, without an end."""
+
+    open_tag = "<|function_call|>"
+    close_tag = ""
+    role_tag = "<|role_sep|>"  # of the older form
+    older_tag = f"function call{role_tag}\n"
+    separator = "<|message_sep|>"  # between the text and the call
+
+    def parse(self) -> Steps[None]:
+        stops = markers(self.open_tag, self.older_tag, self.separator)
+        while marker := (yield from self.source.until(stops, self.out.content)):
+            if marker != self.separator:
+                yield from self.attempt(self._call(), marker)
+
+
 def _object(argument_key: str) -> tuple[str, str]:
     """Returns an object before and after its arguments, with NAME for the function."""
     return f'{{"name": NAME, "{argument_key}": ', "}"
@@ -103,8 +119,18 @@ def _lines(tools: Sequence[Tool]) -> Form:
     return sequence(const("\n"), repeat(call(tools), "\n"), const(f"\n{LINES[1]}"))
 
 
+def _bare(before: str) -> Callable[[Sequence[Tool]], Form]:
+    """Returns the form of an object that ends the output."""
+    head, end = _object("arguments")
+    return json_calls(lambda name: before + head.replace("NAME", json.dumps(name)), end)
+
+
 SYNTAX = _syntax_of(HermesParser, "\n")
 LONGCAT_SYNTAX = _syntax_of(LongcatParser, "\n")
 GRANITE_20B_SYNTAX = _syntax_of(Granite20bParser, " ")
 INTERNLM_SYNTAX = _syntax_of(InternLmParser, "\n", "parameters")
+GIGACHAT_SYNTAX = CallSyntax(
+    (Announced((GigaChatParser.open_tag,), _bare("")), Announced((GigaChatParser.role_tag,), _bare("\n"))),
+    neutral=(GigaChatParser.separator,),
+)
 LINES_SYNTAX = CallSyntax((Announced(LINES[:1], _lines),))

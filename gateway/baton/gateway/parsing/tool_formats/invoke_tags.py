@@ -1,7 +1,7 @@
 """MiniMax M2, DeepSeek V3.2 and Step 3: <invoke name="f"><parameter name="k">v</parameter>...</invoke>, in a section.
 
 DeepSeek's tags have a prefix, and an attribute of each value marks text: string="true". Step's have a prefix, and
-special tokens around each call.
+special tokens around each call. MiniCPM 5 writes <function> and <param>, in no section.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ class InvokeParser(ToolParser):
 
     section = ("<minimax:tool_call>", "</minimax:tool_call>")
     mark = ""  # prefix of all tags inside the section
+    call_word, parameter_word = "invoke", "parameter"
 
     def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
-        self._call_tag, self._parameter_tag = f"<{self.mark}invoke", f"<{self.mark}parameter"
-        self._end_call, self._end_parameter = f"</{self.mark}invoke>", f"</{self.mark}parameter>"
+        call, parameter = f"{self.mark}{self.call_word}", f"{self.mark}{self.parameter_word}"
+        self._call_tag, self._parameter_tag = f"<{call}", f"<{parameter}"
+        self._end_call, self._end_parameter = f"</{call}>", f"</{parameter}>"
         super().__init__(tools, new_id)
 
     def parse(self) -> Steps[None]:
-        stops = markers(*self.section, self._call_tag)
+        stops = markers(*filter(None, self.section), self._call_tag)
         while marker := (yield from self.source.until(stops, self.out.content)):
             if marker == self._call_tag:
                 yield from self.attempt(self._call(), marker)
@@ -67,8 +69,9 @@ class InvokeParser(ToolParser):
         return match[1], match[2] or ""
 
     def _value(self, arguments: ArgumentsWriter, key: str, kind: str) -> Steps[None]:
-        source, stops = self.source, markers(self._end_parameter)
+        source = self.source
         source.commit()
+        stops = markers((yield from self._end_of_value()))
         kinds = arguments.kinds(key)
         if kind == "true" or (not kind and kinds == _STRING):
             arguments.begin_text(key)
@@ -81,6 +84,22 @@ class InvokeParser(ToolParser):
         source.commit()
         # Values marked as JSON are parsed as JSON for any schema.
         arguments.add(key, json_value(value, kinds - _STRING if kind else kinds))
+
+    def _end_of_value(self) -> Steps[str]:
+        """Reads what may stand before a value. Returns what ends it."""
+        yield from ()
+        return self._end_parameter
+
+
+class MiniCpmParser(InvokeParser):
+    """Parses <function name="f"><param name="k">v</param></function>. Values may be in CDATA sections."""
+
+    section = ("", "")
+    call_word, parameter_word = "function", "param"
+
+    def _end_of_value(self) -> Steps[str]:
+        in_section = yield from self.source.take("<![CDATA[")
+        return f"]]>{self._end_parameter}" if in_section else self._end_parameter
 
 
 class DsmlParser(InvokeParser):
@@ -133,18 +152,19 @@ class _Layout:
 
 
 def _syntax_of(parser: type[InvokeParser], layout: _Layout = _Layout()) -> CallSyntax:
-    mark, line_break = parser.mark, layout.line_break
-    end, stops = f"</{mark}parameter>", (f"</{mark}parameter>",)
-    trigger, after_trigger, after_call = layout.frame or (f"<{mark}invoke", "", "")
+    line_break = layout.line_break
+    call, parameter = f"{parser.mark}{parser.call_word}", f"{parser.mark}{parser.parameter_word}"
+    end, stops = f"</{parameter}>", (f"</{parameter}>",)
+    trigger, after_trigger, after_call = layout.frame or (f"<{call}", "", "")
     if layout.frame:
-        after_trigger += f"<{mark}invoke"
+        after_trigger += f"<{call}"
 
     def begin(key: str, string: str = "") -> str:
-        return f'<{mark}parameter name="{key}"{string}>'
+        return f'<{parameter} name="{key}"{string}>'
 
     def one(tool: Tool) -> Form:
         head = const(f'{after_trigger} name="{tool.name}">{line_break}')
-        last = const(f"</{mark}invoke>{after_call}")
+        last = const(f"</{call}>{after_call}")
         if not tool.strict:
             return sequence(head, text(), last)
         of_kinds = (lambda key: begin(key, ' string="true"'), lambda key: begin(key, ' string="false"'))
@@ -154,13 +174,14 @@ def _syntax_of(parser: type[InvokeParser], layout: _Layout = _Layout()) -> CallS
     def calls(tools: Sequence[Tool]) -> Form:
         return either(map(one, tools))
 
-    section = (f"{parser.section[0]}{layout.separator}", f"{layout.separator}{parser.section[1]}")
-    return CallSyntax(
-        (Announced((trigger,), calls),), neutral=parser.section, section=section, separator=layout.separator
-    )
+    opened, closed = parser.section
+    section = (f"{opened}{layout.separator}", f"{layout.separator}{closed}") if opened else parser.section
+    neutral = parser.section if opened else ()
+    return CallSyntax((Announced((trigger,), calls),), neutral=neutral, section=section, separator=layout.separator)
 
 
 MINIMAX_SYNTAX = _syntax_of(InvokeParser)
+MINICPM_SYNTAX = _syntax_of(MiniCpmParser, _Layout("", separator="\n"))
 DSML_SYNTAX = _syntax_of(DsmlParser, _Layout(typed=True))
 DEEPSEEK_V4_SYNTAX = _syntax_of(DeepSeekV4Parser, _Layout(typed=True))
 STEP3_SYNTAX = _syntax_of(
