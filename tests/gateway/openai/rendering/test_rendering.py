@@ -107,6 +107,9 @@ async def test_names_of_token_ids_become_texts():
             {"index": 0, "token_ids": [5] * 2049}]}}, "generate_response.choices.0.token_ids"),
         (f"{CHAT}/derender", {"model": NAME, "chat_request": {"messages": []}, "generate_response": {
             "request_id": "r", "choices": [{"index": 0, "token_ids": [5]}]}}, "chat_request.messages"),
+        (f"{TEXT}/derender", {"model": NAME, "generate_responses": [
+            {"request_id": "r", "choices": [{"index": 0, "token_ids": [1 << 40]}]}]},
+         "generate_responses.0.choices.0.token_ids.0"),
         (f"{TEXT}/derender", {"model": NAME, "generate_responses": []}, "generate_responses"),
         (f"{TEXT}/derender", {"model": NAME, "prompt_tokens": [1, 2], "generate_responses": [
             {"request_id": "r", "choices": [{"index": 0, "token_ids": [5]}]}]}, "prompt_tokens"),

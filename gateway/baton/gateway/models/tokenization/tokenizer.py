@@ -47,6 +47,7 @@ _MAX_DECODED = 1 << 20  # token ids
 _MAX_JSON = 32 << 10  # tokens cached as JSON, some megabytes
 # Tokens of a prompt's end that decide the spelling of the output's first token, including special tokens.
 _MAX_CONTEXT_TOKENS = 16
+_MAX_ID = 2**32 - 1  # that the library can look up
 
 
 class Tokenizer:
@@ -235,7 +236,7 @@ class Tokenizer:
 
     def token_name(self, token_id: int) -> str:
         """Returns the vocabulary's name of the token, or an empty text for an unknown id."""
-        return self._rust.id_to_token(token_id) or ""
+        return (self._rust.id_to_token(token_id) or "") if token_id <= _MAX_ID else ""
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()
