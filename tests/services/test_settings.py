@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from baton.rpc.errors import InvalidRequest
 from baton.services import settings
 from baton.services.settings import SettingsError
+from baton.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +133,15 @@ def test_several_configs_share_one_command_line():
 
     racer, extra = settings.load("racer", (RacerConfig, Extra), ["--colour", "blue", "--lane", "2"], {})
     assert (racer.lane, extra.colour) == (2, "blue")
+
+
+def test_dtypes_of_kv_have_vllms_names_and_others_are_refused_with_what_serves_them():
+    (config,) = settings.load("worker", (WorkerConfig,), ("--kv-cache-dtype", "fp8", "--executor", "cuda"), {}, "")
+    assert config.kv_cache_dtype == "fp8_e4m3"
+    for words, message in (
+        (("--kv-cache-dtype", "fp8_e5m2"), "--kv-cache-dtype: 'fp8_e5m2' is not supported: give fp8_e4m3, which has"),
+        (("--kv-cache-dtype", "bfloat16"), "KV has the dtype of --dtype; give auto"),
+        (("--kv-cache-dtype", "fp9"), "'fp9' is not allowed; give one of auto, fp8_e4m3, or fp8"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(message)):
+            settings.load("worker", (WorkerConfig,), words, {}, "")

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.plugins import kinds
 from baton.rpc.tls import settings as tls_settings
+
+_EIGHT_BITS = "give fp8_e4m3, which has the same size"
+# vLLM's names that have no kernels here, and what to give instead.
+OTHER_KV_DTYPES: Mapping[str, str] = {
+    "bfloat16": "KV has the dtype of --dtype; give auto",
+    "float16": "KV has the dtype of --dtype; give auto",
+    "fp8_e5m2": f"{_EIGHT_BITS} and more precision",
+    "fp8_inc": f"it is for Gaudi; {_EIGHT_BITS}",
+    "fp8_ds_mla": "it is for models with latent attention; give auto",
+    "int8_per_token_head": _EIGHT_BITS,
+    "fp8_per_token_head": f"{_EIGHT_BITS}, with a scale for each layer",
+    "int4_per_token_head": "give fp8_e4m3, the smallest that there is",
+    "nvfp4": "give fp8_e4m3, the smallest that there is",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +168,12 @@ class ModelSettings:
     cuda_graphs: bool = field(default=True, metadata={"help": "Replay decode steps as CUDA graphs."})
     kv_cache_dtype: str = field(
         default="auto",
-        metadata={"help": "Of KV; auto: as --dtype. fp8_e4m3 needs executor=cuda.", "choices": ("auto", "fp8_e4m3")},
+        metadata={
+            "help": "Of KV; auto: as --dtype. fp8_e4m3, also fp8, needs executor=cuda.",
+            "choices": ("auto", "fp8_e4m3"),
+            "words": {"fp8": "fp8_e4m3"},
+            "refused": OTHER_KV_DTYPES,
+        },
     )
     batch_invariant: bool = field(
         default=False,

@@ -156,8 +156,7 @@ def _config(model: str, settings: Mapping[str, Any]) -> WorkerConfig:
     if not isinstance(model, str) or not model:
         raise InvalidParameter(f"model is {model!r}; give a folder or a hub id", field="model")
     by_name = {one.name: one for one in dataclasses.fields(WorkerConfig)}
-    for name, value in settings.items():
-        _check(by_name[name], value)
+    settings = {name: _checked(by_name[name], value) for name, value in settings.items()}
     config = WorkerConfig(
         **{**settings, "model": model},
         transports="none",
@@ -171,15 +170,20 @@ def _config(model: str, settings: Mapping[str, Any]) -> WorkerConfig:
     return with_device_limits(dataclasses.replace(config, engine_process=False))
 
 
-def _check(setting: dataclasses.Field[Any], value: Any) -> None:
-    """Raises InvalidParameter for a value of another type, or beyond the setting's bounds."""
+def _checked(setting: dataclasses.Field[Any], value: Any) -> Any:
+    """Returns the value. Raises InvalidParameter for one of another type, or beyond the setting's bounds."""
     kind, facts = type(setting.default), setting.metadata
+    if isinstance(value, str) and value in facts.get("words", {}):
+        return facts["words"][value]
+    if isinstance(value, str) and value in facts.get("refused", {}):
+        message = f"{setting.name} is {value!r}, which is not supported: {facts['refused'][value]}"
+        raise InvalidParameter(message, field=setting.name)
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
     choices = facts.get("choices")
     low, high = facts.get("minimum"), facts.get("maximum")
     if fits and (choices is None or value in choices):
         if (low is None or value >= low) and (high is None or value <= high):
-            return
+            return value
         allowed = " and ".join(
             text for bound, text in ((low, f"at least {low}"), (high, f"at most {high}")) if bound is not None
         )

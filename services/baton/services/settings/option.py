@@ -44,6 +44,7 @@ class Option:
     maximum: float | None
     metavar: str
     words: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # values that have a name
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # values of other servers, and what serves
     spaced: bool = False  # a tuple whose flag takes several words
     positional: bool = False  # its flag may be left out
     short: str = ""  # a flag of one letter
@@ -77,6 +78,8 @@ class Option:
             return None
         if text.strip() in self.words:
             return self.words[text.strip()]
+        if text.strip() in self.refused:
+            raise SettingsError(f"{source}: {text!r} is not supported: {self.refused[text.strip()]}")
         try:
             value = self._convert(text.strip())
         except ValueError:
@@ -147,6 +150,7 @@ def _option(service: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         minimum=metadata.get("minimum"),
         maximum=metadata.get("maximum"),
         words=metadata.get("words", {}),
+        refused=metadata.get("refused", {}),
         spaced=bool(metadata.get("spaced")),
         positional=bool(metadata.get("positional")),
         short=metadata.get("short", ""),
