@@ -187,6 +187,12 @@ TABLE = (
     *(Row(op, "torch:addmm", batch_invariant=False) for op in ("multiply", "project", "gate", "add")),
     *(Row(op, _MATMUL, batch_varies=False) for op in ("multiply", "project", "gate", "add")),
     *(Row(op, "torch.nn.functional:linear", device="cpu") for op in ("multiply", "project", "gate", "add")),
+    Row(
+        "packed_linear",
+        f"{_REFERENCE}.linear.packed:packed_linear",
+        device="cpu",
+        dtypes=frozenset({torch.float32, torch.bfloat16}),
+    ),
     Row("rms_norm", "baton.kernels.norm.rms_norm:rms_norm"),
     Row("rms_norm", f"{_REFERENCE}.norm.rms_norm:rms_norm", device="cpu"),
     Row("layer_norm", "baton.kernels.norm.layer_norm:layer_norm"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from baton.kernels.reference.linear.packed import can_pack
 from baton.kernels.routing import RouterSpec
 from baton.kernels.table import TABLE, Case, Row, find
 from baton.worker.executors.facts import KernelChoice, Off
@@ -110,6 +111,9 @@ def _by_cells(case: Case, num_kv_heads: int) -> Callable[[int], Case]:
 
 
 def _linears(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
+    if not model.cached and can_pack(case.dtype):
+        yield _Use("packed_linear", _constant(case), 1, "", model.num_layers)
+        return
     layer = model.layers[0]
     # Kernels that fuse norms and sums take neither LayerNorm nor scaled updates, as little as biases.
     unfused = model.norm.centered or layer.attention.qkv_bias or layer.residual_scale != 1

@@ -26,8 +26,8 @@ class Linear:
     __slots__ = ("_ops", "_params")
 
     def __init__(self, weights: LinearWeights, device: Device[Any]) -> None:
-        self._params = weights.params
         self._ops = device.linear_ops(weights.method)
+        self._params = self._ops.prepared(weights.params)
 
     def project(self, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
         """Returns the linear of the normed stream."""
@@ -36,6 +36,10 @@ class Linear:
     def gate(self, stream: Stream, norm: Norm | None) -> Tensor:
         """Returns silu(first half) * second half of the linear of the normed stream."""
         return self._ops.gate(self._params, stream, norm)
+
+    def activate(self, stream: Stream, norm: Norm | None, activation: str) -> Tensor:
+        """Returns activation(linear) of the normed stream."""
+        return self._ops.activate(self._params, stream, norm, activation)
 
     def multiply(self, x: Tensor) -> Tensor:
         """Returns the linear of x."""

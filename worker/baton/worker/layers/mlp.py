@@ -51,5 +51,7 @@ class Mlp:
         spec = self._spec
         if spec.gated and spec.activation == "silu":
             return self._gate_up.gate(stream, self._input_norm)
+        if not spec.gated:
+            return self._gate_up.activate(stream, self._input_norm, spec.activation)
         projected = self._gate_up.project(stream, self._input_norm)
-        return self._kernels.activate(projected, spec.activation, gated=spec.gated)
+        return self._kernels.activate(projected, spec.activation, gated=True)

@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 from torch.nn import functional
 
+from baton.worker.core import HeadKind
 from baton.worker.layers.attention import Attention
 from baton.worker.layers.device import Device
 from baton.worker.layers.experts import Experts, ExpertsWeights
@@ -129,7 +130,8 @@ class Decoder(Generic[S]):
         ]
         self._embed_norm = norm_of(weights.embed_norm, config.norm)
         self._norm = norm_of(weights.norm, config.norm)
-        self._lm_head = Linear(weights.lm_head, device)
+        generates = HeadKind.GENERATE in config.heads
+        self._lm_head = Linear(weights.lm_head, device) if generates else None
         dense = () if config.pooler is None else config.pooler.dense
         self._dense = [
             (spec.squash, Linear(each.linear, device), norm_of(each.norm, config.norm))
@@ -175,6 +177,7 @@ class Decoder(Generic[S]):
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns the logits [num_rows, vocab_size] of rows that `forward` returned."""
+        assert self._lm_head is not None, "models without this head pool"
         logits = self._lm_head.project(Stream(hidden, fuse_norms=True), self._norm, out)
         divisor, cap = self._config.logits_divisor, self._config.logits_soft_cap
         if divisor != 1:

@@ -49,6 +49,10 @@ class LinearOps(ABC):
     def reset(self) -> None:  # noqa: B027 - most formats have no scratch memory
         """Restores scratch memory after a failed step."""
 
+    def prepared(self, params: Params) -> Params:
+        """Returns the parameters as the other ops take them, which may be copies."""
+        return params
+
     @abstractmethod
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns x @ weight^T + bias."""
@@ -60,6 +64,10 @@ class LinearOps(ABC):
     def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
         """Returns silu(first half) * second half of the linear of the normed stream."""
         return self.kernels.silu_mul(self.project(params, stream, norm))
+
+    def activate(self, params: Params, stream: Stream, norm: Norm | None, activation: str) -> Tensor:
+        """Returns activation(linear) of the normed stream."""
+        return self.kernels.activate(self.project(params, stream, norm), activation, gated=False)
 
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
         """Adds scale * linear(x) to the stream."""

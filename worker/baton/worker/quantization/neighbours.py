@@ -52,7 +52,7 @@ class Stream:
     __slots__ = ("fuse_norms", "residual", "update")
 
     def __init__(self, residual: Tensor, *, fuse_norms: bool = False) -> None:
-        self.residual = residual  # [num_tokens, hidden_size], updated in place unless it is normed
+        self.residual = residual  # [num_tokens, hidden_size], updated in place or replaced
         self.update: Tensor | None = None  # deferred
         self.fuse_norms = fuse_norms  # linears may apply the norms before them
 

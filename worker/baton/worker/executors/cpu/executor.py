@@ -118,7 +118,7 @@ class CpuExecutor:
         )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
-        self._device = CpuDevice(self._memory.tensors, cos_sin)
+        self._device = CpuDevice(self._memory.tensors, cos_sin, packs=not loaded.config.cached)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.linear.packed import can_pack
 from baton.kernels.table import Case, find
 from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
@@ -18,6 +19,8 @@ from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
+from baton.worker.quantization.packed import PackedOps
+from baton.worker.quantization.registry import UNQUANTIZED
 
 CpuInputs = StepInputs | WholeInputs
 
@@ -35,11 +38,19 @@ class CpuKernels:
 class CpuDevice:
     """Implements baton.worker.layers.device.Device."""
 
-    def __init__(self, cache: Sequence[Tensor], cos_sin: Mapping[RopeConfig, Tensor]) -> None:
+    def __init__(
+        self,
+        cache: Sequence[Tensor],
+        cos_sin: Mapping[RopeConfig, Tensor],
+        *,
+        packs: bool = False,  # linears multiply with packed copies of their matrices, where that is possible
+    ) -> None:
         self.kernels = CpuKernels()
         self._cache = cache  # per layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
+        if packs and can_pack(self.dtype):
+            self._linear_ops[UNQUANTIZED.name] = PackedOps(self.kernels)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,0 +1,1 @@
+"""Linears on a CPU in plain PyTorch."""
