@@ -145,6 +145,11 @@ async def test_a_wrong_file_fails_with_the_numbers_of_its_lines(tmp_path):
             b'{"custom_id": "e", "method": "POST", "url": "/v1/completions", "body": []}',
             line("f", stream=True),
             b'{"method": "POST", "url": "/v1/completions", "body": {}}',
+            line("g", background=True),
+            line("h-").replace(b"h-", b"\xff"),
+            line("i").replace(b"POST", b"\xff"),
+            line("j", x=1).replace(b'"x"', b'"\xff"'),
+            line("k-").replace(b'"k-"', b"1e999"),
         ]
         done = await ended(client, await begin(client, wrong))
         assert done.status == "failed"
@@ -162,6 +167,11 @@ async def test_a_wrong_file_fails_with_the_numbers_of_its_lines(tmp_path):
             (9, "invalid_request", "body"),
             (10, "invalid_request", "body.stream"),
             (11, "missing_required_parameter", "custom_id"),
+            (12, "invalid_request", "body.background"),
+            (13, "invalid_json_line", "custom_id"),
+            (14, "invalid_json_line", "method"),
+            (15, "invalid_json_line", None),
+            (16, "invalid_request", "custom_id"),
         ]
         assert "line 1" in done.errors.data[2].message
         assert rest.generator.started == []

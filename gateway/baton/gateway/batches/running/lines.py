@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any
-
 import msgspec
 
 from baton.gateway.batches.types import BatchError
@@ -15,9 +13,10 @@ MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 << 20
 MAX_CUSTOM_ID = 512  # characters
 _SHOWN = 80
+_INCOMPLETE_ANSWERS = ("stream", "background")  # members of a body
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_any = msgspec.json.Decoder()
+_text = msgspec.json.Decoder(str)
 
 Read = Callable[[int, int], Awaitable[bytes]]  # from (offset, length)
 
@@ -76,12 +75,7 @@ async def lines_of(read: Read) -> AsyncIterator[Line]:
 
 def request_of(line: bytes, targets: Collection[str]) -> LineRequest:
     """Returns the request of a line for one of the targets. Raises LineProblem that names the member."""
-    try:
-        members = _object.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise LineProblem("invalid_json_line", "This line is not parseable as valid JSON.") from None
-    except msgspec.ValidationError:
-        raise LineProblem("invalid_json_line", "This line is not a JSON object.") from None
+    members = _members_of(line)
     custom_id = _text_of(members, "custom_id")
     if not custom_id or len(custom_id) > MAX_CUSTOM_ID:
         message = f"custom_id has {len(custom_id)} characters; it must have 1 to {MAX_CUSTOM_ID}"
@@ -97,21 +91,35 @@ def request_of(line: bytes, targets: Collection[str]) -> LineRequest:
         raise LineProblem("missing_required_parameter", "body is required", "body")
     if not bytes(memoryview(body)[:1]) == b"{":
         raise LineProblem("invalid_request", "body must be a JSON object", "body")
-    _check_stream(body)
+    _check_answers_whole(body)
     return LineRequest(custom_id, url, bytes(body))
+
+
+def _members_of(line: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    try:
+        return _object.decode(line)
+    except msgspec.ValidationError:
+        raise LineProblem("invalid_json_line", "This line is not a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise LineProblem("invalid_json_line", "This line is not parseable as valid JSON.") from None
 
 
 def _text_of(members: dict[str, msgspec.Raw], name: str) -> str:
     raw = members.get(name)
     if raw is None:
         raise LineProblem("missing_required_parameter", f"{name} is required", name)
-    value: Any = _any.decode(raw)
-    if not isinstance(value, str):
-        raise LineProblem("invalid_request", f"{name} must be a string", name)
-    return value
+    try:
+        return _text.decode(raw)
+    except msgspec.ValidationError:
+        raise LineProblem("invalid_request", f"{name} must be a string", name) from None
+    except UnicodeDecodeError:
+        raise LineProblem("invalid_json_line", f"{name} is not valid UTF-8", name) from None
 
 
-def _check_stream(body: msgspec.Raw) -> None:
-    stream = _object.decode(body).get("stream")
-    if stream is not None and bytes(stream) not in (b"false", b"null"):
-        raise LineProblem("invalid_request", "body.stream must be false: a batch's answers are whole", "body.stream")
+def _check_answers_whole(body: msgspec.Raw) -> None:
+    members = _members_of(body)
+    for name in _INCOMPLETE_ANSWERS:
+        given = members.get(name)
+        if given is not None and bytes(given) not in (b"false", b"null"):
+            field = f"body.{name}"
+            raise LineProblem("invalid_request", f"{field} must be false: a batch's answers are whole", field)
