@@ -8,7 +8,9 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
 
+from baton.gateway.batches.running import results as results_module
 from baton.gateway.batches.running import runner as runner_module
+from baton.gateway.batches.running.turns import MAX_OF_TENANT
 from baton.gateway.batches.state.memory import MemoryState
 from baton.rpc.errors import NoCapacity, Unavailable
 
@@ -310,6 +312,44 @@ async def test_a_gateway_whose_state_cannot_be_reached_stops_all_the_same(tmp_pa
             say("not recorded")(first)
             await asyncio.sleep(0.05)
     assert rest.admission.in_use == 0
+
+
+async def test_results_that_cannot_be_stored_hold_up_further_lines(tmp_path, monkeypatch):
+    num_refused, num_lines = 0, 200
+
+    async def commit(self, name, fence, step):
+        nonlocal num_refused
+        if step.lines:
+            num_refused += 1
+            raise Unavailable("gone")
+        await stored(self, name, fence, step)
+
+    stored = MemoryState.commit
+    monkeypatch.setattr(MemoryState, "commit", commit)
+    monkeypatch.setattr(results_module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(results_module, "_PART_LINES", 2)
+    async with running(tmp_path, say("x"), max_batch_streams=4) as (rest, client):
+        batch = await begin(client, [line(str(number)) for number in range(num_lines)])
+        await until(lambda: num_refused > 20)
+        assert len(rest.generator.started) < 100
+        monkeypatch.setattr(MemoryState, "commit", stored)
+        done = await ended(client, batch)
+        assert (done.status, done.request_counts.completed) == ("completed", num_lines)
+
+
+async def test_batches_of_one_tenant_leave_places_to_others(tmp_path):
+    async with running(tmp_path, generator=FakeGenerator()) as (rest, client):
+        for _ in range(MAX_OF_TENANT + 1):
+            await begin(client, [line("a")])
+        await until(lambda: len(rest.generator.started) == MAX_OF_TENANT)
+        listed = [one async for one in client.batches.list()]
+        assert sorted(one.status for one in listed) == ["in_progress"] * MAX_OF_TENANT + ["validating"]
+        say("x")(rest.generator.started[0])
+        await until(lambda: len(rest.generator.started) == MAX_OF_TENANT + 1)
+        for one in rest.generator.started[1:]:
+            say("x")(one)
+        for one in listed:
+            assert (await ended(client, one)).status == "completed"
 
 
 async def test_a_batch_waits_for_a_gateway_that_serves_its_endpoint(tmp_path, redis_server, monkeypatch):

@@ -6,8 +6,10 @@ import pytest
 
 from baton.gateway.batches.running import lines as lines_module
 from baton.gateway.batches.running.lines import LineProblem, lines_of
+from baton.gateway.batches.running.turns import in_turn
 from baton.gateway.batches.running.validation import validate
 from baton.gateway.batches.running.window import Window
+from baton.gateway.batches.state.store import Entry
 
 
 def reader(data, piece):
@@ -79,14 +81,14 @@ async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
     assert window.in_flight == 0
 
 
-async def test_batches_that_wait_get_places_in_turn():
+async def test_tenants_that_wait_get_places_in_turn():
     window = Window(4, lambda: 0.0)
     await entered(window, "large", 4)
     order = []
 
-    async def wait(batch):
-        await window.enter(batch)
-        order.append(batch)
+    async def wait(tenant):
+        await window.enter(tenant)
+        order.append(tenant)
 
     tasks = [asyncio.create_task(wait(name)) for name in ("large", "large", "large", "small", "small")]
     await asyncio.sleep(0)
@@ -99,6 +101,12 @@ async def test_batches_that_wait_get_places_in_turn():
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert window.in_flight == 4
+
+
+def test_batches_are_taken_from_tenants_in_turn_oldest_first():
+    waiting = [Entry("batch", tenant, f"{tenant}{number}") for number, tenant in enumerate("aaaabbc")]
+    assert [one.name for one in in_turn(waiting, {})] == ["a0", "b4", "c6", "a1", "b5", "a2", "a3"]
+    assert [one.name for one in in_turn(waiting, {"a": 2})] == ["b4", "c6", "b5", "a0", "a1", "a2", "a3"]
 
 
 async def test_a_place_given_to_a_line_that_is_cancelled_goes_to_the_next():

@@ -56,7 +56,7 @@ async def test_a_tenants_files_have_a_bound_of_bytes(state):
 
 async def test_one_holds_a_lease_until_it_expires_or_is_given_back(state):
     await state.create(BATCH, b"{}", 1.0, None)
-    assert await state.open_batches() == ["batch_1"]
+    assert await state.open_batches() == [BATCH]
     first = await state.lease("batch_1", 60)
     assert first == 1
     assert await state.lease("batch_1", 60) is None
@@ -97,7 +97,7 @@ async def test_a_commit_counts_whole_or_not_at_all(state):
     assert list(progress.parts) == [b"p1", b"p2", b"p3"]
     assert [line for line in range(20) if progress.has(line)] == [0, 1, 9]
     assert await state.load("batch", ["batch_1"]) == [b"two"]
-    await state.close_batch("batch_1")
+    await state.close_batch(BATCH)
     assert await state.open_batches() == []
     assert not (await state.progress("batch_1")).has(0)
 

@@ -138,6 +138,8 @@ class BatchRun:
             async with asyncio.TaskGroup() as running:
                 async for line in lines_of(self._read):
                     if not progress.has(line.index):
+                        if writer.is_behind:
+                            await writer.flush()
                         await runner.enter()
                         running.create_task(runner.run(line))
             flushing.cancel()
@@ -187,10 +189,10 @@ class BatchRun:
         await self._commit()
 
     async def _clean_up(self) -> None:
-        state, batch_id = self._parts.state, self._batch.id
-        await state.expire(Entry(BATCH, self._stored.tenant, batch_id), time.time() + KEPT_SECONDS)
-        await self._parts.files.blobs.delete_below(batch_folder(batch_id))
-        await state.close_batch(batch_id)
+        state, entry = self._parts.state, Entry(BATCH, self._stored.tenant, self._batch.id)
+        await state.expire(entry, time.time() + KEPT_SECONDS)
+        await self._parts.files.blobs.delete_below(batch_folder(entry.name))
+        await state.close_batch(entry)
 
     async def _commit(self) -> None:
         record = msgspec.json.encode(self._stored)

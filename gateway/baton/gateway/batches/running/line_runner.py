@@ -38,6 +38,7 @@ class LineRunner:
         self._endpoint = endpoint
         self._handler = handler
         self._identity = identity
+        self._tenant = identity.tenant.name
         self._on_result = on_result
         self._counters = counters
         self._limited_until = 0.0  # when the tenant's limits have room again, by time.monotonic
@@ -45,7 +46,7 @@ class LineRunner:
     async def enter(self) -> None:
         """Waits for a place of one line."""
         await asyncio.sleep(max(0.0, self._limited_until - time.monotonic()))
-        await self._window.enter(self._batch_id)
+        await self._window.enter(self._tenant)
 
     async def run(self, line: Line) -> None:
         """Runs a line that has a place, and gives the place back."""
@@ -58,7 +59,7 @@ class LineRunner:
                 self._counters.refused_lines += answer.is_refusal
                 if answer.is_limited:
                     holds_place = False
-                    self._window.leave(self._batch_id, served=False)
+                    self._window.leave(self._tenant, served=False)
                     self._limited_until = time.monotonic() + _spread(answer)
                     await self.enter()
                     holds_place = True
@@ -67,8 +68,8 @@ class LineRunner:
                     num_refusals += 1
                     again = time.monotonic() + min(_spread(answer), _FIRST_WAIT_SECONDS * 2**num_refusals)
                     holds_place = False
-                    self._window.refused(self._batch_id)
-                    await self._window.enter(self._batch_id, again=True)
+                    self._window.refused(self._tenant)
+                    await self._window.enter(self._tenant, again=True)
                     holds_place = True
                     await asyncio.sleep(max(0.0, again - time.monotonic()))
                 elif answer.status == _FAILURE and (num_failures := num_failures + 1) < _MAX_FAILURES:
@@ -79,7 +80,7 @@ class LineRunner:
             self._record(line, request, answer)
         finally:
             if holds_place:
-                self._window.leave(self._batch_id, served)
+                self._window.leave(self._tenant, served)
 
     def _record(self, line: Line, request: LineRequest, answer: LineAnswer) -> None:
         self._on_result(answered(line.index, request.custom_id, answer))

@@ -18,6 +18,7 @@ from baton.rpc.errors import Unavailable
 
 _PART_BYTES = 4 << 20
 _PART_LINES = 2000
+_BEHIND = 4  # parts in memory, besides those that are being stored
 _RETRY_SECONDS = 1.0
 # A crash repeats the lines since the last part: no more than a hundredth of the batch's time, within these bounds.
 _PART_SECONDS = (0.5, 30.0)
@@ -101,6 +102,12 @@ class PartWriter:
     def is_full(self) -> bool:
         """Returns whether the results fill a part."""
         return self._pending.num_bytes >= _PART_BYTES or len(self._pending.results) >= _PART_LINES
+
+    @property
+    def is_behind(self) -> bool:
+        """Returns whether no further line may start: the results in memory are not stored as fast as they come."""
+        pending = self._pending
+        return pending.num_bytes >= _BEHIND * _PART_BYTES or len(pending.results) >= _BEHIND * _PART_LINES
 
     @property
     def due(self) -> bool:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from baton.gateway.batches.records import BATCH, FILE, batch_of, file_blob
 from baton.gateway.batches.running.batch_run import BatchRun, RunnerParts
-from baton.gateway.batches.state.store import LeaseLost
+from baton.gateway.batches.running.turns import MAX_OF_TENANT, in_turn
+from baton.gateway.batches.state.store import Entry, LeaseLost
 from baton.gateway.metrics.batches import BatchLoad
 from baton.rpc.errors import ServiceError, Unavailable
 
@@ -24,7 +26,7 @@ _SWEEP_SECONDS = 60.0
 _SWEPT_AT_ONCE = 100
 _STOP_SECONDS = 3.0
 _LEFT_SECONDS = 10.0
-_MAX_BATCHES = 16  # that one gateway runs at once
+_MAX_BATCHES = 64  # that one gateway runs at once
 
 
 class BatchRunner:
@@ -35,6 +37,7 @@ class BatchRunner:
         self._lease_seconds = lease_seconds
         self._woken = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._held: Counter[str] = Counter()  # batches by tenant
         self._runs: dict[str, BatchRun] = {}
         self._left_until: dict[str, float] = {}  # when batches that are not served here are looked at again
         self._swept = 0.0
@@ -83,18 +86,24 @@ class BatchRunner:
             self._woken.clear()
 
     async def _take(self) -> None:
-        state = self._parts.state
+        state, now = self._parts.state, time.monotonic()
         open_batches = await state.open_batches()
         self._num_open = len(open_batches)
-        for batch_id in open_batches:
+        waiting = [
+            entry
+            for entry in open_batches
+            if entry.name not in self._tasks and self._left_until.get(entry.name, 0.0) <= now
+        ]
+        for entry in in_turn(waiting, self._held):
             if len(self._tasks) >= _MAX_BATCHES:
                 return
-            if batch_id in self._tasks or self._left_until.get(batch_id, 0.0) > time.monotonic():
+            if self._held[entry.tenant] >= MAX_OF_TENANT:
                 continue
-            fence = await state.lease(batch_id, self._lease_seconds)
+            fence = await state.lease(entry.name, self._lease_seconds)
             if fence is not None:
-                task = asyncio.get_running_loop().create_task(self._hold(batch_id, fence))
-                self._tasks[batch_id] = task
+                self._held[entry.tenant] += 1
+                task = asyncio.get_running_loop().create_task(self._hold(entry, fence))
+                self._tasks[entry.name] = task
 
     async def _pass_cancellations(self) -> None:
         names = list(self._runs)
@@ -102,18 +111,18 @@ class BatchRunner:
             if cancelled is not None and name in self._runs:
                 self._runs[name].cancelled.set()
 
-    async def _hold(self, batch_id: str, fence: int) -> None:
+    async def _hold(self, entry: Entry, fence: int) -> None:
         """Runs one batch under its lease."""
-        state = self._parts.state
+        state, batch_id = self._parts.state, entry.name
         try:
             (record,) = await state.load(BATCH, [batch_id])
             if record is None:
-                await state.close_batch(batch_id)
+                await state.close_batch(entry)
                 return
             stored = batch_of(record)
             if not self._parts.serves(stored.batch.endpoint) and stored.batch.expires_at > time.time():
                 # Another gateway may serve it, as during an update.
-                self._left_until[batch_id] = time.monotonic() + _LEFT_SECONDS
+                self._leave(batch_id)
                 await state.release(batch_id, fence)
                 return
             run = self._runs[batch_id] = BatchRun(self._parts, stored, fence)
@@ -127,10 +136,17 @@ class BatchRunner:
         except ServiceError as error:
             _log.warning("%s stopped and will be run again: %s", batch_id, error.message)
         except Exception:
+            # A defect may repeat: meanwhile, others have its place.
+            self._leave(batch_id)
             _log.exception("%s stopped and will be run again", batch_id)
         finally:
             self._runs.pop(batch_id, None)
             self._tasks.pop(batch_id, None)
+            self._held[entry.tenant] -= 1
+
+    def _leave(self, batch_id: str) -> None:
+        """Takes a batch no more for a while."""
+        self._left_until[batch_id] = time.monotonic() + _LEFT_SECONDS
 
     async def _keep(self, run: BatchRun, batch_id: str, fence: int) -> None:
         """Runs a batch and renews its lease. Raises what ended it."""
@@ -159,6 +175,9 @@ class BatchRunner:
         self._swept = now
         self._left_until = {name: until for name, until in self._left_until.items() if until > time.monotonic()}
         for entry in await self._parts.state.expired(now, _SWEPT_AT_ONCE):
-            if entry.kind == FILE:
-                await self._parts.files.blobs.delete(file_blob(entry.name))
-            await self._parts.state.delete(entry)
+            try:
+                if entry.kind == FILE:
+                    await self._parts.files.blobs.delete(file_blob(entry.name))
+                await self._parts.state.delete(entry)
+            except Unavailable as error:
+                _log.warning("cannot delete %s, which has expired: %s", entry.name, error.message)

@@ -13,7 +13,7 @@ _SHRINK_PAUSE_SECONDS = 0.5  # refusals of one moment shrink the window once
 
 
 class Window:
-    """The places of lines in flight. Batches that wait get places in turn, the one with fewest first."""
+    """The places of lines in flight. Tenants that wait get places in turn, the one with fewest first."""
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
         self._most = most
@@ -33,13 +33,13 @@ class Window:
         """Returns the most lines that may run now."""
         return int(self._limit)
 
-    async def enter(self, batch_id: str, again: bool = False) -> None:
-        """Waits for a place of a batch. `again`: before lines that have had none."""
+    async def enter(self, tenant: str, again: bool = False) -> None:
+        """Waits for a place of a tenant's line. `again`: before lines that have had none."""
         if self.in_flight < self.limit and not self._waiting:
-            self._running[batch_id] += 1
+            self._running[tenant] += 1
             return
         place = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(batch_id, deque())
+        waiting = self._waiting.setdefault(tenant, deque())
         if again:
             waiting.appendleft(place)
         else:
@@ -48,31 +48,31 @@ class Window:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._leave(batch_id)
+                self._leave(tenant)
             else:
-                self._drop(batch_id, place)
+                self._drop(tenant, place)
             raise
 
-    def leave(self, batch_id: str, served: bool) -> None:
+    def leave(self, tenant: str, served: bool) -> None:
         """Gives a place back. `served`: the fleet ran the line, so that there may be room for more."""
         # The window triples in the time of one line, until the fleet has refused one. Then it grows by a few lines.
         if served and self.in_flight >= self.limit:
             most = float("inf") if self._shrunk < 0 else _GROWTH / self._limit
             self._limit = min(self._limit + min(2.0, most), float(self._most))
-        self._leave(batch_id)
+        self._leave(tenant)
 
-    def refused(self, batch_id: str) -> None:
+    def refused(self, tenant: str) -> None:
         """Takes a line's place and shrinks the window: the fleet had no room for it."""
         now = max(0.0, self._clock())
         if now - self._shrunk >= _SHRINK_PAUSE_SECONDS:
             self._shrunk = now
             self._limit = max(1.0, min(self._limit, float(self.in_flight)) * _SHRINK)
-        self._leave(batch_id)
+        self._leave(tenant)
 
-    def _leave(self, batch_id: str) -> None:
-        self._running[batch_id] -= 1
-        if not self._running[batch_id]:
-            del self._running[batch_id]
+    def _leave(self, tenant: str) -> None:
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
         while self._waiting and self.in_flight < self.limit:
             chosen = min(self._waiting, key=lambda name: self._running[name])
             place = self._waiting[chosen].popleft()
@@ -82,9 +82,9 @@ class Window:
                 self._running[chosen] += 1
                 place.set_result(None)
 
-    def _drop(self, batch_id: str, place: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get(batch_id)
+    def _drop(self, tenant: str, place: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(tenant)
         if waiting is not None and place in waiting:
             waiting.remove(place)
             if not waiting:
-                del self._waiting[batch_id]
+                del self._waiting[tenant]

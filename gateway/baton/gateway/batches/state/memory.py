@@ -13,6 +13,7 @@ from baton.gateway.batches.state.store import AlreadyRecorded, Commit, Entry, Le
 class _Run:
     """The execution of a batch."""
 
+    entry: Entry
     fence: int = 0
     lease_end: float = 0.0  # by the clock
     lines: set[int] = field(default_factory=set)
@@ -40,7 +41,7 @@ class MemoryState:
         if expires is not None:
             self._expiry[entry] = expires
         if entry.kind == "batch":
-            self._runs[entry.name] = _Run()
+            self._runs[entry.name] = _Run(entry)
 
     async def create_file(self, entry: Entry, record: bytes, created: float, expires: float | None, use: Use) -> None:
         sizes = self._sizes.setdefault(entry.tenant, {})
@@ -79,11 +80,11 @@ class MemoryState:
     async def expired(self, now: float, most: int) -> list[Entry]:
         return [entry for entry, when in self._expiry.items() if when <= now][:most]
 
-    async def open_batches(self) -> list[str]:
-        return [name for name, run in self._runs.items() if run.is_open]
+    async def open_batches(self) -> list[Entry]:
+        return [run.entry for run in self._runs.values() if run.is_open]
 
-    async def close_batch(self, name: str) -> None:
-        run = self._runs.get(name)
+    async def close_batch(self, entry: Entry) -> None:
+        run = self._runs.get(entry.name)
         if run is not None:
             run.is_open = False
             run.lines, run.parts = set(), []
@@ -113,7 +114,9 @@ class MemoryState:
         self._records["batch", name] = commit.record
 
     async def progress(self, name: str) -> Progress:
-        run = self._runs.get(name) or _Run()
+        run = self._runs.get(name)
+        if run is None:
+            return Progress(b"", ())
         bitmap = bytearray((max(run.lines, default=-1) >> 3) + 1)
         for line in run.lines:
             bitmap[line >> 3] |= 0x80 >> (line & 7)

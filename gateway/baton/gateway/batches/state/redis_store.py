@@ -87,7 +87,7 @@ class RedisState:
         if expires is not None:
             pipeline.zadd(_EXPIRY, {_packed(entry): expires})
         if entry.kind == "batch":
-            pipeline.zadd(_OPEN, {entry.name: created})
+            pipeline.zadd(_OPEN, {_packed(entry): created})
         await _asked(pipeline.execute())
 
     async def create_file(self, entry: Entry, record: bytes, created: float, expires: float | None, use: Use) -> None:
@@ -115,7 +115,7 @@ class RedisState:
         pipeline.zrem(_EXPIRY, _packed(entry))
         pipeline.hdel(_sizes(entry.tenant), entry.name)
         if entry.kind == "batch":
-            pipeline.zrem(_OPEN, entry.name)
+            pipeline.zrem(_OPEN, _packed(entry))
             pipeline.delete(*(_part(entry.name, what) for what in ("lease", "fence", "lines", "parts", "cancel")))
         return bool((await _asked(pipeline.execute()))[0])
 
@@ -134,15 +134,15 @@ class RedisState:
 
     async def expired(self, now: float, most: int) -> list[Entry]:
         found = await _asked(self._redis.zrangebyscore(_EXPIRY, "-inf", now, start=0, num=most))
-        return [msgspec.json.decode(packed, type=Entry) for packed in found]
+        return list(map(_unpacked, found))
 
-    async def open_batches(self) -> list[str]:
-        return [_text(name) for name in await _asked(self._redis.zrange(_OPEN, 0, -1))]
+    async def open_batches(self) -> list[Entry]:
+        return list(map(_unpacked, await _asked(self._redis.zrange(_OPEN, 0, -1))))
 
-    async def close_batch(self, name: str) -> None:
+    async def close_batch(self, entry: Entry) -> None:
         pipeline = self._redis.pipeline(transaction=True)
-        pipeline.zrem(_OPEN, name)
-        pipeline.delete(_part(name, "lines"), _part(name, "parts"))
+        pipeline.zrem(_OPEN, _packed(entry))
+        pipeline.delete(_part(entry.name, "lines"), _part(entry.name, "parts"))
         await _asked(pipeline.execute())
 
     async def lease(self, name: str, seconds: float) -> int | None:
@@ -205,6 +205,10 @@ def _sizes(tenant: str) -> str:
 
 def _packed(entry: Entry) -> bytes:
     return msgspec.json.encode(entry)
+
+
+def _unpacked(packed: bytes) -> Entry:
+    return msgspec.json.decode(packed, type=Entry)
 
 
 def _text(value: Any) -> str:

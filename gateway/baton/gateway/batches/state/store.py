@@ -97,10 +97,10 @@ class StateStore(Protocol):
     async def expired(self, now: float, most: int) -> list[Entry]:
         """Returns records that have expired. They stay until they are deleted."""
 
-    async def open_batches(self) -> list[str]:
+    async def open_batches(self) -> list[Entry]:
         """Returns the batches that are not closed, oldest first."""
 
-    async def close_batch(self, name: str) -> None:
+    async def close_batch(self, entry: Entry) -> None:
         """Closes a batch: it is not run again, and forgets its parts and lines."""
 
     async def lease(self, name: str, seconds: float) -> int | None:
