@@ -100,6 +100,8 @@ def test_a_good_key_is_its_tenants(gate):
     assert identity.tenant.name == "default"
     assert identity.key_id == id_of(gate.keys["good"])
     assert gate.identify((gate.keys["good"],) * 3)
+    for keys, tenant in (((gate.keys["good"],) * 2, "default"), ((), ""), (("x",), "")):
+        assert gate.tenant_of(keys) == tenant
     assert not gate.counters.refused
 
 

@@ -7,7 +7,12 @@ import tempfile
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
-from support.gateway.rest_harness import RawClient, rest_side
+from support.gateway.rest_harness import RawClient, rest_side, until
+
+from baton.gateway.batches import upload as upload_module
+from baton.gateway.batches.files import Files
+from baton.gateway.batches.state.memory import MemoryState
+from baton.gateway.batches.upload import read_form
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}}\n'
 
@@ -162,6 +167,64 @@ async def test_a_client_that_leaves_during_an_upload_leaves_nothing(rest, tmp_pa
     await asyncio.sleep(0)
     assert (await rest.request("GET", "/v1/files")).json["data"] == []
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+async def test_a_client_that_leaves_while_its_file_is_stored_leaves_nothing(rest, tmp_path, monkeypatch):
+    begun, go_on, deleted = asyncio.Event(), asyncio.Event(), []
+    create, delete, undo = MemoryState.create_file, MemoryState.delete, Files._undo
+
+    async def slow_create(self, *record):
+        begun.set()
+        await go_on.wait()
+        await create(self, *record)
+
+    async def seen_delete(self, entry):
+        deleted.append(await delete(self, entry))
+
+    async def seen_undo(self, *file):
+        go_on.set()
+        await undo(self, *file)
+
+    monkeypatch.setattr(MemoryState, "create_file", slow_create)
+    monkeypatch.setattr(MemoryState, "delete", seen_delete)
+    monkeypatch.setattr(Files, "_undo", seen_undo)
+    body = b"--XX\r\n" + part("purpose", b"batch") + b"\r\n--XX\r\n" + part("file", LINE, "a") + b"\r\n--XX--"
+    head = (
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=XX\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    files = tmp_path / "store" / "files"
+    async with RawClient.connect(rest.port) as client:
+        await client.send(head.encode() + body)
+        await begun.wait()
+        assert len(list(files.iterdir())) == 1
+    await until(lambda: not list(files.iterdir()))
+    assert deleted == [True]
+
+
+async def test_a_filename_that_no_json_can_hold_is_replaced(rest):
+    named = b"Content-Disposition: form-data; name=\"file\"; filename*=unicode_escape''%5cud800\r\n\r\nx"
+    answer = await upload(rest, [part("purpose", b"batch"), named])
+    assert (answer.status, answer.json["filename"]) == (200, "?")
+
+
+async def test_bytes_that_are_missing_end_the_response_before_its_end(rest, tmp_path):
+    answer = await upload(rest, [part("purpose", b"batch"), part("file", LINE, "a")])
+    (tmp_path / "store" / "files" / answer.json["id"]).write_bytes(b"")
+    body = await rest.request("GET", f"/v1/files/{answer.json['id']}/content")
+    assert body.status == 404
+    assert "end at 0 of" in body.error["message"]
+
+
+def test_a_boundary_is_found_across_pieces(monkeypatch, tmp_path):
+    monkeypatch.setattr(upload_module, "_PIECE_BYTES", 7)
+    content = b"".join(b"\r\n--X%d" % number for number in range(20))
+    head = part("file", content, "a").partition(b"\r\n\r\n")[0]
+    for prefix in (b"", b"preamble\r\n"):
+        with (tmp_path / "body").open("w+b", buffering=0) as file:
+            file.write(prefix + b"--XX\r\n" + head + b"\r\n\r\n" + content + b"\r\n--XX--")
+            form = read_form(file, b"XX")
+            assert b"".join(form.file.pieces()) == content
 
 
 async def test_without_a_store_every_route_names_the_flag():

@@ -111,10 +111,8 @@ class KeyGate:
         return identity
 
     def tenant_of(self, keys: Sequence[str]) -> str:
-        if len(keys) != 1:
-            return ""
         try:
-            return self._ring.authenticate(keys[0]).tenant.name
+            return self._identify(keys).tenant.name
         except ServiceError:
             return ""
 

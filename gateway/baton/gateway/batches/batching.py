@@ -93,7 +93,7 @@ class Batching:
             async with self.runner.running():
                 yield
         finally:
-            self._files.blobs.close()
+            await self._files.close()
             await self._state.close()
 
     def _handler_of(self, endpoint: str) -> Handler:

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from baton.gateway.batches.blobs.store import BlobMissing
 from baton.gateway.batches.files import Files, check_expiry, check_purpose
 from baton.gateway.batches.pages import page_query
 from baton.gateway.batches.records import file_blob
@@ -13,7 +14,7 @@ from baton.gateway.batches.types import DeletedFile, FileList, FileObject, Uploa
 from baton.gateway.batches.upload import Form, boundary_of, read_form
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.rest.routing import Parameter, Route
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Unavailable
 
 PATH = "/v1/files"
 
@@ -37,7 +38,9 @@ class FileRoutes:
 
     async def create(self, exchange: Exchange) -> None:
         """Handles POST /v1/files."""
-        assert exchange.spool is not None  # of every POST on this path
+        if exchange.spool is None:
+            message = "the API key became valid after the upload had begun; send it again"
+            raise Unavailable(message, retry_after_ms=1)
         body, boundary = await exchange.spool.complete(), boundary_of(exchange.headers)
         form = await asyncio.to_thread(read_form, body, boundary)
         purpose, expires_after = check_purpose(form.values.get("purpose")), _expires_after(form)
@@ -80,6 +83,8 @@ class FileRoutes:
         offset = 0
         while offset < file.bytes and not exchange.ended:
             piece = await self._files.blobs.read(file_blob(file.id), offset, min(_PIECE_BYTES, file.bytes - offset))
+            if not piece:
+                raise BlobMissing(f"the stored bytes of {file.id} end at {offset} of {file.bytes}")
             if not offset:
                 exchange.stream("application/octet-stream")
             exchange.write(piece)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Iterable
@@ -14,7 +16,7 @@ from baton.gateway.batches.records import FILE, StoredFile, file_blob, file_of
 from baton.gateway.batches.state.store import Entry, StateStore, StorageFull, Use
 from baton.gateway.batches.types import FileObject
 from baton.gateway.metrics.batches import BatchCounters
-from baton.rpc.errors import InvalidRequest, NotFound
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
 
 # What OpenAI's clients may store. Only files for batches are used here.
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
@@ -38,32 +40,57 @@ class Files:
         self._max_tenant_bytes = max_tenant_bytes
         self._counters = counters
         self.blobs = blobs
+        self._undoing: set[asyncio.Task[None]] = set()
 
     async def create(
         self, tenant: str, filename: str, purpose: str, size: int, pieces: Iterable[bytes], expires_after: int | None
     ) -> FileObject:
-        """Stores a file of `size` bytes; `pieces` are made on another thread. Raises InvalidRequest if it does not fit
-        into the tenant's storage."""
+        """Stores a file of `size` bytes: nothing of it stays if that fails, or the caller is cancelled.
+
+        `pieces` are made on another thread. Raises InvalidRequest if it does not fit into the tenant's storage.
+        """
         stored = await self._state.stored_bytes(tenant) if self._max_tenant_bytes else 0
         if self._max_tenant_bytes and stored + size > self._max_tenant_bytes:
             raise self._too_much(size, stored)
-        file_id, now = new_file_id(), int(time.time())
-        await self.blobs.put(file_blob(file_id), pieces)
+        now = int(time.time())
         file = FileObject(
-            id=file_id,
+            id=new_file_id(),
             bytes=size,
             created_at=now,
             filename=filename[:_MAX_NAME],
             purpose=purpose,
             expires_at=None if expires_after is None else now + expires_after,
         )
+        work = asyncio.create_task(self._store(tenant, file, pieces))
+        try:
+            await asyncio.shield(work)
+        except BaseException:
+            undo = asyncio.create_task(self._undo(work, Entry(FILE, tenant, file.id)))
+            self._undoing.add(undo)
+            undo.add_done_callback(self._undoing.discard)
+            raise
+        self._counters.uploaded_bytes += size
+        return file
+
+    async def close(self) -> None:
+        """Waits until nothing of failed uploads stays, then ends the threads."""
+        if self._undoing:
+            await asyncio.wait(self._undoing)
+        self.blobs.close()
+
+    async def _store(self, tenant: str, file: FileObject, pieces: Iterable[bytes]) -> None:
+        await self.blobs.put(file_blob(file.id), pieces)
         try:
             await self._register(tenant, file, self._max_tenant_bytes)
         except StorageFull as full:  # by an upload at the same time
-            await self.blobs.delete(file_blob(file_id))
-            raise self._too_much(size, full.stored) from full
-        self._counters.uploaded_bytes += size
-        return file
+            raise self._too_much(file.bytes, full.stored) from full
+
+    async def _undo(self, work: asyncio.Task[None], entry: Entry) -> None:
+        await asyncio.wait((work,))
+        with contextlib.suppress(ServiceError):
+            await self._state.delete(entry)
+        with contextlib.suppress(ServiceError):
+            await self.blobs.delete(file_blob(entry.name))
 
     async def register(self, tenant: str, file: FileObject) -> None:
         """Stores the record of a batch's result file, whose bytes are stored. Idempotent."""

@@ -71,7 +71,7 @@ def read_form(body: IO[bytes], boundary: bytes) -> Form:
     form = Form()
     with mmap.mmap(body.fileno(), size, access=mmap.ACCESS_READ) as data:
         separator = b"\r\n--" + boundary
-        position = 0 if data[: len(separator) - 2] == separator[2:] else data.find(separator) + 2
+        position = 0 if data[: len(separator) - 2] == separator[2:] else _find(data, separator, 0) + 2
         if position < 2 and data[: len(separator) - 2] != separator[2:]:
             raise _malformed("its boundary is missing")
         for _ in range(_MAX_PARTS + 1):
@@ -82,13 +82,22 @@ def read_form(body: IO[bytes], boundary: bytes) -> Form:
             if head_end < 0:
                 raise _malformed("the headers of a part do not end")
             # A part without content ends with the blank line's own line break.
-            end = data.find(separator, head_end + 2)
+            end = _find(data, separator, head_end + 2)
             if end < 0:
                 raise _malformed("it ends before its last boundary")
             begin = min(head_end + 4, end)
             _add(form, body, data, data[position + 2 : head_end], begin, end)
             position = end + 2
     raise _malformed(f"it has more than {_MAX_PARTS} parts")
+
+
+def _find(data: mmap.mmap, separator: bytes, begin: int) -> int:
+    """Returns the index of the separator from `begin`, or -1. Other threads run between pieces of the data."""
+    for first in range(begin, len(data), _PIECE_BYTES):
+        found = data.find(separator, first, first + _PIECE_BYTES + len(separator) - 1)
+        if found >= 0:
+            return found
+    return -1
 
 
 def _add(form: Form, body: IO[bytes], data: mmap.mmap, head: bytes, begin: int, end: int) -> None:
@@ -115,7 +124,8 @@ def _disposition(head: bytes) -> tuple[str, str]:
             message["content-disposition"] = value.decode("utf-8", "replace").strip()
             name = message.get_param("name", header="content-disposition")
             if isinstance(name, str) and name:
-                return name, message.get_filename() or ""
+                # An extended value may hold lone surrogates, which no JSON can.
+                return name, (message.get_filename() or "").encode("utf-8", "replace").decode()
     raise _malformed("a part has no name")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from obstore.store import from_url
 
 from baton.gateway.batches.blobs.store import BlobMissing
 from baton.rpc.errors import InvalidRequest, Unavailable
+
+_log = logging.getLogger(__name__)
 
 # Larger blobs are uploaded in parts of this size; S3 takes at most 10,000 parts.
 _PART_BYTES = 8 << 20
@@ -79,5 +82,6 @@ def _translated(what: str) -> Iterator[None]:
     except (NotFoundError, FileNotFoundError) as error:
         raise BlobMissing("the stored bytes are missing") from error
     except (BaseError, OSError) as error:
-        reason = str(error).splitlines()[0][:300]
-        raise Unavailable(f"cannot {what} in batch_store: {reason}; retry later", retry_after_ms=1000) from error
+        # Its text names hosts and buckets, which are for operators.
+        _log.warning("cannot %s in batch_store: %s", what, str(error).partition("\n")[0][:300])
+        raise Unavailable(f"cannot {what} in batch_store; retry later", retry_after_ms=1000) from error
