@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parent
 PYPROJECT = FOLDER.parent / "pyproject.toml"
-NOT_SHIPPED = frozenset({"dev", "docs", "kv-events", "mcp", "mistral", "slow-tokenizers"})
+NOT_SHIPPED = frozenset({"dev", "docs", "mistral", "slow-tokenizers"})
 GPU_EXTRAS = frozenset({"cuda", "rdma"})
 # torch, and what only its CUDA build depends on.
 _NOT_ON_CPU = re.compile(r"torch|(nvidia|cuda)-.*")
@@ -74,9 +74,9 @@ def lock_files(project: Mapping[str, object]) -> tuple[LockFile, ...]:
 def image_files() -> tuple[LockFile, ...]:
     """Returns the lock files that deploy/Dockerfile installs."""
     return (
-        LockFile("control.lock", ("gateway", "router"), False, "all.lock"),
-        LockFile("worker.lock", ("cuda", "gguf", "rdma", "worker"), True, "all.lock"),
-        LockFile("worker-cpu.lock", ("gguf", "worker"), False, "all.lock"),
+        LockFile("control.lock", ("gateway", "mcp", "objects", "router"), False, "all.lock"),
+        LockFile("worker.lock", ("cuda", "gguf", "kv-events", "rdma", "worker"), True, "all.lock"),
+        LockFile("worker-cpu.lock", ("gguf", "kv-events", "worker"), False, "all.lock"),
         LockFile("build.lock", (), True),
     )
 

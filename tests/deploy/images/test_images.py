@@ -289,9 +289,19 @@ def test_lock_files_and_torch_are_those_of_the_project(stages):
     assert f"\n{torch}" in (ROOT / "requirements" / "worker.lock").read_text()
 
 
-def test_worker_images_can_read_gguf_files():
-    for name in ("worker.lock", "worker-cpu.lock"):
-        assert re.search(r"^gguf==", (ROOT / "requirements" / name).read_text(), re.MULTILINE), name
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [
+        ("control.lock", ("mcp", "obstore")),  # tools of MCP servers, batches in object storage
+        ("worker.lock", ("gguf", "pyzmq")),  # GGUF files, KV events in vLLM's format
+        ("worker-cpu.lock", ("gguf", "pyzmq")),
+        ("all.lock", ("mcp", "obstore", "gguf", "pyzmq")),
+        ("cpu.lock", ("mcp", "obstore", "gguf", "pyzmq")),
+    ],
+)
+def test_images_hold_the_extras_of_features(name, packages):
+    text = (ROOT / "requirements" / name).read_text()
+    assert [one for one in packages if not re.search(rf"^{one}==", text, re.MULTILINE)] == []
 
 
 def _walk(stage: Stage, work: Path, arguments: Mapping[str, str] = MappingProxyType({})) -> None:
