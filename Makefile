@@ -17,7 +17,7 @@ TEST_WORKERS ?= 3
 # loaded, nor are the packages' asserts rewritten: that took a third of each process's collection.
 # The processes share the cores, so each computes on one, and waits for threads without spinning.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
-  PYTEST_PLUGINS=asyncio,timeout,xdist,hypothesispytest,schemathesis OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+  PYTEST_PLUGINS=asyncio,timeout,xdist,hypothesispytest OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 # Installed before the rest, so that nothing else chooses another. `make run TORCH=torch==2.11.0` takes another one.
 TORCH ?= torch==2.13.0
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))

@@ -18,6 +18,7 @@ from support.transfer.rig import TransferRig
 StackFactory = Callable[..., Stack]
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as workers do
+gc.disable()  # until all is collected: next to nothing of it is garbage, and looking took a quarter of the time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +30,7 @@ def pytest_collection_finish() -> None:
     """Excludes all that was imported and collected from garbage collection, which takes half a second otherwise."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

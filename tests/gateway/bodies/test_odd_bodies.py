@@ -6,11 +6,14 @@ import pytest
 from support.gateway.rest_harness import RawClient, rest_side, say
 
 from baton.gateway.anthropic.types import CountTokensRequest, MessagesRequest
+from baton.gateway.openai.batched_chat import BatchChatCompletionRequest
+from baton.gateway.openai.rendering.types import DerenderChatRequest, DerenderCompletionRequest
 from baton.gateway.openai.token_generate import TokenGenerateRequest
 from baton.gateway.responses.types import ResponsesRequest
 from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT = [{"role": "user", "content": "Hi"}]
+ANSWER = {"request_id": "a", "choices": [{"index": 0, "token_ids": [5], "finish_reason": "stop"}]}
 DEEP = json.loads("[" * 200 + "]" * 200)
 ODD = [
     0, -1, 1.5, 2**31, 2**63, -(2**63), True, "", "x", "\x00\ud7ff\U0001f600", "x" * 5000, [], [0], ["x"],
@@ -21,6 +24,14 @@ ODD = [
 ROUTES = {
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": CHAT}),
     "/v1/completions": (CompletionRequest, {"prompt": "Hi"}),
+    "/v1/chat/completions/batch": (BatchChatCompletionRequest, {"messages": [CHAT]}),
+    "/v1/chat/completions/render": (ChatCompletionRequest, {"messages": CHAT}),
+    "/v1/chat/completions/derender": (DerenderChatRequest, {"model": "storyteller-7m", "generate_response": ANSWER}),
+    "/v1/completions/render": (CompletionRequest, {"prompt": "Hi"}),
+    "/v1/completions/derender": (
+        DerenderCompletionRequest,
+        {"model": "storyteller-7m", "generate_responses": [ANSWER]},
+    ),
     "/v1/responses": (ResponsesRequest, {"input": "Hi"}),
     "/v1/messages": (MessagesRequest, {"model": "storyteller-7m", "messages": CHAT, "max_tokens": 4}),
     "/v1/messages/count_tokens": (CountTokensRequest, {"model": "storyteller-7m", "messages": CHAT}),
