@@ -1,6 +1,10 @@
-"""The whole API fuzzed from its own OpenAPI document, on running services with a simulated engine."""
+"""The whole API fuzzed from its own OpenAPI document, on running services with a simulated engine.
+
+FUZZED_EXAMPLES=40 sends more bodies to each operation.
+"""
 
 import json
+import os
 import re
 from contextlib import ExitStack
 
@@ -38,6 +42,7 @@ CHECKS = [
 # What no field can be blamed for.
 WHOLE = ("the body", "invalid HTTP/1.1 request", "Unknown path")
 FEW = 3
+NUM_EXAMPLES = int(os.environ.get("FUZZED_EXAMPLES", "15"))
 # Every value at its bounds takes too long where there are many fields; test_odd_bodies.py sends some to each of them.
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RENDERING = [f"{CHAT}/render", f"{CHAT}/derender", f"{CHAT}/batch", f"{TEXT}/render", f"{TEXT}/derender"]
@@ -98,7 +103,13 @@ def kept(services):
 
 
 @schema.parametrize()
-@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=NUM_EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 def test_no_request_is_a_defect(case, services, kept):
     if isinstance(case.body, dict):
         case.body = thinned(case.body)
