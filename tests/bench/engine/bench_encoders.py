@@ -55,8 +55,10 @@ class PlainLoop:
 class EngineThread:
     """Baton's engine on a thread of its own, as a worker runs it."""
 
-    def __init__(self, folder: str, threads: int, rows: int, budget: int) -> None:
-        config = WorkerConfig(model=folder, threads=threads, max_num_requests=rows, max_num_batched_tokens=budget)
+    def __init__(self, folder: str, threads: int, rows: int, budget: int, dtype: str) -> None:
+        config = WorkerConfig(
+            model=folder, threads=threads, max_num_requests=rows, max_num_batched_tokens=budget, dtype=dtype
+        )
         settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
         self._engine = Engine(CpuExecutor(config), settings, epoch=1)
         self._submitted: queue.SimpleQueue[tuple[Request, Future[np.ndarray]] | None] = queue.SimpleQueue()
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", type=int, default=2048)
+    parser.add_argument("--dtype", default="float32", help="Baton's; the plain loop computes in float32")
     parser.add_argument("--passes", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -182,7 +185,9 @@ def main() -> None:
         shape = (options.texts, options.tokens)
         texts = np.random.default_rng(0).integers(1000, vocabulary, shape).tolist()
         plain = PlainLoop(folder)
-        engine = EngineThread(folder, options.threads, max(options.texts, options.clients), options.budget)
+        engine = EngineThread(
+            folder, options.threads, max(options.texts, options.clients), options.budget, options.dtype
+        )
         try:
             cosines = (plain.encode_all(texts) * engine.encode_all(texts)).sum(-1)
             clients = f"{options.clients} clients at once"
@@ -200,9 +205,8 @@ def main() -> None:
             )
         finally:
             engine.close()
-    print(
-        f"{options.texts} texts of {options.tokens} tokens, {options.threads} threads, least cosine {cosines.min():.7f}"
-    )
+    load = f"{options.texts} texts of {options.tokens} tokens, {options.threads} threads, {options.dtype}"
+    print(f"{load}, least cosine {cosines.min():.7f}")
     print(table(seconds, options.texts))
 
 

@@ -148,6 +148,7 @@ def test_names_of_old_checkpoints_are_read(tmp_path: Path) -> None:
     ("fields", "options", "message"),
     [
         ({}, {"convert": "none"}, "generates no tokens; convert must be"),
+        ({}, {"host_cache_gb": 0.1}, "host_cache_gb=0.1: BertModel keeps no KV"),
         ({"position_embedding_type": "relative_key"}, {}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, {}, "is_decoder is True"),
         ({"hidden_act": "mish"}, {}, "hidden_act is 'mish'"),

@@ -91,8 +91,10 @@ class CpuExecutor:
         self.num_blocks = _num_blocks(config, loaded.config, self.kv_spec)
         limit = loaded.config.max_model_len
         capacity = self.num_blocks * config.block_size if loaded.config.cached else limit
-        max_model_len = fitting_model_len(config.max_model_len, limit, capacity)
         self._longest = wanted_model_len(config.max_model_len, limit)  # which RoPE may depend on
+        max_model_len = (
+            fitting_model_len(config.max_model_len, limit, capacity) if loaded.config.cached else self._longest
+        )
         self.model = ModelSpec(
             loaded.digest,
             loaded.config.vocab_size,
@@ -267,6 +269,12 @@ def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: 
 
 def _num_blocks(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
     if not model.cached:
+        if config.host_cache_gb:
+            raise InvalidRequest(
+                f"host_cache_gb={config.host_cache_gb}: {model.architecture} keeps no KV, so there is nothing to copy; "
+                "it must be 0",
+                field="host_cache_gb",
+            )
         return 0
     return config.num_blocks or _num_blocks_for(config.kv_cache_memory, spec.bytes_per_block)
 
