@@ -51,6 +51,16 @@ async def wait(seconds: float) -> str:
     return "waited"
 
 
+meeting = asyncio.Barrier(3)
+
+
+@server.tool()
+async def meet() -> str:
+    """Waits for two other calls."""
+    await meeting.wait()
+    return "all have come"
+
+
 @server.tool()
 def whoami(context: Context) -> str:
     """The caller's token."""

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from baton.gateway.models.tokenization.tokenizer import Tokenizer
 
 _PROGRAM = Path(__file__).with_name("mcp_program.py")
 _EOS = 4
+
+RAIN = "It rains in Paris."
 
 
 @contextlib.contextmanager
@@ -51,6 +53,20 @@ def mcp_server(transport: str = "streamable-http", path: str = "mcp") -> Iterato
 def call(label: str, name: str, arguments: str = "{}") -> str:
     """Returns what a model writes to call a tool."""
     return f'<tool_call>\n{{"name": "{label}__{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+WEATHER = call("weather", "get_weather", '{"city": "Paris"}')
+CALLS_THEN_ANSWERS = {"Question": WEATHER, RAIN: "Take an umbrella."}
+
+
+def tool(url: str, **fields: Any) -> dict[str, Any]:
+    """Returns the tool of a request that names the server of `call`, without approval of its calls."""
+    return {"type": "mcp", "server_label": "weather", "server_url": url, "require_approval": "never", **fields}
+
+
+def types_of(items: Iterable[Any]) -> list[str]:
+    """Returns the types of output items."""
+    return [item.type for item in items]
 
 
 @dataclass

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx2
@@ -30,19 +31,20 @@ _SSE_SUFFIX = "/sse"
 
 T = TypeVar("T")
 _Work = Callable[[Client], Awaitable[Any]]
+_Request = tuple[_Work, asyncio.Future[Any]]
 
 
 class McpConnection:
     """One server during one response.
 
     The session runs in a task of its own: if the server breaks, the client library cancels the task that opened the
-    session.
+    session. Its requests run at the same time.
     """
 
     def __init__(self, server: McpServer, settings: McpSettings) -> None:
         self._server = server
         self._settings = settings
-        self._requests: asyncio.Queue[tuple[_Work, asyncio.Future[Any]]] = asyncio.Queue()
+        self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()  # None ends the session
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._status = 0  # of the last HTTP response
@@ -62,7 +64,9 @@ class McpConnection:
 
     async def close(self) -> None:
         """Ends the session. Idempotent."""
-        self._end_session()
+        self._replace_session()
+        for task in self._ending:
+            task.cancel()
         if self._ending:
             await asyncio.wait(self._ending, timeout=self._settings.timeout)
 
@@ -75,35 +79,39 @@ class McpConnection:
             async with asyncio.timeout(self._settings.timeout):
                 return await future
         except TimeoutError:
-            # The server may still work on it, so that later requests need a new session.
-            self._end_session()
+            # The session may be stuck.
+            self._replace_session()
             seconds = self._settings.timeout
             raise McpFailed(f"the MCP server did not answer within {seconds:g} s", code=504) from None
 
-    def _end_session(self) -> None:
-        task, self._task = self._task, None
-        self._requests = asyncio.Queue()
+    def _replace_session(self) -> None:
+        """Sends later requests to a new session. This one ends with the requests that it has."""
+        task, requests = self._task, self._requests
+        self._task, self._requests = None, asyncio.Queue()
         if task is not None:
-            task.cancel()
+            requests.put_nowait(None)
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
-    async def _serve(self, requests: asyncio.Queue[tuple[_Work, asyncio.Future[Any]]]) -> None:
-        current: asyncio.Future[Any] | None = None
+    async def _serve(self, requests: asyncio.Queue[_Request | None]) -> None:
+        running: set[asyncio.Future[Any]] = set()
         failure = McpFailed("the session with the MCP server has ended")
         try:
-            async with self._session() as client:
-                while True:
-                    work, current = await requests.get()
-                    await self._answer(work, client, current)
+            async with self._session() as client, asyncio.TaskGroup() as tasks:
+                while (request := await requests.get()) is not None:
+                    work, future = request
+                    if not future.done():
+                        running.add(future)
+                        answer = tasks.create_task(self._answer(work, client, future))
+                        future.add_done_callback(partial(_stop, answer))
         except Exception as error:
             _log.info("MCP server %s: %s", self._server.label, type(_cause(error)).__name__)
             failure = self._failure_of(error)
         finally:
-            waiting = [] if current is None else [current]
             while not requests.empty():
-                waiting.append(requests.get_nowait()[1])
-            for future in waiting:
+                if (request := requests.get_nowait()) is not None:
+                    running.add(request[1])
+            for future in running:
                 if not future.done():
                     future.set_exception(failure)
 
@@ -231,6 +239,11 @@ def _block_text(block: mcp_types.ContentBlock) -> str:
         resource = block.resource
         return resource.text if isinstance(resource, mcp_types.TextResourceContents) else f"[{resource.uri}]"
     return f"[{block.type}, {block.mime_type}]"
+
+
+def _stop(answer: asyncio.Task[None], ended: asyncio.Future[Any]) -> None:
+    """Stops a request whose caller waits no more."""
+    answer.cancel()
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -4,31 +4,7 @@ import json
 
 import openai
 import pytest
-from support.gateway.mcp_rig import call, mcp_rig, mcp_server
-
-RAIN = "It rains in Paris."
-WEATHER = call("weather", "get_weather", '{"city": "Paris"}')
-CALLS_THEN_ANSWERS = {"Question": WEATHER, RAIN: "Take an umbrella."}
-
-
-@pytest.fixture(scope="module")
-def url():
-    with mcp_server() as url:
-        yield url
-
-
-@pytest.fixture
-async def rig(tmp_path, url):
-    async with mcp_rig(tmp_path, allowed_mcp_servers=(url,), tool_server=(f"own={url}",), mcp_timeout=5.0) as rig:
-        yield rig
-
-
-def tool(url, **fields):
-    return {"type": "mcp", "server_label": "weather", "server_url": url, "require_approval": "never", **fields}
-
-
-def types_of(items):
-    return [item.type for item in items]
+from support.gateway.mcp_rig import CALLS_THEN_ANSWERS, RAIN, WEATHER, call, tool, types_of
 
 
 @pytest.mark.parametrize("approve", [True, False])

@@ -7,35 +7,11 @@ import grpc
 import openai
 import pytest
 from support.gateway.access_rig import key_file
-from support.gateway.mcp_rig import call, mcp_rig, mcp_server
+from support.gateway.mcp_rig import CALLS_THEN_ANSWERS, RAIN, WEATHER, call, mcp_rig, mcp_server, tool, types_of
 from support.gateway.scripted_services import ScriptedWorker, until
 
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 from baton.v1.response_pb2 import GetResponseRequest
-
-RAIN = "It rains in Paris."
-WEATHER = call("weather", "get_weather", '{"city": "Paris"}')
-CALLS_THEN_ANSWERS = {"Question": WEATHER, RAIN: "Take an umbrella."}
-
-
-@pytest.fixture(scope="module")
-def url():
-    with mcp_server() as url:
-        yield url
-
-
-@pytest.fixture
-async def rig(tmp_path, url):
-    async with mcp_rig(tmp_path, allowed_mcp_servers=(url,), tool_server=(f"own={url}",), mcp_timeout=5.0) as rig:
-        yield rig
-
-
-def tool(url, **fields):
-    return {"type": "mcp", "server_label": "weather", "server_url": url, "require_approval": "never", **fields}
-
-
-def types_of(items):
-    return [item.type for item in items]
 
 
 async def test_the_model_calls_and_then_answers(rig, url):
@@ -149,6 +125,13 @@ async def test_a_call_that_takes_too_long_fails(tmp_path, url):
     _, waited, called, message = response.output
     assert (waited.status, waited.error.type, waited.error.code) == ("failed", "http_error", 504)
     assert (called.output, message.content[0].text) == (RAIN, "Done.")
+
+
+async def test_calls_of_one_round_run_at_the_same_time(rig, url):
+    says = {"Question": "\n".join([call("weather", "meet")] * 3), "all have come": "Done."}
+    response = await rig.ask(says, [tool(url)])
+    assert [item.output for item in response.output[1:4]] == ["all have come"] * 3
+    assert response.output_text == "Done."
 
 
 async def test_rounds_are_bounded(tmp_path, url):
