@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from slow_files import longest_first, read_slow_files
+from slow_files import in_turns, read_slow_files
 from support.processes import ports, stack
 from support.processes.stack import RedisServer, Stack
 from support.transfer.rig import TransferRig
@@ -22,8 +22,8 @@ gc.disable()  # until all is collected: next to nothing of it is garbage, and lo
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first. Every process of pytest-xdist comes to the same order."""
-    items[:] = [items[place] for place in longest_first([item.path for item in items], read_slow_files())]
+    """Puts long files first. Every process of pytest-xdist comes to the same order."""
+    items[:] = [items[place] for place in in_turns([item.path for item in items], read_slow_files())]
 
 
 def pytest_collection_finish() -> None:
@@ -50,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture
 def abort_seconds() -> float:
     """How long clients come and go again; BATON_TEST_ABORT_SECONDS=600 is the long form."""
-    return float(os.environ.get("BATON_TEST_ABORT_SECONDS", "20"))
+    return float(os.environ.get("BATON_TEST_ABORT_SECONDS", "10"))
 
 
 @pytest.fixture

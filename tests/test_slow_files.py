@@ -3,13 +3,20 @@
 from pathlib import Path
 
 import pytest
-from slow_files import longest_first, read_slow_files
+from slow_files import SlowFile, in_turns, read_slow_files
 
 
 def test_the_longest_files_come_first_and_the_rest_stays_in_order():
     one, two, three, four = (Path(name) for name in "abcd")
     paths = [one, two, one, three, four, three]
-    assert longest_first(paths, {three: 30.0, four: 50.0}) == [4, 3, 5, 0, 1, 2]
+    assert in_turns(paths, {three: SlowFile(30.0), four: SlowFile(50.0)}) == [4, 3, 5, 0, 1, 2]
+
+
+def test_files_that_wait_take_a_third_of_the_time():
+    paths = [Path(name) for name in "abcdefg"]
+    seconds = (10, 40, 20, 15, 25, 30, 12)
+    files = {path: SlowFile(taken, path.name in "abc") for path, taken in zip(paths, seconds, strict=True)}
+    assert "".join(paths[place].name for place in in_turns(paths, files)) == "bfedgca"
 
 
 def test_listed_files_exist():
@@ -23,5 +30,5 @@ def test_a_file_that_was_renamed_is_named(tmp_path):
 
 
 def test_pytest_collects_in_that_order(request):
-    seconds = [read_slow_files().get(item.path, 0.0) for item in request.session.items]
-    assert seconds == sorted(seconds, reverse=True)
+    paths = [item.path for item in request.session.items]
+    assert in_turns(paths, read_slow_files()) == list(range(len(paths)))
