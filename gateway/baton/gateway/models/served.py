@@ -162,10 +162,12 @@ class ServedModel:
         add_special_tokens: bool = False,
         template: str | None = None,
         whole: bool = False,
+        mask: list[int] | None = None,
     ) -> list[int]:
         """Returns a chat's token ids, rendered by the model's template or the client's own `template`.
 
-        `whole` allows prompts longer than the context. Raises ContextTooLong, InvalidRequest.
+        `whole` allows prompts longer than the context. `mask` gets 1 for each token of the assistant, otherwise 0.
+        Raises ContextTooLong, InvalidRequest.
         """
         prompt = ChatPrompt(
             messages,
@@ -178,7 +180,10 @@ class ServedModel:
             template,
         )
         with self._limit(whole, "messages") as limit:
-            return await self._prompts.encode(prompt, self.owner, limit)
+            token_ids = await self._prompts.encode(prompt, self.owner, limit)
+            if mask is not None:
+                mask += await self._prompts.assistant_mask(prompt, token_ids, self.owner, limit)
+            return token_ids
 
     def close(self) -> None:
         """Ends the threads and processes that encode. Idempotent."""

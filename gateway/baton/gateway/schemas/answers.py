@@ -269,6 +269,7 @@ class TokenizeResponse(Struct, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+    assistant_tokens_mask: list[int] | UnsetType = UNSET  # 1 for each token of the assistant, if asked for
 
 
 class DetokenizeResponse(Struct):

@@ -241,6 +241,7 @@ class TokenizeRequest(Struct, kw_only=True):
     chat_template: str | None = None  # only if the gateway trusts templates of requests
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
+    return_assistant_tokens_mask: bool | None = None  # of a chat whose template has {% generation %}
 
 
 class DetokenizeRequest(Struct, kw_only=True):

@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.bodies.thread import BodyThread
@@ -27,6 +28,7 @@ from baton.gateway.system.openapi import ApiDescription
 from baton.gateway.version import VERSION
 from baton.rpc.errors import InvalidRequest, ServiceError
 
+_MASK = "return_assistant_tokens_mask"
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -46,13 +48,15 @@ class Tokens:
         """Handles POST /tokenize."""
         request, chat = await self._bodies.run(partial(self._read, exchange), exchange.num_body_bytes, exchange.owner)
         model = allowed_model(self._catalog, exchange.identity, request.model)
-        token_ids = await _encode(model, request, chat)
+        mask: list[int] | None = [] if request.return_assistant_tokens_mask else None
+        token_ids = await _encode(model, request, chat, mask)
         names = await model.tokenizer.token_names(token_ids) if request.return_token_strs else None
         response = TokenizeResponse(
             count=len(token_ids),
             max_model_len=model.require_info().max_model_len,
             tokens=token_ids,
             token_strs=names,
+            assistant_tokens_mask=UNSET if mask is None else mask,
         )
         exchange.respond(200, msgspec.json.encode(response))
 
@@ -77,6 +81,8 @@ class Tokens:
         model = allowed_model(self._catalog, exchange.identity, request.model)
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("give either prompt or messages", field="prompt")
+        if request.messages is None and request.return_assistant_tokens_mask:
+            raise InvalidRequest("only chats have an assistant's tokens; give messages", field=_MASK)
         if request.messages is None:
             return request, []
         check_messages(request.messages)
@@ -161,7 +167,9 @@ def description_routes(document: Callable[[], bytes]) -> list[Route]:
     ]
 
 
-async def _encode(model: ServedModel, request: TokenizeRequest, chat: list[dict[str, Any]]) -> list[int]:
+async def _encode(
+    model: ServedModel, request: TokenizeRequest, chat: list[dict[str, Any]], mask: list[int] | None
+) -> list[int]:
     if request.prompt is not None:
         add_special_tokens = request.add_special_tokens is not False
         return await model.encode_text(request.prompt, add_special_tokens=add_special_tokens, whole=True)
@@ -176,4 +184,5 @@ async def _encode(model: ServedModel, request: TokenizeRequest, chat: list[dict[
         template=request.chat_template,
         add_special_tokens=bool(request.add_special_tokens),
         whole=True,
+        mask=mask,
     )

@@ -41,6 +41,13 @@ class PromptLanes:
         work = partial(self._encoder.encode, prompt, owner)
         return await self._encoder.tokenizer.run_limited(work, limit, size or 0, owner)
 
+    async def assistant_mask(
+        self, prompt: ChatPrompt, token_ids: Sequence[int], owner: str, limit: EncodingLimit
+    ) -> list[int]:
+        """Returns which tokens of an encoded chat are the assistant's. Raises as PromptEncoder.assistant_mask."""
+        work = partial(self._encoder.assistant_mask, prompt, token_ids, owner)
+        return await self._encoder.tokenizer.run_limited(work, limit, prompt.num_chars or 0, owner)
+
     def close(self) -> None:
         """Ends the helper processes. Idempotent."""
         for lane in self._remote:

@@ -5,16 +5,18 @@ The same code runs in the gateway and in the process that encodes long prompts.
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from baton.gateway.models.prompts.assistant_mask import mask_of, split_edges
 from baton.gateway.models.prompts.chat_template import ChatTemplate
 from baton.gateway.models.prompts.client_text import ClientText
-from baton.gateway.models.prompts.rendering import ChatRendering, encode_rendered, size_of
+from baton.gateway.models.prompts.rendering import ChatRendering, Rendered, encode_rendered, size_of
 from baton.gateway.models.tokenization.encoding_limit import EncodingLimit
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.rpc.errors import InvalidRequest
@@ -77,12 +79,31 @@ class PromptEncoder:
         if isinstance(prompt, TextPrompt):
             special = prompt.add_special_tokens
             return self.tokenizer.encode(prompt.text, add_special_tokens=special, owner=owner, limit=limit)
+        rendered = self._rendered(prompt, owner)
+        return encode_rendered(rendered, self.tokenizer, prompt.add_special_tokens, owner, limit)
+
+    def assistant_mask(
+        self, prompt: ChatPrompt, token_ids: Sequence[int], owner: str, limit: EncodingLimit
+    ) -> list[int]:
+        """Returns 1 for each token of an encoded chat that is the assistant's, otherwise 0. Raises InvalidRequest."""
+        edge = f"edge-{secrets.token_hex(16)}"
+        text, spans = split_edges(self._rendered(prompt, owner, edge).text, edge)
+        self.tokenizer.bound.check_size(text, limit)
+        found, offsets = self.tokenizer.with_offsets(text, prompt.add_special_tokens)
+        if found != list(token_ids):
+            raise InvalidRequest(
+                "a message spells control tokens, so the assistant's tokens cannot be told apart",
+                field="return_assistant_tokens_mask",
+            )
+        return mask_of(offsets, spans)
+
+    def _rendered(self, prompt: ChatPrompt, owner: str, edge: str = "") -> Rendered:
         template = self.template if prompt.template is None else self._clients_template(owner, prompt.template)
         rendering = ChatRendering(
             template, self._client_text(template), prompt.add_generation_prompt, prompt.continue_final_message
         )
-        rendered = rendering.render(prompt.messages, prompt.tools, prompt.documents, prompt.variables, self._variables)
-        return encode_rendered(rendered, self.tokenizer, prompt.add_special_tokens, owner, limit)
+        chat = (prompt.messages, prompt.tools, prompt.documents, prompt.variables)
+        return rendering.render(*chat, self._variables, edge)
 
     def _client_text(self, template: ChatTemplate) -> ClientText | None:
         """Returns the covering of client text for a template, or None if control tokens are trusted."""

@@ -17,6 +17,7 @@ from baton.rpc.errors import InvalidRequest
 _MARK = "BATON_FINAL_MESSAGE_ENDS_HERE "
 _PART_FILTERS = frozenset(("selectattr", "rejectattr", "map"))
 _NONE_CHECK = re.compile(r"""\bcontent['"]?\]?\)?\s+is\s+(not\s+)?none\b""")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = ({"role": "user", "content": "a"},)
 _THINKING = {"enable_thinking": True, "thinking": True}
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -50,10 +51,12 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         stand_ins: Collection[str] = (),
+        edge: str = "",
     ) -> str:
         """Returns the prompt, with special tokens as text. Raises InvalidRequest if the template rejects the chat.
 
         `variables` come from the client (chat_template_kwargs); `stand_ins` are characters that replace ASCII ones.
+        `edge` is written around the assistant's texts, which the template must mark.
         """
         if not messages:
             raise InvalidRequest("messages must not be empty", field="messages")
@@ -62,6 +65,11 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"
             )
         compiled = self._choose(tools)
+        if edge and not compiled.marks_outputs:
+            raise InvalidRequest(
+                "the chat template marks no text as the assistant's: it has no {% generation %}",
+                field="return_assistant_tokens_mask",
+            )
         chat = [compiled.fit_message(message, index) for index, message in enumerate(messages)]
         final_text = _mark_final_text(chat) if continue_final_message else ""
         values = {
@@ -72,7 +80,7 @@ class ChatTemplate:
             "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
         }
-        prompt = compiled.render(values, stand_ins)
+        prompt = compiled.render(values, stand_ins, edge)
         return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
 
     def opens(self, tag: str, variables: Mapping[str, Any]) -> bool:
@@ -108,14 +116,15 @@ class _Compiled:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise InvalidRequest(f"invalid chat template of {origin}{line}: {error}", field="model") from error
         tree = sandbox.parse(source)
+        self.marks_outputs = _GENERATION.search(source) is not None
         self.literals = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         self._takes_parts = _loops_over_content(tree)
         self._knows_none = _NONE_CHECK.search(source) is not None
         self._takes_texts = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
 
-    def render(self, values: Mapping[str, Any], stand_ins: Collection[str] = ()) -> str:
+    def render(self, values: Mapping[str, Any], stand_ins: Collection[str] = (), edge: str = "") -> str:
         try:
-            return self._sandbox.render(self._template, values, stand_ins)
+            return self._sandbox.render(self._template, values, stand_ins, edge)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template rejects the chat: {error}", field="messages") from error
         except (

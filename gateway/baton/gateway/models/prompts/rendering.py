@@ -41,6 +41,7 @@ class ChatRendering:
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
         defaults: Mapping[str, Any],
+        edge: str = "",
     ) -> Rendered:
         """Returns the prompt. `defaults` are the operator's variables. Raises InvalidRequest."""
         cover = StandIns()
@@ -55,6 +56,7 @@ class ChatRendering:
                 documents=cover.covered(documents),
                 variables={**defaults, **cover.covered(variables or {})},
                 stand_ins=list(cover.stand_ins.values()),
+                edge=edge,
             )
         except ServiceError as error:
             error.message = cover.uncovered(error.message)

@@ -73,11 +73,21 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tree = _LimitInserter().visit(self.parse(source))
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
-    def render(self, template: jinja2.Template, variables: Mapping[str, Any], stand_ins: Iterable[str] = ()) -> str:
+    @property
+    def edge(self) -> str:
+        """Returns the edge of the rendering that this thread does."""
+        found: str = getattr(self._steps, "edge", "")
+        return found
+
+    def render(
+        self, template: jinja2.Template, variables: Mapping[str, Any], stand_ins: Iterable[str] = (), edge: str = ""
+    ) -> str:
         """Renders a compiled template. Raises jinja2.TemplateError, or any exception of an invalid template.
 
-        `stand_ins` are characters of the variables that replace ASCII characters.
+        `stand_ins` are characters of the variables that replace ASCII characters. `edge` is written before and after
+        each text that the template marks as the assistant's.
         """
+        self._steps.edge = edge
         self._steps.stand_ins = tuple(stand_ins)
         self._steps.left = MAX_STEPS
         self._steps.output = MAX_OUTPUT
@@ -167,14 +177,21 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, which marks the assistant's text for training. Renders its body."""
+    """`{% generation %}`, which marks the assistant's text for training. Renders its body, between edges if asked."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        before, after = (nodes.Output([self.call_method("edge")]) for _ in range(2))
         # a new scope, as in transformers
-        return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))]
+        return [before, nodes.Scope(body), after]
+
+    def edge(self) -> str:
+        """Returns what stands at both ends of the assistant's text."""
+        assert isinstance(self.environment, TemplateSandbox)
+        return self.environment.edge
 
 
 class _LimitInserter(NodeTransformer):

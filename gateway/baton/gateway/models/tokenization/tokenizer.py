@@ -146,6 +146,14 @@ class Tokenizer:
             raise InvalidRequest("the text contains a lone surrogate", field="prompt") from error
         return ids
 
+    def with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the token ids of a whole text, and the characters of each. Raises InvalidRequest."""
+        try:
+            found = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest("the text contains a lone surrogate", field="prompt") from error
+        return found.ids, found.offsets
+
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
         """Returns the special tokens added before and after a text."""
         bare, full = self._encode_text("a"), self._encode_text("a", add_special_tokens=True)
