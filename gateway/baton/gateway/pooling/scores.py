@@ -1,8 +1,9 @@
-"""The routes for scores of pairs: POST /score and /rerank, by the cosine of two embeddings."""
+"""The routes for scores of pairs: POST /score and /rerank, by a cross-encoder or the cosine of two embeddings."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import orjson
 from numpy.typing import NDArray
 
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.served import ServedModel
+from baton.gateway.pooling.pairs import NamedPair
 from baton.gateway.pooling.texts import Named, check_count
 from baton.gateway.pooling.vectors import Vectors, VectorService, require_task
 from baton.gateway.schemas.pooling import RankedText, RerankRequest, ScoreRequest
@@ -31,15 +34,11 @@ class Scores:
         service = self._service
         with service.serving.counting_rejections():
             request, model, (queries, documents) = await service.read(exchange, self._decoder, _pairs_of)
-            require_task(model, types_pb2.POOLING_TASK_EMBED)
-            params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED)
-            found = await service.compute(exchange, request, model, [*queries, *documents], params)
-        if found is None:
+            scored = await _scores(service, exchange, request, model, queries, documents)
+        if scored is None:
             return
-        data = [
-            {"index": index, "object": "score", "score": score}
-            for index, score in enumerate(_cosines(found, len(queries)).tolist())
-        ]
+        scores, found = scored
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores.tolist())]
         body = {
             "id": f"score-{exchange.request_id}",
             "object": "list",
@@ -63,12 +62,10 @@ class Rerank:
         service = self._service
         with service.serving.counting_rejections():
             request, model, texts = await service.read(exchange, self._decoder, self._texts_of)
-            require_task(model, types_pb2.POOLING_TASK_EMBED)
-            params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED)
-            found = await service.compute(exchange, request, model, texts, params)
-        if found is None:
+            scored = await _scores(service, exchange, request, model, texts[:1], texts[1:])
+        if scored is None:
             return
-        scores = _cosines(found, 1)
+        scores, found = scored
         order = np.argsort(-scores, kind="stable")[: request.top_n or len(scores)].tolist()
         shows = request.return_documents if request.return_documents is not None else not self._cohere
         results = [
@@ -87,6 +84,38 @@ class Rerank:
             for index, document in enumerate(request.documents)
         ]
         return [Named(request.query, "query"), *documents]
+
+
+async def _scores(
+    service: VectorService,
+    exchange: Exchange,
+    request: ScoreRequest | RerankRequest,
+    model: ServedModel,
+    queries: Sequence[Named],
+    documents: Sequence[Named],
+) -> tuple[NDArray[np.float64], Vectors] | None:
+    """Returns the score of each document with its query: of one query, all documents. None: the client left."""
+    pooler = model.require_info().pooler
+    if pooler.takes_pairs:
+        _check_one_class(model, pooler)
+        firsts = [*queries] * (len(documents) if len(queries) == 1 else 1)
+        pairs = [NamedPair(first, second) for first, second in zip(firsts, documents, strict=True)]
+        params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_CLASSIFY)
+        found = await service.compute(exchange, request, model, pairs, params)
+        return None if found is None else (np.concatenate(found.arrays())[:, 0].astype(np.float64), found)
+    require_task(model, types_pb2.POOLING_TASK_EMBED)
+    params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED)
+    found = await service.compute(exchange, request, model, [*queries, *documents], params)
+    return None if found is None else (_cosines(found, len(queries)), found)
+
+
+def _check_one_class(model: ServedModel, pooler: types_pb2.PoolerInfo) -> None:
+    """Raises InvalidRequest for a classifier of several classes: none of them is the score."""
+    if pooler.width != 1:
+        raise InvalidRequest(
+            f"the model {model.name} has {pooler.width} classes, and a score is that of one; use /classify for it",
+            field="model",
+        )
 
 
 def _pairs_of(request: ScoreRequest) -> tuple[list[Named], list[Named]]:

@@ -19,7 +19,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
 MAX_TEXTS = 2048
-_MAX_TOKENS = 1 << 20  # of all texts together
+MAX_TOKENS = 1 << 20  # of all texts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _is_one_list(given: object) -> bool:
 async def encode_texts(model: ServedModel, request: VectorFields, texts: Sequence[Named]) -> list[list[int]]:
     """Returns the token ids of each text. Raises InvalidRequest, which names the text."""
     info = model.require_info()
-    most = _most(request, info)
+    most = longest(request, info)
     encoded: list[list[int]] = []
     total = 0
     for named in texts:
@@ -91,14 +91,15 @@ async def encode_texts(model: ServedModel, request: VectorFields, texts: Sequenc
                 raise context_too_long(len(token_ids), most, named.field)
             token_ids = await _truncated(model, request, named.text, token_ids, kept)
         total += len(token_ids)
-        if total > _MAX_TOKENS:
-            message = f"the texts have over {_MAX_TOKENS} tokens together; send fewer at once"
+        if total > MAX_TOKENS:
+            message = f"the texts have over {MAX_TOKENS} tokens together; send fewer at once"
             raise InvalidRequest(message, field=named.field.partition(".")[0])
         encoded.append(token_ids)
     return encoded
 
 
-def _most(request: VectorFields, info: types_pb2.ModelInfo) -> int:
+def longest(request: VectorFields, info: types_pb2.ModelInfo) -> int:
+    """Returns the most tokens of a text. Raises InvalidRequest for a wrong limit."""
     wanted = request.truncate_prompt_tokens
     if wanted is None or wanted == -1:
         return info.max_model_len

@@ -17,6 +17,7 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import PooledText, PoolRequest, TextPooler
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
+from baton.gateway.pooling.pairs import NamedPair, encode_pairs
 from baton.gateway.pooling.texts import Named, encode_texts
 from baton.gateway.schemas.pooling import PoolingUsage, VectorFields
 from baton.gateway.serving.context import ServingContext
@@ -106,7 +107,7 @@ class VectorService:
         exchange: Exchange,
         request: R,
         model: ServedModel,
-        texts: Sequence[Named],
+        texts: Sequence[Named] | Sequence[NamedPair],
         params: types_pb2.PoolingParams,
     ) -> Vectors | None:
         """Returns the vectors of texts. None: the client left. Raises ServiceError."""
@@ -131,11 +132,11 @@ class VectorService:
         request_id: str,
         request: R,
         model: ServedModel,
-        texts: Sequence[Named],
+        texts: Sequence[Named] | Sequence[NamedPair],
         params: types_pb2.PoolingParams,
     ) -> Vectors:
         serving, identity = self.serving, exchange.identity
-        encoded = await encode_texts(model, request, texts)
+        encoded, second_starts = await _encoded(model, request, texts)
         num_tokens = sum(map(len, encoded))
         permit = await serving.gate.admit(identity, RequestCost(input_tokens=num_tokens))
         exchange.limit_headers = permit.headers()
@@ -146,6 +147,7 @@ class VectorService:
             request_id=request_id,
             model=model.name,
             texts=encoded,
+            second_starts=second_starts,
             params=params,
             priority=tenants_priority(tenant, request.priority or 0),
             cache_salt=request.cache_salt or "",
@@ -171,6 +173,17 @@ class VectorService:
     ) -> tuple[R, ServedModel, T]:
         request = decoder.read(exchange)
         return request, self.serving.model(exchange, request.model), texts_of(request)
+
+
+async def _encoded(
+    model: ServedModel, request: VectorFields, texts: Sequence[Named] | Sequence[NamedPair]
+) -> tuple[list[list[int]], list[int]]:
+    """Returns the prompts, and of pairs where their second texts begin."""
+    pairs = [text for text in texts if isinstance(text, NamedPair)]
+    if not pairs:
+        return await encode_texts(model, request, [text for text in texts if isinstance(text, Named)]), []
+    joined = await encode_pairs(model, request, pairs)
+    return [pair.token_ids for pair in joined], [pair.second_start for pair in joined]
 
 
 def _cancel(work: asyncio.Future[Any]) -> None:

@@ -22,6 +22,7 @@ from baton.gateway.models.tokenization.detokenizer import (
     PrefixDiffDetokenizer,
 )
 from baton.gateway.models.tokenization.encoding_limit import EncodingLimit
+from baton.gateway.models.tokenization.pairs import PairTemplate, read_pair_template
 from baton.gateway.models.tokenization.plain_encoder import PlainEncoder
 from baton.gateway.models.tokenization.segments import SegmentEncoder, can_be_cut, cut
 from baton.gateway.models.tokenization.token_bound import TokenBound
@@ -137,6 +138,11 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> PlainEncoder:
         return PlainEncoder(self._rust, self.control_tokens)
+
+    @cached_property
+    def pair_template(self) -> PairTemplate:
+        """The special tokens around and between the two texts of a pair."""
+        return read_pair_template(self._rust)
 
     def _encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
         try:
