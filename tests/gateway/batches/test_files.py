@@ -47,6 +47,8 @@ async def test_a_file_is_stored_listed_read_and_deleted(rest):
         assert made.status == "processed"
         assert await client.files.retrieve(made.id) == made
         assert (await client.files.content(made.id)).read() == LINE * 3
+        headers = (await rest.request("HEAD", f"/v1/files/{made.id}/content")).headers
+        assert (headers["content-length"], headers["content-type"]) == (str(3 * len(LINE)), "application/octet-stream")
         assert [one.id async for one in client.files.list()] == [made.id]
         deleted = await client.files.delete(made.id)
         assert (deleted.id, deleted.deleted) == (made.id, True)

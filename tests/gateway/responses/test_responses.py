@@ -349,6 +349,9 @@ async def test_a_client_that_leaves_ends_the_generation(stream):
         await until(lambda: rest.admission.in_use == 0)
 
 
+MCP_CALL = {"type": "mcp_call", "server_label": "a", "name": "f", "arguments": "{}"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -363,6 +366,9 @@ async def test_a_client_that_leaves_ends_the_generation(stream):
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": 7}]},
             "input.0.arguments",
         ),
+        ({"input": [{**MCP_CALL, "error": {"content": 5}}]}, "input.0.error.content"),
+        ({"input": [{**MCP_CALL, "error": {"content": [{"text": 7}]}}]}, "input.0.error.content.0.text"),
+        ({"input": [{**MCP_CALL, "error": {"message": ["no"]}}]}, "input.0.error.message"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),

@@ -21,6 +21,7 @@ PATH = "/v1/files"
 _MAX_PAGE = 10_000
 _IDS = "file-[^/]+"
 _PIECE_BYTES = 1 << 20
+_CONTENT_TYPE = "application/octet-stream"
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _PARAMETERS = (
     Parameter("limit", "Files per page.", {"type": "integer", "minimum": 1, "maximum": _MAX_PAGE}),
@@ -75,7 +76,8 @@ class FileRoutes:
         """Handles GET /v1/files/{file_id}/content, at the client's speed."""
         file = await self._found(exchange)
         if exchange.method == "HEAD" or not file.bytes:
-            exchange.respond(200, content_type="application/octet-stream")
+            fields = {"content-type": _CONTENT_TYPE, "content-length": str(file.bytes)}
+            exchange.respond(200, headers=fields)
             return
         moved = asyncio.Event()
         exchange.on_writable.append(moved.set)
@@ -86,7 +88,7 @@ class FileRoutes:
             if not piece:
                 raise BlobMissing(f"the stored bytes of {file.id} end at {offset} of {file.bytes}")
             if not offset:
-                exchange.stream("application/octet-stream")
+                exchange.stream(_CONTENT_TYPE)
             exchange.write(piece)
             offset += len(piece)
             while not (exchange.writable or exchange.ended):
@@ -129,7 +131,7 @@ def file_routes(files: Files) -> list[Route]:
             f"{one}/content",
             handlers.content,
             "Returns a file's bytes.",
-            content_type="application/octet-stream",
+            content_type=_CONTENT_TYPE,
             errors=errors,
             ids=_IDS,
         ),

@@ -51,6 +51,21 @@ class CustomCallItem(Struct, kw_only=True):
     input: str
 
 
+class McpErrorPart(Struct, kw_only=True):
+    """A part of an error's content: a text, or what is not shown to the model."""
+
+    text: str | None = None
+    refusal: str | None = None
+
+
+class McpError(Struct, kw_only=True):
+    """Why a call failed: the server's content, or a message."""
+
+    type: str | None = None
+    message: str | None = None
+    content: list[McpErrorPart] | None = None
+
+
 class McpCallItem(Struct, kw_only=True):
     """A call that the gateway ran on an MCP server, with its result."""
 
@@ -58,7 +73,7 @@ class McpCallItem(Struct, kw_only=True):
     name: str
     arguments: str
     output: str | None = None
-    error: str | dict[str, Any] | None = None
+    error: str | McpError | None = None
 
 
 class McpListItem(Struct, kw_only=True):
@@ -195,7 +210,7 @@ def mcp_output(item: Item) -> str:
     if isinstance(error, str):
         return f"Error: {error}"
     if error.get("type") == "mcp_tool_execution_error":
-        return f"Error: {_joined([part for part in error.get('content') or () if isinstance(part, dict)])}"
+        return f"Error: {_joined(error.get('content') or ())}"
     return f"Error: {error.get('message') or error.get('type')}"
 
 
