@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -63,10 +63,14 @@ class Plugins:
 
     def extend(self, kind: Kind, own: Mapping[str, T], make: Callable[[Any], T]) -> dict[str, T]:
         """Returns a registry's table with the plugins of its kind. Raises PluginError for a name that it has."""
+        self.refuse_names(kind, own)
+        return {**own, **self.start(kind, make)}
+
+    def refuse_names(self, kind: Kind, own: Container[str]) -> None:
+        """Raises PluginError for a plugin with a name of Baton's own."""
         for plugin in self.of(kind):
             if plugin.name in own:
                 raise PluginError(f"{plugin.name!r} is the name of one of Baton's own {kind.name} ({plugin.label})")
-        return {**own, **self.start(kind, make)}
 
 
 NO_PLUGINS = Plugins()

@@ -24,6 +24,7 @@ from baton.worker.models.supported import catalog
 from baton.worker.models.supported.capacity import Capacity, kv_bytes_per_token, weight_bytes
 from baton.worker.models.supported.cuda_limits import misfit
 from baton.worker.models.supported.families import FAMILIES, family_of, nearest
+from baton.worker.quantization.formats.table import FORMATS
 from baton.worker.quantization.registry import METHODS
 from baton.worker.weights import build
 
@@ -100,7 +101,7 @@ def test_every_family_is_accepted_but_for_its_shape(name: str, monkeypatch: pyte
 
 
 def test_formats_and_kv_dtypes_are_those_of_the_worker() -> None:
-    assert {one.name for one in catalog.WEIGHT_FORMATS} == set(METHODS)
+    assert {one.name for one in catalog.WEIGHT_FORMATS} == METHODS.keys() | FORMATS.keys()
     fields = {field.name: field for field in dataclasses.fields(WorkerConfig)}
     assert tuple(one.name for one in catalog.KV_DTYPES) == fields["kv_cache_dtype"].metadata["choices"]
 

@@ -19,8 +19,10 @@ class WeightsInFormat:
     """The weight format of a checkpoint."""
 
     name: str
-    # From the LinearShape of a linear to its QuantMethod, whose modules load PyTorch.
-    method_of: Callable[[Any], Any] = field(compare=False)
+    executors: tuple[str, ...]  # that compute it
+    settings: str  # JSON, which the values of weights depend on
+    # Returns the WeightFormat, whose modules load PyTorch. Raises InvalidRequest for settings that it does not support.
+    made: Callable[[], Any] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class ModelConfig:
     classifier: ClassifierSpec = ClassifierSpec()  # noqa: RUF009 - frozen
     # If Transformers computes the layers, whose specs then describe their attention alone; None: a family of ours.
     transformers: TransformersSpec | None = None
-    weight_format: WeightsInFormat | None = None  # of a plugin; None: unquantized
+    weight_format: WeightsInFormat | None = None  # None: unquantized
 
     @property
     def cached(self) -> bool:

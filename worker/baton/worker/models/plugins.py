@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from baton.plugins.kinds import MODEL_FAMILIES, WEIGHT_FORMATS
 from baton.plugins.plugins import Plugins, instance_of, subclass_of
-from baton.worker.layers.spec import ExpertsSpec
-from baton.worker.models.config import ModelConfig, WeightsInFormat
+from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading import Family
 from baton.worker.models.supported.families import FAMILIES
+from baton.worker.models.weight_formats import KEY, in_format, settings_of, without_settings
+from baton.worker.quantization.formats.table import FORMATS
 
 if TYPE_CHECKING:
     from baton.worker.quantization.weight_format import WeightFormat
 
-_KEY = "quantization_config"
+_EXECUTORS = ("cpu", "cuda")  # of formats, which refuse others themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +37,20 @@ class ModelPlugins:
 
     def without_format(self, fields: Fields) -> Fields:
         """Returns the fields without quantization_config, if a plugin reads it."""
-        if self._format_of(fields) is None:
-            return fields
-        return Fields({key: value for key, value in fields.raw.items() if key != _KEY}, fields.source)
+        return fields if self._format_of(fields) is None else without_settings(fields)
 
     def with_format(self, config: ModelConfig, fields: Fields) -> ModelConfig:
         """Returns the config with the weight format of quantization_config. Raises InvalidRequest if that refuses."""
-        found = self._format_of(fields)
-        if found is None:
+        found, settings = self._format_of(fields), settings_of(fields)
+        if found is None or settings is None:
             return config
-        if config.transformers is not None or any(isinstance(layer.mlp, ExpertsSpec) for layer in config.layers):
-            raise fields.error(_KEY, "absent: weight formats of plugins cover linears of families, and no experts")
-        settings = fields.raw[_KEY]
-        try:
-            made = found(settings)
-        except ValueError as error:
-            raise fields.error(_KEY, f"one that the weight format {settings['quant_method']} reads: {error}") from error
-        return replace(config, weight_format=WeightsInFormat(str(settings["quant_method"]), made.method_of))
+        if config.transformers is not None:
+            raise fields.error(KEY, "absent: weight formats of plugins cover linears of families")
+        return in_format(config, fields, settings, _EXECUTORS, lambda: found)
 
     def _format_of(self, fields: Fields) -> type[WeightFormat] | None:
-        settings = fields.raw.get(_KEY)
-        return self.formats.get(str(settings.get("quant_method"))) if isinstance(settings, Mapping) else None
+        settings = settings_of(fields)
+        return None if settings is None else self.formats.get(str(settings.get("quant_method")))
 
 
 NO_MODEL_PLUGINS = ModelPlugins()
@@ -77,4 +71,5 @@ def start_model_plugins(plugins: Plugins) -> ModelPlugins:
         return ModelPlugins(families)
     from baton.worker.quantization.weight_format import WeightFormat  # loads PyTorch
 
+    plugins.refuse_names(WEIGHT_FORMATS, FORMATS)
     return ModelPlugins(families, plugins.start(WEIGHT_FORMATS, subclass_of(WeightFormat)))

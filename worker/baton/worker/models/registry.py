@@ -54,7 +54,10 @@ def parse_config(
 
 def _read(raw: Mapping[str, Any], source: str, implementation: str, plugins: ModelPlugins) -> ModelConfig:
     given = Fields(raw, source)
-    return plugins.with_format(_read_layers(plugins.without_format(given), implementation, plugins), given)
+    config = plugins.with_format(_read_layers(plugins.without_format(given), implementation, plugins), given)
+    if config.weight_format is not None:
+        config.weight_format.made()
+    return config
 
 
 def _read_layers(fields: Fields, implementation: str, plugins: ModelPlugins) -> ModelConfig:

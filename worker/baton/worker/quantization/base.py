@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 # load, not at once: tensors are read in the order of the files.
 Source = Callable[[str, tuple[int, ...], Tensor], None]
 Params = Mapping[str, Tensor]
+# Completes parameters once the source has filled all views. Raises InvalidRequest for values that cannot be right.
+Finish = Callable[[], object]
+# Most formats leave routers and heads as they are.
+LinearKind = Literal["layer", "router", "head"]
 
 
 class Part(NamedTuple):
@@ -33,6 +37,7 @@ class LinearShape:
     parts: Sequence[Part]
     in_features: int
     bias: bool = False
+    kind: LinearKind = "layer"
 
     @property
     def out_features(self) -> int:
@@ -85,8 +90,8 @@ class QuantMethod(Protocol):
     def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> Params:
         """Allocates a linear's parameters."""
 
-    def load(self, params: Params, shape: LinearShape, source: Source) -> None:
-        """Fills the parameters from a checkpoint."""
+    def load(self, params: Params, shape: LinearShape, source: Source) -> Finish | None:
+        """Fills the parameters from a checkpoint. Returns what completes them, if anything."""
 
     def on_cpu(self, kernels: Kernels) -> LinearOps:
         """Returns the format's ops on a CPU."""

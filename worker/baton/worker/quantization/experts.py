@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.routing import Gate
-from baton.worker.quantization.base import Params, Source
+from baton.worker.quantization.base import Finish, Params, Source
 from baton.worker.quantization.expert_names import ExpertNames
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
@@ -63,8 +63,8 @@ class ExpertsMethod(Protocol):
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Params:
         """Allocates the parameters of all experts."""
 
-    def load(self, params: Params, shape: ExpertsShape, source: Source) -> None:
-        """Fills the parameters from a checkpoint."""
+    def load(self, params: Params, shape: ExpertsShape, source: Source) -> Finish | None:
+        """Fills the parameters from a checkpoint. Returns what completes them, if anything."""
 
     def on_cpu(self, kernels: Kernels) -> ExpertsOps:
         """Returns the format's ops on a CPU."""

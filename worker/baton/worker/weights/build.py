@@ -18,9 +18,12 @@ from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpS
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout, TensorNames
 from baton.worker.models.weights import DenseWeights, LayerWeights, ModelWeights
-from baton.worker.quantization.base import LinearShape, Part, Source
+from baton.worker.quantization.base import LinearKind, LinearShape, Part, Source
 from baton.worker.quantization.experts import ExpertsShape
+from baton.worker.quantization.quantized.tensors import fill_dummy
 from baton.worker.quantization.registry import UNQUANTIZED
+from baton.worker.quantization.weight_format import WeightFormat
+from baton.worker.weights.files.safetensors_file import DTYPES
 from baton.worker.weights.kv_scales import is_kv_scale
 from baton.worker.weights.layouts import by_columns, by_head
 from baton.worker.weights.makers import Allocator, Loader
@@ -51,6 +54,12 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
             return
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+        if into.dtype not in DTYPES.values():
+            fill_dummy(into, generator)
+            return
+        if config.weight_format is not None and "scale" in name:
+            into.fill_(config.initializer_range)
+            return
         width = spread.get(name, config.initializer_range)
         values = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, width, generator=generator)
         into.copy_(values.view(into.shape))
@@ -60,7 +69,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the size of the weights on a device, in their formats. Allocates nothing."""
-    return _assemble(config, Allocator(dtype, torch.device("meta"), config.weight_format)).num_bytes
+    return _assemble(config, Allocator(dtype, torch.device("meta"), _format_of(config))).num_bytes
 
 
 def build_weights(
@@ -71,11 +80,15 @@ def build_weights(
     read: Callable[[], None] = lambda: None,
 ) -> ModelWeights:
     """Returns weights that `source` fills. `read`: makes the source fill them, once all tensors are requested."""
-    maker = Loader(dtype, device, config.weight_format, source)
+    maker = Loader(dtype, device, _format_of(config), source)
     weights = _assemble(config, maker)
     read()
     maker.complete()
     return weights
+
+
+def _format_of(config: ModelConfig) -> WeightFormat | None:
+    return None if config.weight_format is None else config.weight_format.made()
 
 
 def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
@@ -98,7 +111,7 @@ def _dense(config: ModelConfig, maker: Allocator) -> tuple[DenseWeights, ...]:
     specs = () if config.pooler is None else config.pooler.dense
     return tuple(
         DenseWeights(
-            maker.linear(LinearShape([Part(spec.name, spec.out_features)], spec.in_features, spec.bias)),
+            maker.linear(LinearShape([Part(spec.name, spec.out_features)], spec.in_features, spec.bias, "head")),
             _norm(maker, spec.norm, (spec.out_features,), config.norm) if spec.norm else None,
         )
         for spec in specs
@@ -123,7 +136,7 @@ def _norm(maker: Allocator, name: str, shape: tuple[int, ...], norm: NormSpec) -
 def _lm_head(config: ModelConfig, maker: Allocator, embed: Tensor) -> LinearWeights:
     name, vocab = config.names.lm_head, config.vocab_size
     if not config.tie_embeddings:
-        return maker.linear(LinearShape([Part(name, vocab)], config.hidden_size, config.lm_head_bias))
+        return maker.linear(LinearShape([Part(name, vocab)], config.hidden_size, config.lm_head_bias, "head"))
     bias = maker.tensor(f"{name}.bias", (vocab,)) if config.lm_head_bias else None
     return LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed, bias))
 
@@ -139,11 +152,16 @@ class _LayerMaker:
     norms: NormSpec
 
     def linear(
-        self, suffixes: tuple[str, ...], sizes: tuple[int, ...], in_features: int, bias: bool = False
+        self,
+        suffixes: tuple[str, ...],
+        sizes: tuple[int, ...],
+        in_features: int,
+        bias: bool = False,
+        kind: LinearKind = "layer",
     ) -> LinearWeights:
         sizes = sizes if len(suffixes) > 1 else (sum(sizes),)
         parts = [Part(self.prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
-        return self.maker.linear(LinearShape(parts, in_features, bias))
+        return self.maker.linear(LinearShape(parts, in_features, bias, kind))
 
     def in_fp32(self) -> _LayerMaker:
         """Returns a maker of tensors in fp32."""
@@ -208,7 +226,7 @@ def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> Exper
     router_layer = layer.in_fp32() if experts.router_in_fp32 else layer
     return ExpertsWeights(
         input_norm=layer.norm(names.mlp_input_norm, spec.input_norms),
-        router=router_layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias),
+        router=router_layer.linear((names.router,), (router.num_experts,), hidden, experts.router_bias, "router"),
         correction=_correction(layer, router.num_experts) if router.corrected else None,
         experts=layer.maker.experts(shape),
         shared=None if experts.shared is None else _shared_expert(layer, experts.shared, experts.shared_gate),
@@ -228,12 +246,15 @@ def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExper
     return SharedExpertWeights(
         gate_up=layer.linear(names.shared_gate_up, (ffn, ffn), hidden, mlp.bias),
         down=layer.linear((names.shared_down,), (hidden,), ffn, mlp.bias),
-        output_gate=layer.linear((names.shared_output_gate,), (1,), hidden) if gated else None,
+        output_gate=layer.linear((names.shared_output_gate,), (1,), hidden, kind="router") if gated else None,
     )
 
 
 def is_redundant(name: str, config: ModelConfig) -> bool:
     """Returns whether checkpoints may hold a tensor of this name that the model does not need."""
     if name.endswith(_CONSTANTS) or is_kv_scale(name):
+        return True
+    weight_format = _format_of(config)
+    if weight_format is not None and name.endswith(weight_format.unused):
         return True
     return config.tie_embeddings and name in config.names.spellings(f"{config.names.lm_head}.weight")

@@ -13,6 +13,7 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.fields import read_json
 from baton.worker.weights.files.safetensors_file import DTYPES, QUANTIZED_DTYPES, SafetensorsFile, TensorEntry
+from baton.worker.weights.files.shapes import without_ones
 from baton.worker.weights.stream.pieces import Coding, Place
 
 SINGLE_FILE = "model.safetensors"
@@ -105,7 +106,7 @@ class Checkpoint:
         if file is None:
             raise WrongTensor(f"{self.folder}: no file holds the tensor {name} {list(shape)}", field="model")
         entry = self.entry(name)
-        if entry.shape != shape:
+        if without_ones(entry.shape) != without_ones(shape):
             raise WrongTensor(
                 f"{file.path}: {name} has shape {list(entry.shape)}; by config.json it must be {list(shape)}",
                 field="model",

@@ -109,6 +109,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "other_layers": (_other_layers(config), {}),
         # Transformers rounds otherwise than our layers, so their KV differs.
+        "weight_format": ("" if config.weight_format is None else config.weight_format.settings, ""),
         "transformers": ("" if config.transformers is None else config.transformers.raw_config, ""),
     }
     return {name: value for name, (value, assumed) in found.items() if value != assumed}

@@ -89,7 +89,7 @@ def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         theirs = tied_source(config, checkpoint, name)
-        theirs = theirs or next((one for one in config.names.spellings(name) if one in checkpoint), "")
+        theirs = theirs or next((one for one in _spellings(config, name) if one in checkpoint), "")
         if not theirs:
             found.missing.append((name, shape))
             return
@@ -111,13 +111,33 @@ def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict
     return found.names
 
 
+def _spellings(config: ModelConfig, name: str) -> list[str]:
+    """Returns the names that checkpoints may have for a tensor."""
+    names = config.names.spellings(name)
+    others = {} if config.weight_format is None else config.weight_format.made().other_endings
+    for ours, theirs in others.items():
+        if name.endswith(ours):
+            names += [one.removesuffix(ours) + theirs for one in names]
+    return names
+
+
 def _check_stored(place: Place, into: Tensor, name: str) -> None:
-    """Raises WrongTensor for a quantized tensor where the model needs floats as they are."""
+    """Raises WrongTensor for a quantized tensor where the model needs floats, and the other way round."""
     stored = place.coding.dtype
-    if stored not in DTYPES.values() and stored != into.dtype:
-        shown = next((given for given, dtype in QUANTIZED_DTYPES.items() if dtype is stored), str(stored))
-        allowed = ", ".join(DTYPES)
-        raise WrongTensor(f"{place.path}: {name} has dtype {shown}; it must be one of {allowed}", field="model")
+    floats = DTYPES.values()
+    if stored == into.dtype or (stored in floats and into.dtype in floats):
+        return
+    if stored is torch.float8_e8m0fnu and into.dtype is torch.float32:  # powers of two, which are scales
+        return
+    allowed = ", ".join(DTYPES) if into.dtype in floats else _shown(into.dtype)
+    why = "" if into.dtype in floats else "; if the checkpoint leaves this linear out, so must quantization_config"
+    raise WrongTensor(
+        f"{place.path}: {name} has dtype {_shown(stored)}; it must be one of {allowed}{why}", field="model"
+    )
+
+
+def _shown(dtype: torch.dtype) -> str:
+    return next((name for name, one in {**DTYPES, **QUANTIZED_DTYPES}.items() if one is dtype), str(dtype))
 
 
 def _missing(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from baton.worker.layers.experts import StackedWeights
 from baton.worker.layers.linear import LinearWeights
-from baton.worker.models.config import WeightsInFormat
-from baton.worker.quantization.base import LinearShape, QuantMethod, Source
+from baton.worker.quantization.base import Finish, LinearShape, QuantMethod, Source
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
-
-_EXPERTS_METHOD: ExpertsMethod = UNQUANTIZED_EXPERTS
+from baton.worker.quantization.weight_format import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Allocator:
 
     dtype: torch.dtype
     device: torch.device
-    format: WeightsInFormat | None  # None: unquantized
+    format: WeightFormat | None  # None: unquantized
 
     def linear(self, shape: LinearShape) -> LinearWeights:
         method: QuantMethod = UNQUANTIZED if self.format is None else self.format.method_of(shape)
@@ -35,7 +34,8 @@ class Allocator:
         return self
 
     def experts(self, shape: ExpertsShape) -> StackedWeights:
-        return StackedWeights(_EXPERTS_METHOD, _EXPERTS_METHOD.create(shape, self.dtype, self.device))
+        method: ExpertsMethod = UNQUANTIZED_EXPERTS if self.format is None else self.format.experts_method_of(shape)
+        return StackedWeights(method, method.create(shape, self.dtype, self.device))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -56,11 +56,11 @@ class Loader(Allocator):
     """Allocates weights and fills them from `source`."""
 
     source: Source
-    sums: list[tuple[Tensor, float]] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
 
     def linear(self, shape: LinearShape) -> LinearWeights:
         weights = Allocator.linear(self, shape)
-        weights.method.load(weights.params, shape, self.source)
+        self._add(weights.method.load(weights.params, shape, self.source))
         return weights
 
     def reading(self, change: Callable[[Source], Source]) -> Loader:
@@ -68,15 +68,19 @@ class Loader(Allocator):
 
     def experts(self, shape: ExpertsShape) -> StackedWeights:
         weights = Allocator.experts(self, shape)
-        weights.method.load(weights.params, shape, self.source)
+        self._add(weights.method.load(weights.params, shape, self.source))
         return weights
 
     def fill(self, name: str, shape: tuple[int, ...], into: Tensor, plus: float = 0.0) -> Tensor:
         self.source(name, shape, into)
         if plus:
-            self.sums.append((into, plus))
+            self.finishes.append(partial(into.add_, plus))
         return into
 
     def complete(self) -> None:
-        for tensor, number in self.sums:
-            tensor.add_(number)
+        for finish in self.finishes:
+            finish()
+
+    def _add(self, finish: Finish | None) -> None:
+        if finish is not None and self.device.type != "meta":  # which has no values
+            self.finishes.append(finish)

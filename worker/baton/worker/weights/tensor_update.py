@@ -25,13 +25,17 @@ _SAMPLES = 1024  # values of a tensor
 class TensorUpdate:
     """Collects the tensors of one change. `is_redundant`: whether checkpoints may have a name besides those needed.
 
-    Raises Unsupported for a model whose weights are not built from named tensors.
+    Raises Unsupported for a model whose weights are not built from named tensors, or are quantized.
     """
 
     def __init__(self, config: ModelConfig, is_redundant: Callable[[str], bool]) -> None:
         if config.transformers is not None:
             raise Unsupported(
                 "weights of a model that Transformers computes are not updated from tensors", field="names"
+            )
+        if config.weight_format is not None:
+            raise Unsupported(
+                f"weights in the format {config.weight_format.name} are not updated from tensors", field="names"
             )
         self._config = config
         self._is_redundant = is_redundant

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, MIN_CAPABILITY, WIDTH_STEP
 from baton.worker.models.supported.dtypes import COMPUTE_DTYPES
 from baton.worker.models.supported.families import FAMILIES, summary_of
+from baton.worker.quantization.formats.table import FORMATS
 
 EXECUTORS = ("cpu", "cuda")  # that compute a model
 
@@ -31,7 +32,10 @@ class ListedFormat:
     executors: tuple[str, ...]
 
 
-WEIGHT_FORMATS = (ListedFormat("unquantized", f"safetensors in {', '.join(COMPUTE_DTYPES)}", EXECUTORS),)
+WEIGHT_FORMATS = (
+    ListedFormat("unquantized", f"safetensors in {', '.join(COMPUTE_DTYPES)}", EXECUTORS),
+    *(ListedFormat(row.quant_method, row.summary, row.executors) for row in FORMATS.values()),
+)
 KV_DTYPES = (
     ListedFormat("auto", "that of activations", EXECUTORS),
     ListedFormat(

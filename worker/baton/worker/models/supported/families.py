@@ -14,6 +14,8 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields, read_json
 from baton.worker.models.pooling.names import Purpose, base_name, purpose_of
 from baton.worker.models.reading import Family
+from baton.worker.models.weight_formats import KEY, settings_of, with_format
+from baton.worker.quantization.formats.table import SIDE_FILES
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -95,7 +97,17 @@ def read_folder(folder: Path) -> Fields:
     generation = read_json(generation_path, "") if generation_path.exists() else {}
     if "eos_token_id" in generation:
         raw = {**raw, "eos_token_id": generation["eos_token_id"]}
-    return Fields(raw, str(folder / CONFIG_FILE))
+    fields = Fields(raw, str(folder / CONFIG_FILE))
+    return fields if settings_of(fields) is not None else _with_side_file(fields, folder)
+
+
+def _with_side_file(fields: Fields, folder: Path) -> Fields:
+    """Returns the fields with the weight format that a file beside config.json describes, if there is one."""
+    for name, method in SIDE_FILES.items():
+        if (folder / name).exists():
+            settings = {**read_json(folder / name, ""), "quant_method": method}
+            return Fields({**fields.raw, KEY: settings}, fields.source)
+    return fields
 
 
 def family_of(fields: Fields) -> Family | None:
@@ -126,9 +138,7 @@ def read_by(family: Family, fields: Fields) -> ModelConfig:
     raw: Mapping[str, Any] = fields.raw
     if raw.get("auto_map") and not family.ignores_auto_map:
         raise fields.error("auto_map", "absent: the model needs code of its own, and no code of a model folder is run")
-    if raw.get("quantization_config"):
-        raise fields.error("quantization_config", "absent: only unquantized weights can be loaded")
-    return family.read(fields)
+    return with_format(family.read(fields), fields)
 
 
 def summary_of(family: Family) -> str:

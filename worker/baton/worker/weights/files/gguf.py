@@ -21,6 +21,7 @@ from baton.model_folder.gguf.rope import CONSTANTS
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.weights.checkpoint import WrongTensor
 from baton.worker.weights.files.safetensors_file import TensorEntry
+from baton.worker.weights.files.shapes import without_ones
 from baton.worker.weights.layouts import pairs_of_halves
 from baton.worker.weights.stream.pieces import Coding, Place
 
@@ -82,7 +83,7 @@ class GgufTensors:
                 f"{self.source} does not hold the tensor {self.name_in_file(name)} {list(shape)}", field="model"
             )
         found = self._tensors[name]
-        if _without_ones(entry.shape) != _without_ones(shape):
+        if without_ones(entry.shape) != without_ones(shape):
             raise WrongTensor(
                 f"{found.path}: {found.name} has shape {list(entry.shape)}; by the metadata it must be {list(shape)}",
                 field="model",
@@ -131,11 +132,6 @@ def _entries(header: GgufHeader, architecture: GgufArchitecture) -> Iterator[tup
         for expert in range(count):
             one = TensorEntry(entry.dtype, tuple(shape), entry.start + expert * size, size)
             yield name.format(expert), tensor, one
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape without dimensions of one element, which files may lack."""
-    return tuple(size for size in shape if size != 1)
 
 
 def _less(coding: Coding, offset: float) -> Coding:

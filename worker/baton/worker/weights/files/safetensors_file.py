@@ -21,6 +21,7 @@ QUANTIZED_DTYPES: Mapping[str, torch.dtype] = {
     "U8": torch.uint8,
     "I32": torch.int32,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20  # the format's own limit
@@ -91,7 +92,7 @@ def _read_entries(path: Path, length: bytes, file: Any, size: int) -> dict[str, 
             f"{path} is truncated: {size} bytes, its header describes {end}; download or copy it again", field="model"
         )
     for name, entry in entries.items():
-        dtype = DTYPES.get(entry.dtype)
+        dtype = DTYPES.get(entry.dtype) or QUANTIZED_DTYPES.get(entry.dtype)
         if dtype is not None and entry.num_bytes != math.prod(entry.shape) * dtype.itemsize:
             raise InvalidRequest(
                 f"{path}: {name} has {entry.num_bytes} bytes; {entry.dtype} {list(entry.shape)} has"

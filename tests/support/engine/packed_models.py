@@ -1,0 +1,145 @@
+"""Small random models whose linears are packed, and the same models with the weights that the packed ones mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from support.engine.packed_weights import Format, fp8, gptq, int8, int8_with_zeros, nvfp4, packed_integers, packed_mxfp4
+from support.engine.packed_weights import awq as packed_awq
+from support.engine.random_vectors import with_random_vectors
+from support.engine.tiny_shape import SHAPE
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+WHOLE, ROW = (10_000, 10_000), (1, 10_000)
+LINEARS = re.compile(r".*(_proj|\.w[123])\.weight")
+
+
+def _compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}}
+    settings = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+    return {**settings, "ignore": ["lm_head"], **more}
+
+
+def _gptq(bits: int = 4, group: int = 32, *, zeros: bool = False, ordered: bool = False, version: int = 1) -> Format:
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": ordered, "sym": not zeros}
+    named = {} if version == 1 else {"checkpoint_format": "gptq_v2"}
+    return Format(gptq(bits, group, zeros=zeros, ordered=ordered, version=version), {**settings, **named})
+
+
+def _packed(bits: int, group: int, *, zeros: bool = False, ordered: bool = False) -> Format:
+    weights = {"num_bits": bits, "symmetric": not zeros, "actorder": "group" if ordered else None}
+    shape = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    return Format(
+        packed_integers(bits, group, zeros=zeros, ordered=ordered), _compressed("pack-quantized", {**weights, **shape})
+    )
+
+
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+_FLOAT8 = {"num_bits": 8, "type": "float"}
+_FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "group"}
+_MODELOPT = {"quant_method": "modelopt", "ignore": ["lm_head"]}
+FORMATS: Mapping[str, Format] = {
+    "fp8-tensor": Format(fp8(WHOLE, ".weight_scale", ()), {**_FP8, "activation_scheme": "static"}),
+    "fp8-blocks": Format(fp8((32, 32), ".weight_scale_inv"), {**_FP8, "weight_block_size": [32, 32]}),
+    "fp8-blocks-across-parts": Format(fp8((128, 128), ".weight_scale_inv"), {**_FP8, "weight_block_size": [128, 128]}),
+    "compressed-fp8-tensor": Format(
+        fp8(WHOLE, ".weight_scale", (1,)), _compressed("float-quantized", {**_FLOAT8, "strategy": "tensor"})
+    ),
+    "compressed-fp8-channel": Format(
+        fp8(ROW, ".weight_scale"), _compressed("float-quantized", {**_FLOAT8, "strategy": "channel"})
+    ),
+    "compressed-fp8-block": Format(
+        fp8((32, 16), ".weight_scale"),
+        _compressed("float-quantized", {**_FLOAT8, "strategy": "block", "block_structure": [32, 16]}),
+    ),
+    "compressed-int8": Format(int8(ROW), _compressed("int-quantized", {"num_bits": 8, "strategy": "channel"})),
+    "compressed-int8-zeros": Format(
+        int8_with_zeros, _compressed("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False})
+    ),
+    "compressed-w4a16": _packed(4, 32),
+    "compressed-w4a16-zeros": _packed(4, 16, zeros=True),
+    "compressed-w4a16-order": _packed(4, 32, ordered=True),
+    "compressed-w8a16-channel": _packed(8, 0),
+    "compressed-nvfp4": Format(
+        nvfp4(".weight_packed", ".weight_global_scale", divides=True),
+        _compressed("nvfp4-pack-quantized", {**_FLOAT4, "group_size": 16}),
+    ),
+    "compressed-mxfp4": Format(packed_mxfp4, _compressed("mxfp4-pack-quantized", {**_FLOAT4, "group_size": 32})),
+    "awq": Format(packed_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+    "gptq": _gptq(),
+    "gptq-zeros": _gptq(zeros=True),
+    "gptq-order": _gptq(ordered=True),
+    "gptq-8-rows-v2": _gptq(8, -1, zeros=True, version=2),
+    "gptq-2": _gptq(2, 16),
+    "modelopt-fp8": Format(fp8(WHOLE, ".weight_scale", ()), {**_MODELOPT, "quant_algo": "FP8"}),
+    "modelopt-nvfp4": Format(
+        nvfp4(".weight", ".weight_scale_2", divides=False), {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}
+    ),
+}
+
+
+def dense() -> PreTrainedModel:
+    """Returns a model with biases, whose linears are fused."""
+    return with_random_vectors(lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)), seed=3)
+
+
+def without_biases() -> PreTrainedModel:
+    return with_random_vectors(lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)), seed=5)
+
+
+def with_experts() -> PreTrainedModel:
+    config = MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+    return with_random_vectors(lambda: MixtralForCausalLM(config), seed=4)
+
+
+def write(folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$^") -> PreTrainedModel:
+    """Writes the model with packed linears. Returns it with the weights that these mean.
+
+    `left_out`: a pattern of names of weights that stay as they are.
+    """
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    meant: dict[str, torch.Tensor] = {}
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not LINEARS.fullmatch(name) or re.fullmatch(left_out, name):
+            meant[name] = packed[name] = tensor
+            continue
+        found = form.pack(tensor)
+        meant[name] = found.weight.contiguous()
+        packed |= {name.removesuffix(".weight") + ending: one.contiguous() for ending, one in found.tensors.items()}
+    save_file(meant, folder / "model.safetensors", {"format": "pt"})
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    save_file(packed, folder / "model.safetensors")
+    change_config(folder, quantization_config=dict(form.settings))
+    return oracle
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def write_gpt_oss(folder: Path, model: GptOssForCausalLM, packed: Mapping[str, torch.Tensor]) -> None:
+    """Writes a gpt-oss whose stacks of experts are replaced by the packed tensors."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in tensors.items() if not name.endswith(("gate_up_proj", "down_proj"))}
+    save_file({**kept, **packed}, folder / "model.safetensors")
+    change_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})

@@ -1,0 +1,192 @@
+"""Products with packed weights stay within a bound of those with the dequantized ones; bad values are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.engine.packed_models import FORMATS
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.worker.layers.cpu.device import CpuKernels
+from baton.worker.quantization.base import LinearShape, Params, Part, QuantMethod
+from baton.worker.quantization.formats.modules import Modules
+from baton.worker.quantization.formats.table import FORMATS as ROWS
+
+KERNELS = CpuKernels()
+CPU = torch.device("cpu")
+
+
+def method_for(name: str, shape: LinearShape, **more: Any) -> QuantMethod:
+    from importlib import import_module
+
+    settings = {**FORMATS[name].settings, **more}
+    row = ROWS[settings["quant_method"]]
+    made = import_module(f"baton.worker.quantization.formats.{row.module}").FORMAT(settings)
+    return made.method_of(shape)  # type: ignore[no-any-return]
+
+
+def shape_of(*rows: int, columns: int = 512, bias: bool = True) -> LinearShape:
+    return LinearShape([Part(f"layers.0.part{index}", each) for index, each in enumerate(rows)], columns, bias)
+
+
+def loaded(
+    name: str,
+    shape: LinearShape,
+    dtype: torch.dtype = torch.float32,
+    change: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+) -> tuple[QuantMethod, Params, Tensor, Tensor]:
+    """Returns a linear of random weights, and the weight and bias that its tensors mean."""
+    torch.manual_seed(7)
+    tensors: dict[str, Tensor] = {}
+    weights, biases = [], []
+    for part in shape.parts:
+        packed = FORMATS[name].pack(torch.randn(part.rows, shape.in_features) * 0.1)
+        biases.append(torch.randn(part.rows))
+        tensors |= {part.name + ending: one for ending, one in packed.tensors.items()}
+        tensors[f"{part.name}.bias"] = biases[-1]
+        weights.append(packed.weight)
+    method = method_for(name, shape)
+    params = method.create(shape, dtype, CPU)
+
+    def source(wanted: str, size: tuple[int, ...], into: Tensor) -> None:
+        found = tensors.get(wanted, tensors.get(wanted.replace("_inv", "")))
+        assert found is not None, wanted
+        into.copy_(change(wanted, found).reshape(size))
+
+    finish = method.load(params, shape, source)
+    assert finish is not None
+    finish()
+    return method, params, torch.cat(weights), torch.cat(biases)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)])
+def test_products_stay_within_the_bound(name: str, dtype: torch.dtype, bound: float) -> None:
+    shape = shape_of(96, 32, 32)
+    method, params, weight, bias = loaded(name, shape, dtype)
+    ops = method.on_cpu(KERNELS)
+    x = torch.randn(5, shape.in_features).to(dtype)
+    exact = x.double() @ weight.double().t() + bias.to(dtype).double()
+    # Of what is summed: a sum near 0 has no digits of its own.
+    allowed = bound * (x.double().abs() @ weight.double().abs().t() + bias.double().abs())
+    out = torch.empty(5, 160, dtype=dtype)
+    for product in (ops.multiply(params, x), ops.multiply(params, x, out)):
+        assert product.dtype == dtype
+        assert bool(((product.double() - exact).abs() <= allowed).all())
+
+
+def test_blocks_of_rows_are_dequantized_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.worker.quantization.quantized.method._BLOCK_VALUES", 4096)
+    shape = shape_of(320, columns=128, bias=False)
+    for name in ("fp8-blocks-across-parts", "awq", "compressed-w4a16-zeros"):
+        method, params, weight, _ = loaded(name, shape)
+        blocks = list(method.blocks(params))  # type: ignore[attr-defined]
+        assert len(blocks) > 1
+        whole = torch.cat([method.dequantized(params, rows) for rows in blocks])  # type: ignore[attr-defined]
+        assert torch.equal(whole, weight)
+
+
+def test_packed_weights_take_their_own_bytes() -> None:
+    shape = shape_of(1024, columns=1024, bias=False)
+    for name, bits in {"fp8-blocks": 8.1, "awq": 5.2, "gptq-2": 4.3, "modelopt-nvfp4": 4.6}.items():
+        params = method_for(name, shape).create(shape, torch.bfloat16, torch.device("meta"))
+        assert sum(one.nbytes for one in params.values()) * 8 <= bits * 1024 * 1024, name
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "wrong"),
+    [
+        ("gptq", 64, 100, "100 input features are no multiple of the group size 32"),
+        ("gptq-8-rows-v2", 64, 30, "30 input features are no multiple of the 4 that a word packs"),
+        ("awq", 60, 64, "60 output features are no multiple of the 8 that a word packs"),
+        ("compressed-w4a16-zeros", 60, 64, "60 output features are no multiple of the 8"),
+        ("modelopt-nvfp4", 64, 40, "40 input features are no multiple of the group size 16"),
+        ("compressed-mxfp4", 64, 40, "40 input features are no multiple of the group size 32"),
+    ],
+)
+def test_sizes_that_groups_do_not_divide_are_refused(name: str, rows: int, columns: int, wrong: str) -> None:
+    shape = shape_of(rows, columns=columns)
+    with pytest.raises(InvalidRequest, match=rf"layers\.0\.part0: {wrong}"):
+        method_for(name, shape).create(shape, torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "value", "wrong"),
+    [
+        ("fp8-tensor", "_scale_inv", float("nan"), r"part1\.weight_scale_inv holds 1 values that are not finite"),
+        ("compressed-fp8-channel", "_scale", float("inf"), r"part1\.weight_scale holds 1 values"),
+        ("gptq", "scales", float("nan"), r"part1\.scales holds 1 values that are not finite"),
+        ("gptq-order", "g_idx", 16, r"part1\.g_idx holds groups from 0 to 16; there are 16 of 32 columns"),
+        ("modelopt-nvfp4", "_scale_2", 0.0, r"part1\.weight_scale_2 is 0.0; it must be above 0"),
+        ("compressed-mxfp4", "_scale", 255, r"part1\.weight_scale holds 1 exponents that mean NaN"),
+    ],
+)
+def test_values_that_cannot_be_right_are_refused(name: str, ending: str, value: float, wrong: str) -> None:
+    def change(wanted: str, tensor: Tensor) -> Tensor:
+        if wanted.endswith((f"part1.weight{ending}", f"part1.{ending}")):
+            tensor = tensor.clone()
+            tensor.view(-1)[0] = value
+        return tensor
+
+    with pytest.raises(InvalidRequest, match=wrong):
+        loaded(name, shape_of(64, 64), change=change)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "wrong"),
+    [
+        ("gptq", {"bits": 3}, "bits is 3; it must be one of 2, 4, 8"),
+        ("gptq", {"group_size": 0}, "group_size is 0; it must be a positive integer, or -1"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; it must be one of gptq, gptq_v2"),
+        ("gptq", {"desc_act": "yes"}, "desc_act is 'yes'; it must be one of True, False"),
+        ("awq", {"version": "gemv"}, "version is 'gemv'; it must be one of gemm"),
+        ("awq", {"zero_point": False}, "zero_point is False; it must be one of True"),
+        ("fp8-blocks", {"weight_block_size": [128]}, r"weight_block_size is \[128\]; it must be two positive integers"),
+        ("fp8-blocks", {"fmt": "e5m2"}, "fmt is 'e5m2'"),
+        ("fp8-blocks", {"modules_to_not_convert": "lm_head"}, "it must be a list of names"),
+        ("compressed-int8", {"format": "marlin-24"}, "config_groups: group_0: format is 'marlin-24'"),
+        ("compressed-int8", {"config_groups": {}}, "config_groups is missing"),
+        ("compressed-int8", {"sparsity_config": {"format": "dense"}}, "sparsity_config is given"),
+        ("modelopt-fp8", {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; it must be one of FP8, NVFP4"),
+    ],
+)
+def test_settings_that_are_not_supported_are_refused(name: str, more: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        method_for(name, shape_of(64), **more)
+
+
+def test_routers_and_heads_stay_as_they_are_unless_the_format_has_them() -> None:
+    head = replace(shape_of(64), kind="head")
+    assert method_for("fp8-blocks", head).name == method_for("gptq", head).name == "unquantized"
+    assert method_for("gptq", head, lm_head=True).name == "gptq, 4 bits, groups of 32"
+    assert method_for("gptq", replace(head, kind="router"), lm_head=True).name == "unquantized"
+
+
+def test_a_gpu_refuses_packed_weights_by_name() -> None:
+    method = method_for("awq", shape_of(64))
+    with pytest.raises(Unsupported, match="executor=cuda has no kernels for weights in awq, 4 bits, groups of 32"):
+        method.on_cuda(KERNELS, torch.device("cuda", 0), batch_invariant=False)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "has", "lacks"),
+    [
+        ("lm_head", "lm_head", "model.layers.0.mlp.up_proj"),
+        ("gate", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj"),
+        ("model.language_model.layers.1", "model.layers.1.mlp.up_proj", "model.layers.2.mlp.up_proj"),
+        ("language_model.model.layers.1.mlp", "model.layers.1.mlp.up_proj", "model.layers.1.self_attn.o_proj"),
+        ("*.mlp.gate", "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"),
+        ("re:.*self_attn.*", "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj"),
+        (r"re:language_model\.model\.layers\.0", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"),
+    ],
+)
+def test_modules_are_named_as_checkpoints_name_them(pattern: str, has: str, lacks: str) -> None:
+    modules = Modules(["model.visual", pattern])
+    assert modules.has(has)
+    assert not modules.has(lacks)

@@ -1,0 +1,97 @@
+"""Quantized checkpoints run as Transformers' model with the dequantized weights, and stay packed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.engine import packed_models
+from support.engine.packed_models import FORMATS, change_config, write
+from support.engine.packed_weights import mxfp4
+from support.engine.step_harness import StepHarness
+from support.engine.tiny_models import MODELS, generate_greedily, prompts
+from transformers import PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.models.registry import load_config
+from baton.worker.weights.build import weight_bytes
+from baton.worker.weights.loading import load_model
+
+COUNT = 12
+PROMPTS = prompts(3, 30)
+
+
+def executor(folder: Path) -> CpuExecutor:
+    return CpuExecutor(WorkerConfig(model=str(folder), threads=1, block_size=8, num_blocks=64, max_num_requests=4))
+
+
+def check_tokens(folder: Path, oracle: PreTrainedModel) -> CpuExecutor:
+    made = executor(folder)
+    harness = StepHarness(made)
+    running = [harness.admit(prompt) for prompt in PROMPTS]
+    harness.run(COUNT, chunk=9)
+    expected = [generate_greedily(oracle, prompt, COUNT) for prompt in PROMPTS]
+    assert [one.output[:COUNT] for one in running] == expected
+    return made
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, packed_models.dense(), FORMATS[name])
+    made = check_tokens(tmp_path, oracle)
+    config = load_config(tmp_path)
+    assert made.facts.weight_bytes == weight_bytes(config, torch.float32)
+    assert "unquantized" not in made.facts.weight_format
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8-blocks", "compressed-w4a16-zeros", "awq", "gptq-order", "compressed-nvfp4", "modelopt-fp8"]
+)
+def test_packed_experts_have_the_tokens_of_their_dequantized_weights(name: str, tmp_path: Path) -> None:
+    check_tokens(tmp_path, write(tmp_path, packed_models.with_experts(), FORMATS[name]))
+
+
+def test_experts_of_gpt_oss_have_the_tokens_of_their_dequantized_weights(tmp_path: Path) -> None:
+    model = MODELS["gpt_oss"]()
+    packed = {}
+    for name, parameter in list(model.named_parameters()):
+        if re.fullmatch(r".*experts\.(gate_up|down)_proj", name):
+            blocks, scales, _ = mxfp4(parameter.detach().transpose(1, 2).contiguous())
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            parameter.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    packed_models.write_gpt_oss(tmp_path, model, packed)
+    check_tokens(tmp_path, model)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.down_proj_scales"][2, 3] = 255
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        InvalidRequest, match=r"layers\.1\.mlp\.experts\.down_proj_scales holds 3 exponents that mean NaN"
+    ):
+        load_model(str(tmp_path), "auto", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "setting"),
+    [
+        ("fp8-blocks", r"model\.layers\.1\..*", {"modules_to_not_convert": ["model.layers.1"]}),
+        ("fp8-tensor", r".*k_proj\.weight", {"ignored_layers": ["k_proj"]}),
+        ("compressed-w4a16", r".*(q|down)_proj\.weight", {"ignore": ["re:.*q_proj", "re:.*down_proj", "lm_head"]}),
+        ("gptq", r".*layers\.0\..*up_proj\.weight", {"dynamic": {r"-:model\.layers\.0\..*up_proj": {}}}),
+        ("modelopt-nvfp4", r".*layers\.2\..*", {"ignore": ["lm_head", "model.layers.2*"]}),
+    ],
+)
+def test_linears_that_a_format_leaves_out_are_as_usual(
+    name: str, left_out: str, setting: dict[str, object], tmp_path: Path
+) -> None:
+    form = FORMATS[name]
+    oracle = write(tmp_path, packed_models.dense(), form, left_out)
+    with pytest.raises(InvalidRequest, match=r"if the checkpoint leaves|no file holds|by config\.json it must"):
+        load_model(str(tmp_path), "auto", torch.float32)
+    change_config(tmp_path, quantization_config={**form.settings, **setting})
+    check_tokens(tmp_path, oracle)

@@ -1,0 +1,105 @@
+"""Experts whose linears are packed, each as a linear of the format: stacks of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.moe.experts import gated_by
+from baton.kernels.routing import Gate
+from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, QuantMethod, Source
+from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
+from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.quantized.per_part import joined
+
+_META = torch.device("meta")
+GATE_UP, DOWN = "gate_up", "down"
+
+
+class PackedExperts:
+    """Implements ExpertsMethod for checkpoints that name each expert's linears."""
+
+    def __init__(self, gate_up: QuantMethod, down: QuantMethod) -> None:
+        self._methods = {GATE_UP: gate_up, DOWN: down}
+        self.name = gate_up.name if gate_up.name == down.name else f"{gate_up.name} and {down.name}"
+
+    def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Params:
+        """Allocates stacks of what one expert has."""
+        return {
+            f"{linear}.{name}": torch.empty(shape.num_experts, *one.shape, dtype=one.dtype, device=device)
+            for linear, method in self._methods.items()
+            for name, one in method.create(linears_of(shape, 0)[linear], dtype, _META).items()
+        }
+
+    def load(self, params: Params, shape: ExpertsShape, source: Source) -> Finish:
+        """Fills the linears of each expert."""
+        return joined(self._loads(params, shape, source))
+
+    def on_cpu(self, kernels: Kernels) -> ExpertsOps:
+        """Returns ops that compute each expert with tokens."""
+        return _Ops(kernels, {linear: method.on_cpu(kernels) for linear, method in self._methods.items()})
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
+        """Returns ops of the linears' formats, or raises Unsupported as they do."""
+        ops = {
+            linear: method.on_cuda(kernels, device, batch_invariant=batch_invariant)
+            for linear, method in self._methods.items()
+        }
+        return _Ops(kernels, ops)
+
+    def split(self, params: Params, expert: int) -> Iterator[tuple[QuantMethod, Params]]:
+        """Yields the methods and the parameters of an expert's linears."""
+        for linear, method in self._methods.items():
+            yield method, expert_of(params, linear, expert)
+
+    def _loads(self, params: Params, shape: ExpertsShape, source: Source) -> Iterator[Finish | None]:
+        for expert in range(shape.num_experts):
+            for linear, linear_shape in linears_of(shape, expert).items():
+                yield self._methods[linear].load(expert_of(params, linear, expert), linear_shape, source)
+
+
+class _Ops(ExpertsOps):
+    def __init__(self, kernels: Kernels, ops: dict[str, LinearOps]) -> None:
+        super().__init__(kernels)
+        self._ops = ops
+
+    def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        num_tokens, top_k = ids.shape
+        experts, order = ids.flatten().sort(stable=True)
+        hit, counts = experts.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+        rows = x.index_select(0, order.div(top_k, rounding_mode="floor"))
+        sorted_out = torch.empty_like(rows)
+        start = 0
+        for expert, count in zip(hit.tolist(), counts.tolist(), strict=True):
+            mine = slice(start, start + count)
+            gate_up = self._ops[GATE_UP].multiply(expert_of(params, GATE_UP, expert), rows[mine])
+            gated = gated_by(gate_up, gate)
+            self._ops[DOWN].multiply(expert_of(params, DOWN, expert), gated, out=sorted_out[mine])
+            start += count
+        # Sums over a token's experts are in the order of its choice, independent of other tokens.
+        pairs = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out).view(num_tokens, top_k, -1)
+        return torch.bmm(weights.to(pairs.dtype).unsqueeze(1), pairs).squeeze(1)
+
+
+def linears_of(shape: ExpertsShape, expert: int) -> dict[str, LinearShape]:
+    """Returns the linears of one expert."""
+    names, size = shape.names, shape.intermediate_size
+    rows = 2 * size // len(names.gate_up)
+    parts = [Part(_stem(shape, name, expert), rows) for name in names.gate_up]
+    down = Part(_stem(shape, names.down, expert), shape.hidden_size)
+    return {
+        GATE_UP: LinearShape(parts, shape.hidden_size, shape.bias),
+        DOWN: LinearShape([down], size, shape.bias),
+    }
+
+
+def expert_of(params: Params, linear: str, expert: int) -> Params:
+    """Returns the parameters of one linear of one expert."""
+    prefix = f"{linear}."
+    return {name.removeprefix(prefix): stack[expert] for name, stack in params.items() if name.startswith(prefix)}
+
+
+def _stem(shape: ExpertsShape, name: str, expert: int) -> str:
+    return shape.prefix + name.format(expert).removesuffix(".weight")

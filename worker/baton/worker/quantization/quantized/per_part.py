@@ -1,0 +1,80 @@
+"""Linears whose parts are stored in different ways, or cannot share one matrix: each part has parameters of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, QuantMethod, Source
+from baton.worker.quantization.neighbours import Kernels
+
+
+class PerPart:
+    """Implements QuantMethod over the methods of the parts, in their order."""
+
+    def __init__(self, methods: Sequence[QuantMethod]) -> None:
+        self._methods = tuple(methods)
+        self.name = " | ".join(method.name for method in methods)
+
+    def create(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> Params:
+        """Allocates each part."""
+        params: dict[str, Tensor] = {}
+        for index, (method, part) in enumerate(self._parts(shape)):
+            made = method.create(part, dtype, device)
+            params |= {f"{index}.{name}": tensor for name, tensor in made.items()}
+        return params
+
+    def load(self, params: Params, shape: LinearShape, source: Source) -> Finish:
+        """Fills each part."""
+        parts = enumerate(self._parts(shape))
+        return joined(method.load(part_of(params, index), part, source) for index, (method, part) in parts)
+
+    def on_cpu(self, kernels: Kernels) -> LinearOps:
+        return _Ops(kernels, [method.on_cpu(kernels) for method in self._methods])
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
+        ops = [method.on_cuda(kernels, device, batch_invariant=batch_invariant) for method in self._methods]
+        return _Ops(kernels, ops)
+
+    def split(self, params: Params) -> Iterator[tuple[QuantMethod, Params]]:
+        """Yields the method and the parameters of each part."""
+        for index, method in enumerate(self._methods):
+            yield method, part_of(params, index)
+
+    def _parts(self, shape: LinearShape) -> Iterator[tuple[QuantMethod, LinearShape]]:
+        for method, part in zip(self._methods, shape.parts, strict=True):
+            yield method, replace(shape, parts=[part])
+
+
+class _Ops(LinearOps):
+    def __init__(self, kernels: Kernels, ops: Sequence[LinearOps]) -> None:
+        super().__init__(kernels)
+        self._ops = ops
+
+    def reset(self) -> None:
+        for ops in self._ops:
+            ops.reset()
+
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        products = [ops.multiply(part_of(params, index), x) for index, ops in enumerate(self._ops)]
+        return torch.cat(products, dim=1) if out is None else torch.cat(products, dim=1, out=out)
+
+
+def part_of(params: Params, index: int) -> Mapping[str, Tensor]:
+    """Returns the parameters of one part."""
+    prefix = f"{index}."
+    return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}
+
+
+def joined(finishes: Iterator[Finish | None]) -> Finish:
+    """Returns what does all of these."""
+    wanted = [finish for finish in finishes if finish is not None]
+
+    def finish() -> None:
+        for one in wanted:
+            one()
+
+    return finish

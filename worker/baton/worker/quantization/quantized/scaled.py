@@ -1,0 +1,61 @@
+"""Weights of 8 bits with scales: one a tensor, a row, a group of a row, or a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.worker.quantization.base import Params
+from baton.worker.quantization.quantized.method import PackedMethod
+from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
+
+FP8 = torch.float8_e4m3fn
+_NAMES = {torch.float8_e4m3fn: "fp8_e4m3", torch.int8: "int8"}
+
+
+class Scaled(PackedMethod):
+    """w = (stored - zero) * scale"""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        block: tuple[int, int] | None = None,
+        *,
+        one_a_part: bool = False,
+        scale_ending: str = ".weight_scale",
+        zero_ending: str = "",
+    ) -> None:
+        """`block`: rows and columns of a scale; None: a row, or `one_a_part`. `zero_ending`: empty without zeros."""
+        self._block = block
+        rows, columns = block or (1, ALL)
+        tensors = [
+            StoredTensor("weight", ".weight", dtype),
+            StoredTensor("scale", scale_ending, torch.float32, rows, columns, one_a_part=one_a_part),
+        ]
+        if zero_ending:
+            tensors.append(StoredTensor("zero", zero_ending, torch.int8, rows, columns, one_a_part=one_a_part))
+        super().__init__(f"{_NAMES[dtype]} with {_scales(block, one_a_part)}", tensors)
+
+    def dequantized(self, params: Params, rows: slice) -> Tensor:
+        weight = params["weight"][rows].float()
+        if "zero" in params:
+            weight.sub_(self._spread(params["zero"], rows, weight).float())
+        return weight.mul_(self._spread(params["scale"], rows, weight))
+
+    def _spread(self, values: Tensor, rows: slice, like: Tensor) -> Tensor:
+        """Returns the values of a weight's rows, which broadcast over it."""
+        if self._block is None:
+            return values[rows]
+        high, wide = self._block
+        mine = values[rows.start // high : -(-rows.stop // high)]
+        if high > 1:
+            mine = mine.repeat_interleave(high, 0)[: len(like)]
+        return mine.repeat_interleave(wide, 1)[:, : like.shape[1]]
+
+
+def _scales(block: Sequence[int] | None, one_a_part: bool) -> str:
+    if block is None:
+        return "a scale a tensor" if one_a_part else "a scale a row"
+    return f"groups of {block[1]}" if block[0] == 1 else f"blocks of {block[0]}x{block[1]}"
