@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.models.registry import load_config
+from baton.worker.quantization.base import Params
+from baton.worker.quantization.quantized.method import PackedOps
 from baton.worker.weights.build import weight_bytes
 from baton.worker.weights.loading import load_model
 
@@ -95,3 +98,32 @@ def test_linears_that_a_format_leaves_out_are_as_usual(
         load_model(str(tmp_path), "auto", torch.float32)
     change_config(tmp_path, quantization_config={**form.settings, **setting})
     check_tokens(tmp_path, oracle)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks-across-parts", "compressed-mxfp4", "gptq-order"])
+@pytest.mark.parametrize("make", [packed_models.dense, packed_models.with_experts])
+def test_a_start_refuses_products_that_are_not_those_of_the_dequantized_weights(
+    name: str, make: Callable[[], PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, make(), FORMATS[name])
+    right = PackedOps.multiply
+
+    def wrong(ops: PackedOps, params: Params, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        product = right(ops, params, x, out)
+        product[:, 3] *= 2
+        return product
+
+    monkeypatch.setattr(PackedOps, "multiply", wrong)
+    with pytest.raises(InvalidRequest, match=r"differs from that of the dequantized weights by .* at most 0\.0001"):
+        executor(tmp_path)
+
+
+def test_a_start_refuses_weights_that_are_not_numbers(tmp_path: Path) -> None:
+    write(tmp_path, packed_models.dense(), FORMATS["fp8-blocks"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.dtype is torch.float8_e4m3fn:
+            tensors[name].view(torch.uint8)[1, 2] = 0x7F
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidRequest, match=r"weights in fp8_e4m3 with blocks of 32x32 differs .* by nan"):
+        executor(tmp_path)

@@ -35,6 +35,7 @@ from baton.worker.executors.pool_head import PoolHead
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.costs import model_costs
 from baton.worker.models.kv_groups import kv_spec_of
@@ -121,6 +122,7 @@ class CpuExecutor:
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin, packs=not loaded.config.cached)
+        check_products(loaded.weights, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
@@ -189,6 +191,7 @@ class CpuExecutor:
         options = other_options(self._options, self._longest, is_same=source == self._source)
         check_same(self._config, read_config(source, self._load_format, options), source)
         loaded = load_model(source, self._load_format, self._dtype, options=options)
+        check_products(loaded.weights, self._device)
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def new_update(self) -> TensorUpdate:
