@@ -35,6 +35,23 @@ async def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypa
     assert [one.code for one in found.errors] == ["line_too_long"]
 
 
+@pytest.mark.parametrize("data", [b"\n" * (1 << 19), b"not a request\n" * (1 << 15)], ids=["blank", "wrong"])
+async def test_requests_of_clients_run_while_a_file_is_read(data):
+    turns, is_read = 0, asyncio.Event()
+
+    async def count_turns():
+        nonlocal turns
+        while not is_read.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await validate(reader(data, len(data)), "/v1/completions")
+    is_read.set()
+    await counting
+    assert turns >= len(data) // (16 << 10)
+
+
 async def test_many_errors_are_counted_and_some_are_listed():
     found = await validate(reader(b"no\n" * 500, 100), "/v1/completions")
     assert found.num_errors == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import msgspec
 from baton.gateway.batches.types import BatchError
 
 READ_BYTES = 1 << 20
+_PIECE_BYTES = 16 << 10
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 << 20
 MAX_CUSTOM_ID = 512  # characters
@@ -56,22 +58,31 @@ class LineProblem(Exception):
 
 async def lines_of(read: Read) -> AsyncIterator[Line]:
     """Yields the lines of an input. Raises LineProblem for a line that is too long to be read."""
-    number = index = offset = 0
+    number = index = 0
     rest = bytearray()
-    while piece := await read(offset, READ_BYTES):
-        offset += len(piece)
-        rest += piece
-        *complete, last = rest.split(b"\n")
-        for line in complete:
+    async for piece in _pieces(read):
+        first, *others = piece.split(b"\n")
+        rest += first
+        for following in others:
             number += 1
-            if line.strip():
-                yield Line(number, index, bytes(line))
+            if rest.strip():
+                yield Line(number, index, bytes(rest))
                 index += 1
-        if len(last) > MAX_LINE_BYTES:
+            rest = bytearray(following)
+        if len(rest) > MAX_LINE_BYTES:
             raise LineProblem("line_too_long", f"line {number + 1} has more than {MAX_LINE_BYTES} bytes")
-        rest = last
     if rest.strip():
         yield Line(number + 1, index, bytes(rest))
+
+
+async def _pieces(read: Read) -> AsyncIterator[bytes]:
+    """Yields the input in pieces of a few milliseconds' work. Requests of clients run between two of them."""
+    offset = 0
+    while data := await read(offset, READ_BYTES):
+        offset += len(data)
+        for begin in range(0, len(data), _PIECE_BYTES):
+            yield data[begin : begin + _PIECE_BYTES]
+            await asyncio.sleep(0)
 
 
 def request_of(line: bytes, targets: Collection[str]) -> LineRequest:
