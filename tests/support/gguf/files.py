@@ -16,8 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 # Model types of which the converter reorders queries and keys, and those to whose norms it adds 1.
-_PERMUTED = ("llama", "mixtral", "granite", "smollm3")
+_PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
 _SHIFTED = ("gemma", "gemma2", "gemma3_text")
+# Names of Transformers that the library does not map, and those that it does.
+_RENAMED = {
+    ".block_sparse_moe.experts.": ".mlp.experts.",
+    ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+    ".mlp.gate.moe_statics.e_score_correction_bias": ".mlp.moe_statics.e_score_correction.bias",
+}
 # Types that the library cannot quantize to. Their blocks are random, with small scales at these bytes.
 _SCALES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 _FILE_TYPES = {Kind.F32: 0, Kind.F16: 1, Kind.BF16: 32}
@@ -91,10 +97,17 @@ def _converted(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for part, values in _unstacked(name, tensor.float()):
+        for part, values in _unstacked(_mapped(name), tensor.float().squeeze()):
             found = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert found, part
             yield found, _as_written(part, values, config)
+
+
+def _mapped(name: str) -> str:
+    """Returns the name that the library maps."""
+    for theirs, mapped in _RENAMED.items():
+        name = name.replace(theirs, mapped)
+    return name
 
 
 def _unstacked(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "ernie4_5_moe": "ernie4_5-moe",
     "gemma3_text": "gemma3",
     "olmo3": "olmo2",
     "cohere": "command-r",
@@ -63,7 +64,10 @@ def _rope(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _phi3(config: PreTrainedConfig) -> dict[str, Any]:
     rope = config.rope_parameters
-    original, longest = config.original_max_position_embeddings, config.max_position_embeddings
+    longest = config.max_position_embeddings
+    original = rope.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", longest
+    )
     rotated = int(rope.get("partial_rotary_factor", 1.0) * config.hidden_size) // config.num_attention_heads
     values = {
         "rope.scaling.original_context_length": original,
@@ -128,6 +132,31 @@ def _qwen2_moe(config: PreTrainedConfig) -> dict[str, Any]:
     return {**_qwen3_moe(config), "expert_shared_feed_forward_length": config.shared_expert_intermediate_size}
 
 
+def _granite_moe(config: PreTrainedConfig) -> dict[str, Any]:
+    return {**_granite(config), **_experts(config)}
+
+
+def _phi_moe(config: PreTrainedConfig) -> dict[str, Any]:
+    values = {**_phi3(config), **_experts(config)}
+    if scale := config.rope_parameters.get("short_mscale"):
+        values["rope.scaling.attn_factor"] = scale
+    return values
+
+
+def _ernie_moe(config: PreTrainedConfig) -> dict[str, Any]:
+    values = {
+        "expert_count": config.moe_num_experts,
+        "expert_used_count": config.moe_k,
+        "interleave_moe_layer_step": config.moe_layer_interval,
+        "leading_dense_block_count": config.moe_layer_start_index,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.moe_num_shared_experts,
+    }
+    if config.moe_num_shared_experts:
+        values["expert_shared_feed_forward_length"] = config.intermediate_size // config.num_key_value_heads
+    return values
+
+
 _MORE: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": _phi3,
     "gemma2": _gemma2,
@@ -140,4 +169,7 @@ _MORE: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "olmoe": _experts,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "granitemoe": _granite_moe,
+    "phimoe": _phi_moe,
+    "ernie4_5_moe": _ernie_moe,
 }

@@ -27,6 +27,8 @@ from transformers import (
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
@@ -50,6 +52,16 @@ _DEEP = {**SHAPE, "num_hidden_layers": 5}
 _LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
 _ROPES = {"full_attention": _LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + pair / 4 for pair in range(8)],
+    "long_factor": [2.0 + pair for pair in range(8)],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 512,
+}
+
 Make = Callable[[], PreTrainedModel]
 ROWS: dict[str, Make] = {
     **{
@@ -70,6 +82,9 @@ ROWS: dict[str, Make] = {
             "granite",
             "olmo2",
             "olmo3",
+            "granitemoe",
+            "ernie4_5_moe",
+            "ernie4_5_moe-unshared",
             "cohere",
             "cohere-normed",
         )
@@ -91,6 +106,10 @@ ROWS: dict[str, Make] = {
     ),
     "qwen3moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **_NARROW, head_dim=24, norm_topk_prob=True)),
     "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**SHAPE, **_EXPERTS)),
+    "phimoe": lambda: PhimoeForCausalLM(
+        PhimoeConfig(**SHAPE, num_local_experts=8, attention_bias=True, lm_head_bias=True, sliding_window=9)
+    ),
+    "phimoe-longrope": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, num_local_experts=8, rope_parameters=_LONG)),
 }
 
 # Rows of whole blocks of 32 values.
@@ -124,7 +143,16 @@ def test_every_architecture_has_a_row() -> None:
     ("name", "changed", "message"),
     [
         ("qwen2", {"qwen2__expert_count": 8}, "qwen2.expert_count is 8; GGUF files of qwen2 with experts cannot be"),
-        ("llama", {"general__architecture": "granitemoe"}, "general.architecture is 'granitemoe'; GGUF files can be"),
+        (
+            "llama",
+            {"general__architecture": "granitehybrid"},
+            "general.architecture is 'granitehybrid'; GGUF files can be",
+        ),
+        (
+            "granitemoe",
+            {"granitemoe__expert_shared_feed_forward_length": 64},
+            "granitemoe.expert_shared_feed_forward_length is 64: GGUF files of Granite models with a shared expert",
+        ),
         ("granite", {"granite__rope__scaling__finetuned": False}, "GGUF files of Granite models without RoPE cannot"),
         ("phi3", {"phi3__rope__dimension_count": 18}, "phi3.rope.dimension_count is 18; it must be at most the size"),
         (

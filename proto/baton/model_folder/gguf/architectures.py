@@ -14,8 +14,10 @@ from typing import Any
 from baton.model_folder.gguf import fields
 from baton.model_folder.gguf.header import GgufHeader
 from baton.model_folder.gguf.layer_names import (
+    ERNIE_MOE,
     GEMMA2,
     GEMMA3,
+    GRANITE_MOE,
     LLAMA,
     MIXTRAL,
     NORMED,
@@ -52,6 +54,7 @@ class GgufArchitecture:
     norm_offset: float = 0.0  # the file adds it to norms
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NO_BIASES)
     rotates_parts: bool = False  # config.json may have a partial_rotary_factor
+    longrope_scales: tuple[str, ...] = ("attention_factor",)  # the fields of what longrope scales attention by
     more: Callable[[fields.Reader], Mapping[str, Any]] = fields.nothing  # returns fields that others do not have
 
     @property
@@ -67,9 +70,11 @@ class GgufArchitecture:
             return f"{_OUTSIDE[stem]}.{ending}"
         block, _, rest = stem.partition(".")
         layer, _, part = rest.partition(".")
-        if block != "blk" or part not in self.layer_names:
+        if block != "blk":
             return None
-        return f"{_LAYERS}{layer}.{self.layer_names[part]}.{ending}"
+        if whole := self.layer_names.get(f"{part}.{ending}"):
+            return f"{_LAYERS}{layer}.{whole}"
+        return f"{_LAYERS}{layer}.{self.layer_names[part]}.{ending}" if part in self.layer_names else None
 
     def file_name(self, name: str) -> str:
         """Returns the name in the file of a tensor in Hugging Face form; an unknown name is itself."""
@@ -79,13 +84,14 @@ class GgufArchitecture:
                 return f"{theirs}.{ending}"
         layer, _, part = stem.removeprefix(_LAYERS).partition(".")
         part = ".".join("{}" if piece.isdecimal() else piece for piece in part.split("."))
-        found = next((theirs for theirs, ours in self.layer_names.items() if part == ours), None)
-        return name if found is None else f"blk.{layer}.{found}.{ending}"
+        for theirs, ours in self.layer_names.items():
+            if ours == part:
+                return f"blk.{layer}.{theirs}.{ending}"
+            if ours == f"{part}.{ending}":
+                return f"blk.{layer}.{theirs}"
+        return name
 
 
-_GRANITE = GgufArchitecture(
-    "granite", "GraniteForCausalLM", "granite", swaps_pairs=True, biases=_BIASES, more=fields.granite
-)
 _ALL = (
     GgufArchitecture(
         "llama",
@@ -105,7 +111,33 @@ _ALL = (
     GgufArchitecture("gemma", "GemmaForCausalLM", "gemma", norm_offset=1.0),
     GgufArchitecture("gemma2", "Gemma2ForCausalLM", "gemma2", GEMMA2, norm_offset=1.0, more=fields.gemma2),
     GgufArchitecture("gemma3", "Gemma3ForCausalLM", "gemma3_text", GEMMA3, norm_offset=1.0, more=fields.gemma3),
-    _GRANITE,
+    GgufArchitecture("granite", "GraniteForCausalLM", "granite", swaps_pairs=True, biases=_BIASES, more=fields.granite),
+    GgufArchitecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        GRANITE_MOE,
+        swaps_pairs=True,
+        biases=_ATTENTION_BIASES,
+        more=fields.granite_moe,
+    ),
+    GgufArchitecture(
+        "phimoe",
+        "PhimoeForCausalLM",
+        "phimoe",
+        MIXTRAL,
+        biases={**_ATTENTION_BIASES, "lm_head_bias": ("output",)},
+        longrope_scales=("short_mscale", "long_mscale"),
+        more=fields.phi_moe,
+    ),
+    GgufArchitecture(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        ERNIE_MOE,
+        biases={"use_bias": (*_BIASES["attention_bias"], *_BIASES["mlp_bias"])},
+        more=fields.ernie_moe,
+    ),
     GgufArchitecture("olmo2", "Olmo3ForCausalLM", "olmo3", OLMO2, when="attention.sliding_window", more=fields.olmo3),
     GgufArchitecture("olmo2", "Olmo2ForCausalLM", "olmo2", OLMO2, biases=_ATTENTION_BIASES),
     GgufArchitecture("olmoe", "OlmoeForCausalLM", "olmoe", OLMOE, more=fields.olmoe),

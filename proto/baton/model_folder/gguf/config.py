@@ -39,7 +39,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
         "max_position_embeddings": reader.count("context_length"),
         "tie_word_embeddings": _LM_HEAD not in header.tensors,
         "dtype": _FILE_DTYPES.get(metadata.values.get("general.file_type", -1), "bfloat16"),
-        **rope_of(header, reader, partial=architecture.rotates_parts),
+        **rope_of(header, reader, partial=architecture.rotates_parts, longrope_scales=architecture.longrope_scales),
         **_biases(header, architecture),
         **architecture.more(reader),
     }

@@ -14,6 +14,8 @@ from baton.rpc.errors import Unsupported
 
 _WINDOW = "attention.sliding_window"
 _PERIOD = "attention.sliding_window_pattern"
+_SHARED_COUNT, _NUM_DENSE = "expert_shared_count", "leading_dense_block_count"
+_SHARED_SIZE = "expert_shared_feed_forward_length"
 # The largest models of their kind have scores scaled by hidden_size / num_attention_heads. By their layers.
 _LARGEST_GEMMA2, _LARGEST_GEMMA3 = 46, 62
 
@@ -124,6 +126,17 @@ def granite(reader: Reader) -> dict[str, Any]:
     }
 
 
+def granite_moe(reader: Reader) -> dict[str, Any]:
+    """Returns what `granite` and `experts` do. Raises Unsupported for a model with a shared expert."""
+    if reader.has(_SHARED_SIZE):
+        raise Unsupported(
+            f"{reader.metadata.path}: {reader.key(_SHARED_SIZE)} is {reader.count(_SHARED_SIZE)}: GGUF files of Granite"
+            " models with a shared expert cannot be loaded",
+            field="model",
+        )
+    return {**granite(reader), **experts(reader)}
+
+
 def olmo3(reader: Reader) -> dict[str, Any]:
     """Returns windows, and the base of the RoPE of layers that have them."""
     return {**_windows(reader, period=4), "rope_theta": reader.number("rope.freq_base", default=10000.0)}
@@ -144,6 +157,24 @@ def experts(reader: Reader) -> dict[str, Any]:
     return {"num_local_experts": reader.count("expert_count"), "num_experts_per_tok": reader.count("expert_used_count")}
 
 
+def phi_moe(reader: Reader) -> dict[str, Any]:
+    """Returns the window and what `experts` does."""
+    return {**windowed(reader), **experts(reader)}
+
+
+def ernie_moe(reader: Reader) -> dict[str, Any]:
+    """Returns experts, shared experts, and which layers have them: each `interval`-th one from the first of them."""
+    return {
+        "moe_num_experts": reader.count("expert_count"),
+        "moe_k": reader.count("expert_used_count"),
+        "moe_intermediate_size": _expert_size(reader),
+        "moe_num_shared_experts": reader.count(_SHARED_COUNT) if reader.has(_SHARED_COUNT) else 0,
+        "moe_layer_start_index": reader.count(_NUM_DENSE) if reader.has(_NUM_DENSE) else 0,
+        "moe_layer_end_index": reader.num_layers - 1,
+        "moe_layer_interval": reader.count("interleave_moe_layer_step", default=1),
+    }
+
+
 def olmoe(reader: Reader) -> dict[str, Any]:
     """Returns what `experts` does, by other names, and whether weights are normalized."""
     return _experts(reader, renormalized=False)
@@ -156,7 +187,7 @@ def qwen3_moe(reader: Reader) -> dict[str, Any]:
 
 def qwen2_moe(reader: Reader) -> dict[str, Any]:
     """Returns what `qwen3_moe` does, and the shared expert's size."""
-    shared = reader.count("expert_shared_feed_forward_length", default=reader.count("feed_forward_length"))
+    shared = reader.count(_SHARED_SIZE, default=reader.count("feed_forward_length"))
     return {
         **_experts(reader, renormalized=False),
         "moe_intermediate_size": _expert_size(reader),

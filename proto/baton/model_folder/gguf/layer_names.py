@@ -1,4 +1,7 @@
-"""The names of a layer's tensors in GGUF files, and in Hugging Face form. An expert's number is {}."""
+"""The names of a layer's tensors in GGUF files, and in Hugging Face form. An expert's number is {}.
+
+A name in the file that has its ending gives the whole name in Hugging Face form.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,15 @@ MIXTRAL = {
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+GRANITE_MOE = {**MIXTRAL, "ffn_gate_inp": "block_sparse_moe.router.layer"}
+ERNIE_MOE = {
+    **LLAMA,
+    **_EXPERTS,
+    "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 QWEN2_MOE = {**_INPUT_NORMS, **_ATTENTION, **_EXPERTS, **_SHARED_EXPERT}
 QWEN3_MOE = {**_INPUT_NORMS, **_ATTENTION, **_QK_NORMS, **_EXPERTS}

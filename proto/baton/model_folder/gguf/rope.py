@@ -20,26 +20,27 @@ _ATTENTION_FACTOR = "rope.scaling.attn_factor"
 _ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 
 
-def rope_of(header: GgufHeader, reader: Reader, *, partial: bool) -> dict[str, Any]:
-    """Returns rope_parameters. `partial`: a part of each head may be rotated."""
+def rope_of(header: GgufHeader, reader: Reader, *, partial: bool, longrope_scales: tuple[str, ...]) -> dict[str, Any]:
+    """Returns rope_parameters. `partial`: a part of each head may be rotated. `longrope_scales`: the fields for what
+    longrope scales attention by."""
     rotated = reader.count("rope.dimension_count", default=reader.head_dim)
     if rotated > reader.head_dim or (rotated < reader.head_dim and not partial):
         allowed = f"the size of a head ({reader.head_dim})"
         raise reader.metadata.error(reader.key("rope.dimension_count"), f"at most {allowed}" if partial else allowed)
     parameters = {
         "rope_theta": reader.number("rope.freq_base", default=10000.0),
-        **_scaling(header, reader, rotated),
+        **_scaling(header, reader, rotated, longrope_scales),
     }
     if rotated < reader.head_dim:
         parameters["partial_rotary_factor"] = rotated / reader.head_dim
     return {"rope_parameters": parameters}
 
 
-def _scaling(header: GgufHeader, reader: Reader, rotated: int) -> dict[str, Any]:
+def _scaling(header: GgufHeader, reader: Reader, rotated: int, longrope_scales: tuple[str, ...]) -> dict[str, Any]:
     key = reader.key("rope.scaling.type")
     kind = reader.metadata.text(key, default="none")
     if _LONG_FACTORS in header.tensors and _SHORT_FACTORS in header.tensors:
-        return _longrope(header, reader, rotated)
+        return _longrope(header, reader, rotated, longrope_scales)
     if _FACTORS in header.tensors:
         return _divided(_factors(header.tensors[_FACTORS], rotated), reader.count("context_length"))
     if kind == "none":
@@ -67,12 +68,12 @@ def _check_attention_factor(reader: Reader, factor: float) -> None:
         raise reader.metadata.error(reader.key(_ATTENTION_FACTOR), f"1, or {usual:g} for a factor of {factor:g}")
 
 
-def _longrope(header: GgufHeader, reader: Reader, rotated: int) -> dict[str, Any]:
+def _longrope(header: GgufHeader, reader: Reader, rotated: int, scales: tuple[str, ...]) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "short_factor": _factors(header.tensors[_SHORT_FACTORS], rotated),
         "long_factor": _factors(header.tensors[_LONG_FACTORS], rotated),
-        "attention_factor": reader.number(_ATTENTION_FACTOR, default=1.0),
+        **dict.fromkeys(scales, reader.number(_ATTENTION_FACTOR, default=1.0)),
         "original_max_position_embeddings": reader.count(_ORIGINAL_LENGTH),
     }
 

@@ -15,3 +15,4 @@ class ExpertNames:
     down_bias: str = ""
     transposed: bool = False  # matrices are [in_features, out_features]
     interleaved: bool = False  # gates and ups alternate; else gates come first
+    other: ExpertNames | None = None  # names in other checkpoints

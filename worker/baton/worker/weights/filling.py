@@ -17,6 +17,7 @@ from baton.worker.weights.build import build_weights, is_redundant
 from baton.worker.weights.checkpoint import WrongTensor
 from baton.worker.weights.files.safetensors_file import DTYPES, QUANTIZED_DTYPES
 from baton.worker.weights.heads import tied_source, with_true_head
+from baton.worker.weights.stored_experts import with_stored_experts
 from baton.worker.weights.stream.pieces import Place
 from baton.worker.weights.stream.progress import LoadProgress
 from baton.worker.weights.stream.streaming import Streamed, StreamSettings, TensorStream
@@ -54,6 +55,7 @@ def load_weights(
             checkpoint.source,
         )
         config = true
+    config = with_stored_experts(config, checkpoint)
     names = _check(config, checkpoint, dtype)
     stream = TensorStream(device, settings)
     streamed = Streamed()

@@ -10,14 +10,16 @@ from baton.worker.models.families.granite import granite
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import TensorNames
 from baton.worker.models.reading import Family
-from baton.worker.models.reading_experts import read_router
+from baton.worker.models.reading_experts import W_NAMES, read_router
 from baton.worker.quantization.expert_names import ExpertNames
 
 ARCHITECTURE = "GraniteMoeForCausalLM"
 _NAMES = TensorNames(
     router="block_sparse_moe.router.layer",
     experts=ExpertNames(
-        gate_up=("block_sparse_moe.input_linear.weight",), down="block_sparse_moe.output_linear.weight"
+        gate_up=("block_sparse_moe.input_linear.weight",),
+        down="block_sparse_moe.output_linear.weight",
+        other=W_NAMES,  # GGUF files have each expert's gates and ups apart
     ),
 )
 
