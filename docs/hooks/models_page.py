@@ -13,10 +13,12 @@ from baton.model_folder.gguf.architectures import ARCHITECTURES
 from baton.worker.models.supported import catalog
 
 CPU_TEST = "tests/worker/executors/cpu/test_cpu_executor.py"
+ENCODER_TEST = "tests/worker/pooling/test_encoders.py"
 GPU_TEST = "tests/gpu/engine/test_cuda_engine.py"
 GGUF_TEST = "tests/worker/weights/test_gguf_architectures.py"
 # What these tests take their models from: dictionaries by the names of rows.
 CPU_ROWS = ("tests/support/engine/tiny_models.py", "tests/support/engine/tiny_moe_models.py")
+ENCODER_ROWS = ("tests/support/engine/encoder_models.py",)
 GPU_ROWS = ("tests/support/engine/gpu_engines.py",)
 _HEAD = ("architecture", "what it is", "executors", "rows on a CPU", "rows on a GPU")
 _GGUF_HEAD = ("`general.architecture`", "architectures")
@@ -25,7 +27,7 @@ _FORMAT_HEAD = ("name", "what it is", "executors")
 
 def models_page(root: Path) -> str:
     """Returns the tables of families, formats and limits."""
-    on_cpu, on_gpu = rows_by_architecture(root, CPU_ROWS), rows_by_architecture(root, GPU_ROWS)
+    on_cpu, on_gpu = rows_by_architecture(root, CPU_ROWS + ENCODER_ROWS), rows_by_architecture(root, GPU_ROWS)
     families = [
         (
             "<br>".join(code(name) for name in (family.architecture, family.former_name) if name),
@@ -42,7 +44,8 @@ def models_page(root: Path) -> str:
         "memory.\n\n## Families\n"
         "Each row makes a small random model with Hugging Face Transformers; the test compares Baton's tokens with "
         f"those of Transformers. Rows on a CPU are those of `{CPU_TEST}`, which `make test` runs: one request, "
-        "batches in chunks, prefix hits, preemption, KV that moved. Rows on a GPU are those of "
+        "batches in chunks, prefix hits, preemption, KV that moved; of encoders, their vectors in "
+        f"`{ENCODER_TEST}`. Rows on a GPU are those of "
         f"`{GPU_TEST}`, which `make test-gpu` runs.\n\n{table(_HEAD, families)}\n"
         f"## Weight formats\n\n{_formats(catalog.WEIGHT_FORMATS)}\n"
         f"## GGUF files\nThe models of `{GGUF_TEST}` are written as llama.cpp's converter does, and compared with "
@@ -86,7 +89,9 @@ def _rows_of(text: str) -> Mapping[str, set[str]]:
 def _dictionaries(module: ast.Module) -> Iterator[ast.Dict]:
     for node in module.body:
         match node:
-            case ast.AnnAssign(target=ast.Name(id="MODELS" | "MOE_MODELS"), value=ast.Dict() as dictionary):
+            case ast.AnnAssign(
+                target=ast.Name(id="MODELS" | "MOE_MODELS" | "ENCODERS"), value=ast.Dict() as dictionary
+            ):
                 yield dictionary
 
 

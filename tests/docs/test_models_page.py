@@ -7,7 +7,7 @@ from pathlib import Path
 import models_page
 import pytest
 import torch
-from support.engine import gpu_engines, tiny_models
+from support.engine import encoder_models, gpu_engines, tiny_models
 
 from baton.model_folder.gguf.architectures import ARCHITECTURES
 from baton.worker.models.supported.families import FAMILIES
@@ -31,7 +31,7 @@ def test_the_page_has_every_architecture_of_gguf_files():
 
 
 def test_every_architecture_is_compared_with_transformers():
-    rows = models_page.rows_by_architecture(ROOT, models_page.CPU_ROWS)
+    rows = models_page.rows_by_architecture(ROOT, models_page.CPU_ROWS + models_page.ENCODER_ROWS)
     assert [architecture for architecture in FAMILIES if not rows.get(architecture)] == []
 
 
@@ -39,12 +39,13 @@ def test_every_architecture_is_compared_with_transformers():
     ("test", "sources", "models"),
     [
         (models_page.CPU_TEST, models_page.CPU_ROWS, tiny_models.MODELS),
+        (models_page.ENCODER_TEST, models_page.ENCODER_ROWS, encoder_models.MAKERS),
         (models_page.GPU_TEST, models_page.GPU_ROWS, gpu_engines.MODELS),
     ],
 )
 def test_the_rows_are_parameters_of_the_named_test_and_of_their_architecture(test, sources, models):
     text = (ROOT / test).read_text()
-    assert "equals_transformers(" in text or "are_those_of_transformers(" in text
+    assert "equals_transformers(" in text or "equal_transformers(" in text or "are_those_of_transformers(" in text
     found = models_page.rows_by_architecture(ROOT, sources)
     assert {row for rows in found.values() for row in rows} == set(models)
     for architecture, rows in found.items():

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from support.engine.tiny_shape import VOCAB_SIZE
 from transformers import (
     BertConfig,
+    BertModel,
     DistilBertConfig,
+    DistilBertModel,
     ModernBertConfig,
+    ModernBertModel,
     NomicBertConfig,
+    NomicBertModel,
     PretrainedConfig,
+    PreTrainedModel,
     RobertaConfig,
+    RobertaModel,
     XLMRobertaConfig,
+    XLMRobertaModel,
 )
 
 NUM_LABELS = 3
@@ -33,12 +41,17 @@ _SIZES: dict[str, Any] = {
 class Encoder:
     """A family's config, and what its models take."""
 
+    model: type[PreTrainedModel]
     config: Callable[..., PretrainedConfig]
     more: Mapping[str, Any]
     has_types: bool = False  # tells the texts of a pair apart
 
     def make(self, **changed: Any) -> PretrainedConfig:
         return self.config(**{**self.more, **changed})
+
+
+def _made(encoder: Encoder) -> PreTrainedModel:
+    return encoder.model(encoder.make())
 
 
 def _distil(**more: Any) -> PretrainedConfig:
@@ -49,14 +62,16 @@ def _distil(**more: Any) -> PretrainedConfig:
 
 
 ENCODERS: Mapping[str, Encoder] = {
-    "bert": Encoder(BertConfig, _SIZES, has_types=True),
-    "roberta": Encoder(RobertaConfig, _SIZES | {"type_vocab_size": 1}),
-    "xlm-roberta": Encoder(XLMRobertaConfig, _SIZES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
-    "distilbert": Encoder(_distil, {}),
+    "bert": Encoder(BertModel, BertConfig, _SIZES, has_types=True),
+    "roberta": Encoder(RobertaModel, RobertaConfig, _SIZES | {"type_vocab_size": 1}),
+    "xlm-roberta": Encoder(XLMRobertaModel, XLMRobertaConfig, _SIZES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+    "distilbert": Encoder(DistilBertModel, _distil, {}),
     "modernbert": Encoder(
+        ModernBertModel,
         ModernBertConfig,
         _SIZES | {"num_hidden_layers": 4, "local_attention": 12, "pad_token_id": 0, "bos_token_id": 1,
                   "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
     ),
-    "nomic_bert": Encoder(NomicBertConfig, _SIZES, has_types=True),
+    "nomic_bert": Encoder(NomicBertModel, NomicBertConfig, _SIZES, has_types=True),
 }  # fmt: skip
+MAKERS = {name: partial(_made, encoder) for name, encoder in ENCODERS.items()}
