@@ -110,15 +110,19 @@ def test_code_of_a_folder_is_never_run() -> None:
 @pytest.mark.parametrize(
     ("name", "implementation", "hint"),
     [
-        ("ArceeForCausalLM", "baton", "; --model-impl transformers may run it$"),
-        ("ArceForCausalLM", "auto", "; the nearest name is ArceeForCausalLM, which --model-impl transformers may run$"),
-        ("LlamaForCausalML", "auto", "; the nearest name is LlamaForCausalLM$"),
-        ("X", "auto", "PhimoeForCausalLM$"),
+        ("ArceeForCausalLM", "baton", "; --model-impl transformers may run it; baton models"),
+        (
+            "ArceForCausalLM",
+            "auto",
+            "; the nearest name is ArceeForCausalLM, which --model-impl transformers may run; ",
+        ),
+        ("LlamaForCausalML", "auto", "; the nearest name is LlamaForCausalLM; "),
+        ("X", "auto", "; baton models lists those that there are$"),
         ("BloomForCausalLM", "auto", "; Transformers' own is refused: .*attention interface"),
     ],
 )
 def test_an_unknown_architecture_is_named_with_the_nearest(name: str, implementation: str, hint: str) -> None:
-    with pytest.raises(InvalidRequest, match=rf"architectures is \['{name}'\]; it must be one of Llama.*{hint}"):
+    with pytest.raises(InvalidRequest, match=rf"architectures is \['{name}'\], of which Baton has no family{hint}"):
         read({**SMALL, "architectures": [name]}, implementation)
 
 
@@ -130,7 +134,7 @@ def test_without_transformers_the_package_is_named(monkeypatch: pytest.MonkeyPat
         with pytest.raises(InvalidRequest, match="needs Transformers 5 or newer: pip install") as caught:
             read(ARCEE)
         assert caught.value.field == "model_impl"
-        with pytest.raises(InvalidRequest, match=r"one of Llama.*; Transformers \(pip install .*\) runs more$"):
+        with pytest.raises(InvalidRequest, match=r"Transformers \(pip install .*\) runs more; baton models"):
             read(ARCEE, "auto")
     finally:
         installed.causal_architectures.cache_clear()

@@ -100,4 +100,7 @@ def _unknown(fields: Fields, why: str = "") -> InvalidRequest:
     if not installed.is_installed():
         why = "; ".join(filter(None, (why, f"Transformers ({installed.INSTALL}) runs more")))
     key = "architectures" if fields.raw.get("architectures") else "model_type"
-    return fields.error(key, "; ".join(filter(None, (f"one of {', '.join(FAMILIES)}", why))))
+    why = "; ".join(filter(None, (why, "baton models lists those that there are")))
+    return InvalidRequest(
+        f"{fields.source}: {key} is {fields.raw.get(key)!r}, of which Baton has no family; {why}", field="model"
+    )
