@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -125,6 +126,24 @@ async def test_spans_that_no_collector_takes_are_dropped_and_counted():
     samples = [sample for metric in TracingCollector(tracer).collect() for sample in metric.samples]
     assert {sample.labels["result"]: sample.value for sample in samples}["exported"] == 0
     assert tracer.num_dropped > 9000 - 8192
+
+
+async def test_every_export_has_time_left(monkeypatch):
+    now, given = iter(range(100)), []
+
+    class Collector:
+        async def export(self, request, seconds):
+            given.append(seconds)
+
+        async def close(self):
+            pass
+
+    monkeypatch.setattr(Endpoint, "exporter", lambda self: Collector())
+    async with Tracer(Endpoint.of("127.0.0.1:1"), {}) as tracer:
+        monkeypatch.setattr("baton.rpc.tracing.tracer.time", SimpleNamespace(monotonic=lambda: next(now)))
+        for number in range(3000):
+            tracer.record("s", new_trace(), b"", number, number, {})
+    assert given == [1]  # of two seconds, one passes at each look at the clock
 
 
 async def test_only_some_requests_are_sampled_and_a_clients_word_is_taken():

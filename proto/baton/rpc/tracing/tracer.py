@@ -122,12 +122,12 @@ class Tracer:
 
     async def _flush(self) -> None:
         until = time.monotonic() + _EXPORT_SECONDS
-        while self._waiting and time.monotonic() < until:
+        while self._waiting and (seconds := until - time.monotonic()) > 0:
             spans = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
             scope = pb.ScopeSpans(spans=spans)
             request = pb.ExportRequest(resource_spans=[pb.ResourceSpans(resource=self._resource, scope_spans=[scope])])
             try:
-                await self._exporter.export(request, until - time.monotonic())
+                await self._exporter.export(request, seconds)
             except ExportFailed as error:
                 self.num_dropped += len(spans)
                 self._log_problem(str(error))
