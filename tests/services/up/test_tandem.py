@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from baton.gateway.config import GatewayConfig
 from baton.services.machine.devices import Devices
 from baton.services.settings import SettingsError
 from baton.services.up import tandem
+from baton.services.up.command import batch_folder
 from baton.services.up.config import UpConfig
 from baton.services.up.layout import choose_layout
 
@@ -112,3 +114,23 @@ def test_several_gateway_processes_are_one_service():
     gateway = plan(gateway_processes=3)[0]
     assert flag(gateway, "--processes") == "3"
     assert "--processes" not in plan()[0].flags
+    assert plan(gateway_processes=3, redis_url="redis://r")[0].secrets == {"BATON_GATEWAY_REDIS_URL": "redis://r"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables", "has_folder"),
+    [
+        ({}, {}, True),
+        ({"gateway_processes": 2}, {}, False),  # they would not share it
+        ({"gateway_processes": 2, "redis_url": "redis://r"}, {}, True),
+        ({"gateway_processes": 2}, {"BATON_GATEWAY_REDIS_URL": "redis://r"}, True),
+    ],
+)
+def test_files_and_batches_have_a_folder_where_all_gateway_processes_share_them(fields, variables, has_folder):
+    with batch_folder(UpConfig(**fields), variables) as given:
+        GatewayConfig(
+            processes=fields.get("gateway_processes", 1),
+            batch_store=given.get("BATON_GATEWAY_BATCH_STORE", ""),
+            redis_url=fields.get("redis_url", given.get("BATON_GATEWAY_REDIS_URL", "")),
+        ).validate()
+        assert ("BATON_GATEWAY_BATCH_STORE" in given) is has_folder

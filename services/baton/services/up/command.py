@@ -19,7 +19,7 @@ from baton.services.machine.devices import Devices, observe_devices
 from baton.services.ports import free_ports
 from baton.services.process.run import ProcessConfig
 from baton.services.up import tandem
-from baton.services.up.config import ServeConfig, UpConfig
+from baton.services.up.config import ServeConfig, TandemConfig, UpConfig
 from baton.services.up.launch import Launch, UpFailed
 from baton.services.up.layout import Layout, choose_layout
 from baton.services.up.model_source import resolve_model
@@ -28,6 +28,7 @@ from baton.services.up.welcome import welcome
 
 _DEVICE_SECONDS = 10.0  # for nvidia-smi
 _BATCH_STORE = "BATON_GATEWAY_BATCH_STORE"  # which --batch-store overrides
+_REDIS_URL = "BATON_GATEWAY_REDIS_URL"
 
 # What the plan sets for each service, and what several services of one machine cannot share.
 _WITHHELD: Mapping[str, frozenset[str]] = {
@@ -75,7 +76,7 @@ def main(name: str, argv: Sequence[str], environ: Mapping[str, str], configs: Co
         ports = partial(free_ports, besides=edge)
         plans = tandem.plan(config, layout, model, len(os.sched_getaffinity(0)), ports, loaded.forwarded)
         _check_plans(plans, environ, configs)
-        with _log_folder(config.log_dir) as log_dir, _batch_folder(environ) as environ:
+        with _log_folder(config.log_dir) as log_dir, batch_folder(config, environ) as environ:
             _write_targets(config.metrics_targets, plans)
             greeting = welcome(config, tandem.model_names(config, model))
             launch = Launch(plans, tls, log_dir, config.drain_timeout, config.ready_timeout, greeting)
@@ -153,9 +154,13 @@ def _log_folder(wanted: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _batch_folder(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yields the services' variables with a folder for files and batches, unless one is set. Removes it at the end."""
-    if _BATCH_STORE in environ:
+def batch_folder(config: TandemConfig, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Yields the services' variables with a folder for files and batches, unless one is set. Removes it at the end.
+
+    Several gateway processes share files and batches only by Redis. Without it they have no folder.
+    """
+    shares = config.gateway_processes == 1 or config.redis_url or environ.get(_REDIS_URL)
+    if _BATCH_STORE in environ or not shares:
         yield environ
         return
     with tempfile.TemporaryDirectory(prefix="baton-up-batches-", ignore_cleanup_errors=True) as folder:

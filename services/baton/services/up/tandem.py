@@ -150,9 +150,9 @@ def _gateway(config: TandemConfig, flags: tuple[str, ...]) -> ServicePlan:
 
 
 def _needs_redis(config: TandemConfig, flags: Sequence[str]) -> bool:
-    """Returns whether the gateway keeps keys, or files and batches that outlast it, in --redis-url."""
+    """Returns whether the gateway keeps keys, what its processes share, or lasting files and batches in --redis-url."""
     stores_batches = any(flag.partition("=")[0] == "--batch-store" for flag in flags)
-    return bool(config.redis_url) and (bool(config.api_keys) or stores_batches)
+    return bool(config.redis_url) and (bool(config.api_keys) or config.gateway_processes > 1 or stores_batches)
 
 
 def _trace_flags(config: TandemConfig, service: str) -> tuple[str, ...]:
