@@ -91,6 +91,17 @@ def test_blocks_of_rows_are_dequantized_alike(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(whole, weight)
 
 
+def test_every_number_of_8_bits_has_its_value() -> None:
+    shape = shape_of(1, columns=254, bias=False)
+    method = method_for("compressed-fp8-channel", shape)
+    params = method.create(shape, torch.float32, CPU)
+    numbers = torch.tensor([byte for byte in range(256) if byte & 0x7F != 0x7F], dtype=torch.uint8)
+    params["weight"].copy_(numbers.view(torch.float8_e4m3fn))
+    params["scale"].fill_(1)
+    found = method.dequantized(params, slice(0, 1))  # type: ignore[attr-defined]
+    assert torch.equal(found[0], numbers.view(torch.float8_e4m3fn).float())
+
+
 def test_packed_weights_take_their_own_bytes() -> None:
     shape = shape_of(1024, columns=1024, bias=False)
     for name, bits in {"fp8-blocks": 8.1, "awq": 5.2, "gptq-2": 4.3, "modelopt-nvfp4": 4.6}.items():

@@ -125,5 +125,5 @@ def test_a_start_refuses_weights_that_are_not_numbers(tmp_path: Path) -> None:
         if tensor.dtype is torch.float8_e4m3fn:
             tensors[name].view(torch.uint8)[1, 2] = 0x7F
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidRequest, match=r"weights in fp8_e4m3 with blocks of 32x32 differs .* by nan"):
+    with pytest.raises(InvalidRequest, match=r"gate_proj\.weight holds 1 values that are not numbers"):
         executor(tmp_path)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton.worker.quantization.base import Params
-from baton.worker.quantization.quantized.method import PackedMethod
+from baton.rpc.errors import InvalidRequest
+from baton.worker.quantization.base import LinearShape, Params
+from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
 
 FP8 = torch.float8_e4m3fn
+_FP8_NAN = 0x7F  # without its sign
 _NAMES = {torch.float8_e4m3fn: "fp8_e4m3", torch.int8: "int8"}
 
 
@@ -29,6 +31,7 @@ class Scaled(PackedMethod):
     ) -> None:
         """`block`: rows and columns of a scale; None: a row, or `one_a_part`. `zero_ending`: empty without zeros."""
         self._block = block
+        self._is_fp8 = dtype is FP8
         rows, columns = block or (1, ALL)
         tensors = [
             StoredTensor("weight", ".weight", dtype),
@@ -38,8 +41,18 @@ class Scaled(PackedMethod):
             tensors.append(StoredTensor("zero", zero_ending, torch.int8, rows, columns, one_a_part=one_a_part))
         super().__init__(f"{_NAMES[dtype]} with {_scales(block, one_a_part)}", tensors)
 
+    def complete(self, params: Params, shape: LinearShape) -> None:
+        """Raises InvalidRequest for values that are not numbers."""
+        for part, rows in parts_of(shape) if self._is_fp8 else ():
+            if count := int((params["weight"][rows].view(torch.uint8) & _FP8_NAN == _FP8_NAN).sum()):
+                raise InvalidRequest(
+                    f"{part.name}.weight holds {count} values that are not numbers: the checkpoint is damaged; "
+                    "download it again",
+                    field="model",
+                )
+
     def dequantized(self, params: Params, rows: slice) -> Tensor:
-        weight = params["weight"][rows].float()
+        weight = _floats(params["weight"][rows])
         if "zero" in params:
             weight.sub_(self._spread(params["zero"], rows, weight).float())
         return weight.mul_(self._spread(params["scale"], rows, weight))
@@ -53,6 +66,15 @@ class Scaled(PackedMethod):
         if high > 1:
             mine = mine.repeat_interleave(high, 0)[: len(like)]
         return mine.repeat_interleave(wide, 1)[:, : like.shape[1]]
+
+
+def _floats(stored: Tensor) -> Tensor:
+    """Returns the stored numbers in fp32."""
+    if stored.dtype is not FP8:
+        return stored.float()
+    # As float16, whose exponents are 8 larger: several times faster than PyTorch's own conversion.
+    halves = (stored.view(torch.int8).to(torch.int16) << 7) & ~(1 << 14)
+    return halves.view(torch.float16).float().mul_(256)
 
 
 def _scales(block: Sequence[int] | None, one_a_part: bool) -> str:
