@@ -1,6 +1,6 @@
 """Compares the CPU executor's tokens a second with those of Transformers' `generate`, called for one prompt at a time.
 
-baton bench cpu_engine [--model FOLDER | --experts] [--requests 16] [--output 128] [--threads 1] [--json PATH]
+baton bench cpu_engine [--model FOLDER | --experts] [--requests 16] [--output TOKENS] [--threads 1] [--json PATH]
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=SAMPLE_MODEL)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt, drawn at random")
-    parser.add_argument("--output", type=int, default=128, help="tokens of each output")
+    parser.add_argument("--output", type=int, default=0, help="tokens of each output. 0: 128, or 32 with --experts")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--experts", action="store_true", help="a random small Qwen3 MoE instead of a folder")
     options = parser.parse_args()
+    options.output = options.output or (32 if options.experts else 128)
     with tempfile.TemporaryDirectory() as folder:
         if options.experts:
             options.model = save_experts(Path(folder) / "random-qwen3-moe")
