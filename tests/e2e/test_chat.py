@@ -45,7 +45,7 @@ def test_a_refusal_of_the_server_is_one_line(fleet):
 def test_a_conversation_on_a_terminal_streams_stops_and_remembers(fleet, tmp_path):
     fields = json.dumps({"ignore_eos": True})
     environ = {"TERM": "xterm", "BATON_CHAT_HISTORY": str(tmp_path / "history")}
-    chat = Terminal("chat", fleet.url, "--max-tokens", "1500", "--fields", fields, environ=environ)
+    chat = Terminal("chat", fleet.url, "--max-tokens", "60000", "--fields", fields, environ=environ)
     try:
         chat.until("/help lists the commands")
         chat.until("> ")

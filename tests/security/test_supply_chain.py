@@ -105,6 +105,7 @@ ALLOWED = {
         "worker/baton/worker/models/supported/families.py",
         "import_module",
     ): "one of the families that the registry lists",
+    ("worker/baton/worker/models/weight_formats.py", "import_module"): "one of the formats that the table lists",
     ("worker/baton/worker/transfer/kinds/rdma/nixl.py", "import_module"): "one of two names of one package",
 }
 

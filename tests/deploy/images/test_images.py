@@ -292,7 +292,6 @@ def test_lock_files_and_torch_are_those_of_the_project(stages):
 @pytest.mark.parametrize(
     ("name", "packages"),
     [
-        ("control.lock", ("mcp", "obstore")),  # tools of MCP servers, batches in object storage
         ("worker.lock", ("gguf", "pyzmq")),  # GGUF files, KV events in vLLM's format
         ("worker-cpu.lock", ("gguf", "pyzmq")),
         ("all.lock", ("mcp", "obstore", "gguf", "pyzmq")),
