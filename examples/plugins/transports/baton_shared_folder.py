@@ -27,7 +27,7 @@ _PREFIX = "slots-"
 
 
 class SharedFolderPath:
-    """Implements BulkPath."""
+    """Moves KV through files of the shared folder."""
 
     def __init__(self, executor: Executor, slot_bytes: int, folder: Path) -> None:
         self._executor, self._slot_bytes, self._folder = executor, slot_bytes, folder
@@ -150,7 +150,7 @@ def _identity_of(folder: Path) -> bytes:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes the files of workers that were killed: nobody holds their locks."""
+    """Removes the files of workers that were killed: no process holds their locks."""
     for path in folder.glob(f"{_PREFIX}*"):
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -44,7 +44,7 @@ class Encoder:
     model: type[PreTrainedModel]
     config: Callable[..., PretrainedConfig]
     more: Mapping[str, Any]
-    has_types: bool = False  # tells the texts of a pair apart
+    has_types: bool = False  # has token types, one for each text of a pair
 
     def make(self, **changed: Any) -> PretrainedConfig:
         return self.config(**{**self.more, **changed})

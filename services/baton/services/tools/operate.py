@@ -90,7 +90,7 @@ _PARTS: Mapping[str, tuple[pb.MemoryPart.ValueType, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class WakeConfig:
-    """What wakes up."""
+    """The flags of `baton wake-up`."""
 
     part: str = field(default="all", metadata={"help": "What wakes up; the rest sleeps on.", "choices": tuple(_PARTS)})
 

@@ -8,14 +8,14 @@ from baton.v1 import control_pb2
 
 
 class MemoryPart(enum.IntEnum):
-    """What sleeps."""
+    """A part of the memory that is released in sleep."""
 
     WEIGHTS = control_pb2.MEMORY_PART_WEIGHTS
     KV_CACHE = control_pb2.MEMORY_PART_KV_CACHE
 
     @property
     def number(self) -> control_pb2.MemoryPart.ValueType:
-        """The contract's value."""
+        """Returns the part's number in the contract."""
         return control_pb2.MemoryPart.ValueType(self.value)
 
 

@@ -46,7 +46,7 @@ class ModelConfig:
     logits_soft_cap: float = 0.0  # logits are soft_cap * tanh(logit / soft_cap); 0: not capped
     learned_positions: bool = False  # the checkpoint has an embedding for each position
     position_offset: int = 0  # the embedding of the first position; those before it are unused
-    num_token_types: int = 0  # embeddings that tell the texts of a pair apart; 0: none
+    num_token_types: int = 0  # one for each text of a pair; 0: the model has none
     embedding_norm: bool = False
     final_norm: bool = True
     heads: tuple[HeadKind, ...] = (HeadKind.GENERATE,)  # that requests may use

@@ -92,7 +92,7 @@ class PromptEncoder:
         found, offsets = self.tokenizer.with_offsets(text, prompt.add_special_tokens)
         if found != list(token_ids):
             raise InvalidRequest(
-                "a message spells control tokens, so the assistant's tokens cannot be told apart",
+                "a message contains the text of a control token; the assistant's tokens cannot be marked",
                 field="return_assistant_tokens_mask",
             )
         return mask_of(offsets, spans)

@@ -47,7 +47,7 @@ class StepInputs:
 
     @property
     def token_types(self) -> None:
-        """None: no model with a cache tells the texts of a pair apart."""
+        """Returns None: models with a cache have no token types."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,4 +30,4 @@ class StepInputs(NamedTuple):
 
     @property
     def token_types(self) -> None:
-        """None: no model here tells the texts of a pair apart."""
+        """Returns None: models on GPUs have no token types."""

@@ -85,7 +85,7 @@ class PackedMethod(ABC):
         return PackedOps(kernels, self)
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
-        """Raises Unsupported."""
+        """Raises Unsupported: there are no kernels for packed weights on GPUs."""
         raise Unsupported(f"executor=cuda has no kernels for weights in {self.name}; use executor=cpu", field="model")
 
     def _finish(self, params: Params, shape: LinearShape) -> None:
