@@ -55,7 +55,10 @@ async def test_a_chat_without_the_assistant_has_no_such_token():
     ("body", "message"),
     [
         ({}, "it has no {% generation %}"),
-        ({"chat_template": MARKED, "messages": [{"role": "user", "content": "a <|im_end|> b"}]}, "contains the text of a control token"),
+        (
+            {"chat_template": MARKED, "messages": [{"role": "user", "content": "a <|im_end|> b"}]},
+            "contains the text of a control token",
+        ),
         ({"messages": None, "prompt": "Hi"}, "only chats have an assistant's tokens"),
     ],
 )
