@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from baton.rpc.errors import Unsupported
 from baton.v1 import control_pb2
 
 
@@ -20,3 +21,9 @@ class MemoryPart(enum.IntEnum):
 
 
 ALL_PARTS = frozenset(MemoryPart)
+
+
+def require_all(parts: frozenset[MemoryPart], executor: str) -> None:
+    """Raises Unsupported unless all parts wake up, for an executor that wakes up as a whole."""
+    if parts != ALL_PARTS:
+        raise Unsupported(f"executor={executor} wakes up as a whole: name both weights and kv_cache, or no part")

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.plugins.plugins import NO_PLUGINS, Plugins
-from baton.rpc.errors import Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
@@ -55,7 +54,7 @@ from baton.worker.executors.cuda.steps.launched import LaunchedSteps, record_eve
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
 from baton.worker.executors.device_limits import with_device_limits
-from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
+from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart, require_all
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
@@ -247,8 +246,7 @@ class CudaExecutor:
 
     def wake(self, new: NewWeights | None, parts: frozenset[MemoryPart] = ALL_PARTS) -> None:
         """Restores the weights, allocates the pool, and captures the graphs again."""
-        if parts != ALL_PARTS:
-            raise Unsupported("executor=cuda wakes up as a whole: name both weights and kv_cache, or no part")
+        require_all(parts, "cuda")
         self._residency.wake(None if new is None else cast(Weights, new.weights))
         if new is not None:
             self._adopt(new)
@@ -374,8 +372,7 @@ class CudaExecutor:
     def _allocate(self) -> Tensor:
         return allocate_kv(self.kv_spec, self._kv_dtype, self.num_blocks, self._device)
 
-    def _forget_addresses(self) -> None:
-        """Drops everything with addresses of weights or pool."""
+    def _forget_addresses(self) -> None:  # of weights and pool
         self._graphs = self._stepper.pieces = None
         self.kv.release()
 
