@@ -10,6 +10,7 @@ from contextlib import closing
 import grpc
 import pytest
 from support.network.tls_rig import EXPIRED, der_of, make_certs, replace_files
+from support.processes import ports
 from support.processes.stack import MODEL, Service, metric, planned_services, wait_until
 
 from baton.services.settings import SettingsError
@@ -26,7 +27,7 @@ def certificates(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory, certificates):
     config = UpConfig(tls_dir=str(certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0")
-    config = tandem.check_listen_addresses(config)
+    config = tandem.check_listen_addresses(config, ports.free_ports)
     (plan, *_) = planned_services(config, str(MODEL))
     service = Service(plan, tmp_path_factory.mktemp("log") / "gateway.log")
     service.spawn()

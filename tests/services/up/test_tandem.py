@@ -3,6 +3,7 @@ import socket
 from dataclasses import replace
 
 import pytest
+from support.processes import ports
 
 from baton.gateway.config import GatewayConfig
 from baton.services.machine.devices import Devices
@@ -18,10 +19,10 @@ def plan(forwarded=None, **settings):
     config = UpConfig(**settings)
     layout = choose_layout(config.executor, config.counts, Devices())
 
-    def ports(count):
+    def choose(count):
         return [next(counter) for _ in range(count)]
 
-    return tandem.plan(config, layout, "/models/story", 8, ports, forwarded or {})
+    return tandem.plan(config, layout, "/models/story", 8, choose, forwarded or {})
 
 
 def flag(service, name):
@@ -92,22 +93,26 @@ def test_the_edge_stops_first_and_the_index_last():
 
 
 def test_port_0_becomes_a_real_port_and_others_stay():
-    config = tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"))
+    config = tandem.check_listen_addresses(
+        UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"), ports.free_ports
+    )
     assert config.rest_listen != config.grpc_listen
-    assert tandem.check_listen_addresses(config) == config
+    assert tandem.check_listen_addresses(config, ports.free_ports) == config
 
 
 def test_an_address_that_cannot_be_listened_on_is_refused_with_its_flag():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(SettingsError, match=rf"--grpc-listen {address}: the port is in use"):
-            tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen=address))
+            tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen=address), ports.free_ports)
 
 
 def test_one_address_for_both_apis_is_refused():
-    config = tandem.check_listen_addresses(UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"))
+    config = tandem.check_listen_addresses(
+        UpConfig(rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"), ports.free_ports
+    )
     with pytest.raises(SettingsError, match="give two addresses"):
-        tandem.check_listen_addresses(replace(config, grpc_listen=config.rest_listen))
+        tandem.check_listen_addresses(replace(config, grpc_listen=config.rest_listen), ports.free_ports)
 
 
 def test_several_gateway_processes_are_one_service():

@@ -123,7 +123,8 @@ def start_gateway(folder: Path, cleanup: ExitStack, access: Access, *extra: str)
     """Starts a gateway without workers, which still authorizes requests. `extra` are its flags."""
     authz, edge, admin = ports.free_ports(3)
     config = tandem.check_listen_addresses(
-        UpConfig(tls_dir=str(access.certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0")
+        UpConfig(tls_dir=str(access.certificates), tls_edge=True, rest_listen="127.0.0.1:0", grpc_listen="127.0.0.1:0"),
+        ports.free_ports,
     )
     (plan, *_) = planned_services(config, str(MODEL))
     authorizing = ("--api-keys", str(access.path), "--ext-authz-listen", f"127.0.0.1:{authz}")

@@ -156,7 +156,7 @@ class Stack:
     ) -> Stack:
         """Returns the stack that the tandem plans, with `extra` flags by command or name."""
         folder.mkdir(parents=True, exist_ok=True)
-        config = tandem.check_listen_addresses(config)
+        config = tandem.check_listen_addresses(config, ports.free_ports)
         tls = tandem.plan_tls(config)
         services = {}
         for plan in planned_services(config, config.model):

@@ -14,7 +14,7 @@ from typing import Any
 
 from baton.rpc.address import split_address
 from baton.rpc.errors import Unavailable
-from baton.services import ports
+from baton.services.ports import HeldPorts, why_unusable
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,9 @@ def several(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Serve
 
     async def serve(config: Any, stop: asyncio.Event) -> None:
         config.validate()
-        flags = [*_listen_flags(config), "--limit-replicas", str(config.limit_replicas * config.processes)]
-        with tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as folder:
+        limits = ("--limit-replicas", str(config.limit_replicas * config.processes))
+        with HeldPorts() as held, tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as folder:
+            flags = (*_listen_flags(config, held), *limits)
             own = ("--processes", "1", "--metrics-folder", folder, "--parent-pid", str(os.getpid()))
             words = (sys.executable, "-m", "baton.services.cli", name, *argv, *flags, *own)
             children = [
@@ -47,18 +48,18 @@ def several(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Serve
     return serve
 
 
-def _listen_flags(config: Any) -> list[str]:
+def _listen_flags(config: Any, held: HeldPorts) -> list[str]:
     """Returns flags with the ports that all processes share. Raises Unavailable for an address in use."""
     flags: list[str] = []
     for field in _ADDRESSES:
         address = getattr(config, field)
         if not address:
             continue
-        if problem := ports.why_unusable(address):
+        if problem := why_unusable(address):
             raise Unavailable(f"cannot listen on {field}={address}: {problem}", field=field)
         host, port = split_address(address, field)
         if not port:
-            port = ports.free_ports(1, host.strip("[]"))[0]
+            port = held.choose(1, host.strip("[]"))[0]
         flags += ("--" + field.replace("_", "-"), f"{host}:{port}")
     return flags
 

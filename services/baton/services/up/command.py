@@ -16,7 +16,7 @@ from pathlib import Path
 
 from baton.services import extras, settings
 from baton.services.machine.devices import Devices, observe_devices
-from baton.services.ports import free_ports
+from baton.services.ports import HeldPorts
 from baton.services.process.run import ProcessConfig
 from baton.services.up import tandem
 from baton.services.up.config import ServeConfig, TandemConfig, UpConfig
@@ -58,32 +58,35 @@ _COMMANDS = {
 
 def main(name: str, argv: Sequence[str], environ: Mapping[str, str], configs: Configs) -> int:
     """Runs `baton up` or `baton serve` until Ctrl-C or SIGTERM. Returns the process's exit code."""
-    config_type, about = _COMMANDS[name]
     try:
-        forwards = [
-            settings.Forward(service, _config_of(service, configs), some) for service, some in _WITHHELD.items()
-        ]
-        loaded = settings.load_forwarding(name, (config_type,), forwards, argv, environ, about)
-        config: UpConfig | ServeConfig = loaded.values[0]
-        if isinstance(config, ServeConfig):
-            config = config.with_rest_address()
-        config = tandem.check_listen_addresses(config)
-        layout = _layout(config, loaded.forwarded["worker"], environ)
-        _check_installed(layout.executor)
-        tls = tandem.plan_tls(config)
-        model = resolve_model(config.model, config.revision)
-        edge = {tandem.port_of(address) for address in (config.rest_listen, config.grpc_listen)}
-        ports = partial(free_ports, besides=edge)
-        plans = tandem.plan(config, layout, model, len(os.sched_getaffinity(0)), ports, loaded.forwarded)
-        _check_plans(plans, environ, configs)
-        with _log_folder(config.log_dir) as log_dir, batch_folder(config, environ) as environ:
-            _write_targets(config.metrics_targets, plans)
-            greeting = welcome(config, tandem.model_names(config, model))
-            launch = Launch(plans, tls, log_dir, config.drain_timeout, config.ready_timeout, greeting)
-            return _run(launch, name, (f"model {model}", *layout.reasons), environ, bool(config.log_dir))
+        with HeldPorts() as held:
+            return _main(name, argv, environ, configs, held)
     except settings.SettingsError as error:
         print(f"baton {name}: {error}", file=sys.stderr)
         return 2
+
+
+def _main(name: str, argv: Sequence[str], environ: Mapping[str, str], configs: Configs, held: HeldPorts) -> int:
+    config_type, about = _COMMANDS[name]
+    forwards = [settings.Forward(service, _config_of(service, configs), some) for service, some in _WITHHELD.items()]
+    loaded = settings.load_forwarding(name, (config_type,), forwards, argv, environ, about)
+    config: UpConfig | ServeConfig = loaded.values[0]
+    if isinstance(config, ServeConfig):
+        config = config.with_rest_address()
+    config = tandem.check_listen_addresses(config, held.choose)
+    layout = _layout(config, loaded.forwarded["worker"], environ)
+    _check_installed(layout.executor)
+    tls = tandem.plan_tls(config)
+    model = resolve_model(config.model, config.revision)
+    edge = {tandem.port_of(address) for address in (config.rest_listen, config.grpc_listen)}
+    ports = partial(held.choose, besides=edge)
+    plans = tandem.plan(config, layout, model, len(os.sched_getaffinity(0)), ports, loaded.forwarded)
+    _check_plans(plans, environ, configs)
+    with _log_folder(config.log_dir) as log_dir, batch_folder(config, environ) as environ:
+        _write_targets(config.metrics_targets, plans)
+        greeting = welcome(config, tandem.model_names(config, model))
+        launch = Launch(plans, tls, log_dir, config.drain_timeout, config.ready_timeout, greeting)
+        return _run(launch, name, (f"model {model}", *layout.reasons), environ, bool(config.log_dir))
 
 
 def _run(launch: Launch, command: str, reasons: Sequence[str], environ: Mapping[str, str], keeps_logs: bool) -> int:

@@ -22,6 +22,7 @@ from baton.services.up.config import TandemConfig
 from baton.services.up.layout import Layout, PlannedWorker
 
 C = TypeVar("C", bound=TandemConfig)
+ChoosePorts = Callable[[int, str], Sequence[int]]  # how many, host
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +213,10 @@ def _internal(
     )
 
 
-def check_listen_addresses(config: C) -> C:
+def check_listen_addresses(config: C, choose_ports: ChoosePorts) -> C:
     """Returns the config with real ports for port 0. Raises SettingsError if an address cannot be listened on."""
-    rest = _usable("--rest-listen", config.rest_listen)
-    grpc = _usable("--grpc-listen", config.grpc_listen, besides=(port_of(rest),))
+    rest = _usable("--rest-listen", config.rest_listen, choose_ports)
+    grpc = _usable("--grpc-listen", config.grpc_listen, choose_ports, besides=(port_of(rest),))
     if rest == grpc:
         raise SettingsError(f"--rest-listen and --grpc-listen are both {rest}; give two addresses")
     return replace(config, rest_listen=rest, grpc_listen=grpc)
@@ -226,8 +227,11 @@ def port_of(address: str) -> int:
     return split_address(address, "address")[1]
 
 
-def _usable(flag: str, address: str, besides: Collection[int] = ()) -> str:
+def _usable(flag: str, address: str, choose_ports: ChoosePorts, besides: Collection[int] = ()) -> str:
     if problem := ports.why_unusable(address):
         raise SettingsError(f"{flag} {address}: {problem}; give another with {flag} HOST:PORT")
     host, port = split_address(address, flag)
-    return address if port else f"{host}:{ports.free_ports(1, host, besides=besides)[0]}"
+    if port:
+        return address
+    chosen = choose_ports(1 + len(besides), host.strip("[]"))
+    return f"{host}:{next(one for one in chosen if one not in besides)}"
