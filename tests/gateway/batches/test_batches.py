@@ -8,8 +8,11 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
 
+from baton.gateway.batches.running import batch_run as batch_run_module
 from baton.gateway.batches.running import results as results_module
 from baton.gateway.batches.running import runner as runner_module
+from baton.gateway.batches.running.batch_run import BatchRun
+from baton.gateway.batches.running.line_runner import LineRunner
 from baton.gateway.batches.running.turns import MAX_OF_TENANT
 from baton.gateway.batches.state.memory import MemoryState
 from baton.rpc.errors import NoCapacity, Unavailable
@@ -362,6 +365,54 @@ async def test_a_batch_waits_for_a_gateway_that_serves_its_endpoint(tmp_path, re
         await asyncio.sleep(0.3)
     async with running(tmp_path, say("x"), **shared) as (_, client):
         assert (await ended(client, batch)).status == "completed"
+
+
+@pytest.mark.parametrize("stage", ["validate", "_run_lines", "join_parts"])
+async def test_a_batch_that_a_defect_stops_every_time_fails_with_the_reason(tmp_path, monkeypatch, stage):
+    num_stopped = 0
+
+    async def stop(*ignored):
+        nonlocal num_stopped
+        num_stopped += 1
+        raise KeyError("unexpected")
+
+    monkeypatch.setattr(runner_module, "_LEFT_SECONDS", 0.0)
+    monkeypatch.setattr(runner_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(BatchRun if stage == "_run_lines" else batch_run_module, stage, stop)
+    async with running(tmp_path, say("x")) as (_, client):
+        batch = await begin(client, [line("a")])
+        done = await ended(client, batch)
+        assert done.status == "failed"
+        assert done.failed_at
+        assert num_stopped == batch_run_module.MAX_DEFECTS
+        assert [(one.code, one.message) for one in done.errors.data] == [
+            ("internal_error", "the batch was stopped 3 times by an internal error: KeyError")
+        ]
+        await until(lambda: not list((tmp_path / "store" / "batches").glob("*/*")))
+
+
+async def test_a_batch_that_a_defect_ends_keeps_its_results(tmp_path, monkeypatch):
+    async def run(self, one):
+        if b"poison" in one.data:
+            await until(lambda: len(recorded) == 3)
+            raise KeyError("unexpected")
+        await as_usual(self, one)
+
+    async def commit(self, name, fence, step):
+        await stored(self, name, fence, step)
+        recorded.extend(step.lines)
+
+    recorded, as_usual, stored = [], LineRunner.run, MemoryState.commit
+    monkeypatch.setattr(runner_module, "_LEFT_SECONDS", 0.0)
+    monkeypatch.setattr(runner_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(LineRunner, "run", run)
+    monkeypatch.setattr(MemoryState, "commit", commit)
+    async with running(tmp_path, say("x")) as (_, client):
+        batch = await begin(client, [line("a"), line("b"), line("poison"), line("c")])
+        done = await ended(client, batch)
+        assert (done.status, done.request_counts.completed) == ("failed", 3)
+        assert {one["custom_id"] for one in await results(client, done.output_file_id)} == {"a", "b", "c"}
+        assert "KeyError" in done.errors.data[0].message
 
 
 async def idle(*ignored):

@@ -28,7 +28,8 @@ class StoredBatch(Struct, kw_only=True):
     tenant: str
     batch: BatchObject
     output_seconds: int = KEPT_SECONDS  # until the result files expire
-    outcome: str = ""  # completed, expired or cancelled; empty: lines are still run
+    outcome: str = ""  # completed, expired, cancelled or failed; empty: lines are still run
+    num_defects: int = 0  # unexpected errors that stopped it
     # Ids of the result files, chosen before they are written, so that a second attempt writes the same files.
     output_id: str = ""
     error_id: str = ""

@@ -23,6 +23,8 @@ from baton.gateway.batches.types import BatchError, BatchErrors, FileObject
 from baton.gateway.metrics.batches import BatchCounters
 from baton.rpc.errors import InvalidRequest, NotFound
 
+# Unexpected errors that end a batch. What fails each time it is run would otherwise run forever.
+MAX_DEFECTS = 3
 _FLUSH_POLL_SECONDS = 0.1
 _EXPIRED = LineProblem("batch_expired", "This request could not be executed before the completion window expired.")
 
@@ -73,6 +75,25 @@ class BatchRun:
             await self._fail([BatchError(code=code, message=error.message, param=error.field or None)])
         await self._clean_up()
 
+    async def stopped_by(self, error: Exception) -> bool:
+        """Records that an unexpected error stopped the run. Returns whether the batch goes on at once, to its end.
+
+        The last of MAX_DEFECTS ends the batch as failed, with the results that it has.
+        """
+        stored, batch = self._stored, self._batch
+        stored.num_defects += 1
+        if stored.num_defects < MAX_DEFECTS:
+            await self._commit()
+            return False
+        message = f"the batch was stopped {stored.num_defects} times by an internal error: {type(error).__name__}"
+        errors = [BatchError(code="internal_error", message=message)]
+        if batch.status == "in_progress" and stored.num_defects == MAX_DEFECTS:
+            batch.errors = BatchErrors(data=errors)
+            await self._end_lines("failed")
+        else:  # before the first line, or while its results were written
+            await self._fail(errors)
+        return True
+
     async def _validate(self) -> None:
         batch, parts = self._batch, self._parts
         found = await validate(self._read, batch.endpoint, parts.max_lines)
@@ -91,7 +112,7 @@ class BatchRun:
     # Running lines.
 
     async def _execute(self) -> None:
-        state, stored, batch = self._parts.state, self._stored, self._batch
+        state, batch = self._parts.state, self._batch
         progress = await state.progress(batch.id)
         blobs, made = self._parts.files.blobs, self._record_with
         writer = PartWriter(state, blobs, batch.id, self._fence, made, time.monotonic)
@@ -102,6 +123,10 @@ class BatchRun:
             await writer.flush()
         if outcome == "expired":
             await self._expire_lines(writer)
+        await self._end_lines(outcome)
+
+    async def _end_lines(self, outcome: str) -> None:
+        stored, batch = self._stored, self._batch
         stored.outcome, now = outcome, _now()
         stored.output_id, stored.error_id = new_file_id(), new_file_id()
         if outcome == "cancelled":

@@ -14,7 +14,7 @@ from baton.gateway.batches.running.batch_run import BatchRun, RunnerParts
 from baton.gateway.batches.running.turns import MAX_OF_TENANT, in_turn
 from baton.gateway.batches.state.store import Entry, LeaseLost
 from baton.gateway.metrics.batches import BatchLoad
-from baton.rpc.errors import ServiceError, Unavailable
+from baton.rpc.errors import NoCapacity, ServiceError, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -133,16 +133,29 @@ class BatchRunner:
             raise
         except LeaseLost:
             _log.warning("another gateway took %s over", batch_id)
-        except ServiceError as error:
+        except (Unavailable, NoCapacity) as error:
             _log.warning("%s stopped and will be run again: %s", batch_id, error.message)
-        except Exception:
-            # A defect may repeat: meanwhile, others have its place.
-            self._leave(batch_id)
-            _log.exception("%s stopped and will be run again", batch_id)
+        except Exception as error:
+            _log.exception("%s was stopped by an unexpected error", batch_id)
+            await self._count_defect(batch_id, fence, error)
         finally:
             self._runs.pop(batch_id, None)
             self._tasks.pop(batch_id, None)
             self._held[entry.tenant] -= 1
+
+    async def _count_defect(self, batch_id: str, fence: int, error: Exception) -> None:
+        """Records an unexpected error, which may repeat: meanwhile, others have the batch's place."""
+        state = self._parts.state
+        goes_on = False
+        try:
+            (record,) = await state.load(BATCH, [batch_id])
+            if record is not None:
+                goes_on = await BatchRun(self._parts, batch_of(record), fence).stopped_by(error)
+            await state.release(batch_id, fence)
+        except Exception as second:
+            _log.warning("cannot record why %s was stopped: %s", batch_id, second)
+        if not goes_on:
+            self._leave(batch_id)
 
     def _leave(self, batch_id: str) -> None:
         """Takes a batch no more for a while."""
