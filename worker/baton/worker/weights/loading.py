@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.model_folder.tokenizers.vocabulary import check_tokenizer
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import Mismatch
 from baton.worker.config import WorkerConfig
@@ -132,6 +133,8 @@ def load_model(
     read, commit = "", ""
     if load_format == "dummy":
         config = read_config(model, load_format, options)
+        if model not in PRESETS:
+            check_tokenizer(resolve_model(model, options.revision), config.vocab_size)
         weights = _dummy(config, dtype, device)
         digest = dummy_digest(config, _DUMMY_SEED, device.type)
         loaded = LoadedModel(config, weights, digest, unit_scales(config.num_layers))
@@ -139,6 +142,7 @@ def load_model(
         folder = resolve_model(model, options.revision)
         commit = commit_of(folder)
         config = _read_folder(folder, options)
+        check_tokenizer(folder, config.vocab_size)
         with open_tensors(folder, () if config.pooler is None else config.pooler.modules) as checkpoint:
             filled = _load(config, checkpoint, dtype, device)
             read = f", {filled.streamed}" if filled.streamed.num_bytes else ""

@@ -27,6 +27,7 @@ from baton.gateway.models.tokenization.plain_encoder import PlainEncoder
 from baton.gateway.models.tokenization.segments import SegmentEncoder, can_be_cut, cut
 from baton.gateway.models.tokenization.token_bound import TokenBound
 from baton.gateway.models.tokenization.token_table import Joining, TokenTable, build_token_table
+from baton.model_folder.tokenizers.vocabulary import check_fits
 from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -85,17 +86,8 @@ class Tokenizer:
         return self._rust.get_vocab_size(with_added_tokens=True)
 
     def check_fits(self, model_vocab_size: int, source: str) -> None:
-        """Raises InvalidRequest if the model, by its config `source`, lacks tokens of the tokenizer.
-
-        Added tokens may be beyond the model's vocabulary: text models have tokenizers with tokens for images.
-        """
-        size = self._rust.get_vocab_size(with_added_tokens=False)
-        if size > model_vocab_size:
-            raise InvalidRequest(
-                f"the tokenizer {self._path} has {size} tokens, and vocab_size in {source} is {model_vocab_size}:"
-                " the tokenizer belongs to another model",
-                field="model",
-            )
+        """Raises InvalidRequest if the model, by its config `source`, lacks tokens of the tokenizer."""
+        check_fits(self._path, self._rust.get_vocab_size(with_added_tokens=False), model_vocab_size, source)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, owner: str = "", limit: EncodingLimit | None = None
