@@ -18,6 +18,7 @@ from support.engine.tiny_models import load_transformers
 from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack, wait_until
 from transformers import AutoTokenizer
 
+CHUNKED = "enable_chunked_processing"
 TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship sailed over the sea."]
 
 
@@ -25,7 +26,10 @@ TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship saile
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with ExitStack() as cleanup:
         folder: Path = tmp_path_factory.mktemp("embeddings")
-        extra = {"worker": ("--convert", "embed"), "gateway": ("--batch-store", str(folder / "store"))}
+        extra = {
+            "worker": ("--convert", "embed", "--max-model-len", "1024"),
+            "gateway": ("--batch-store", str(folder / "store")),
+        }
         yield start_stack(folder, cleanup, prefill_workers=0, decode_workers=2, threads=1, extra=extra)
 
 
@@ -152,6 +156,15 @@ def test_bad_pairs_name_the_field(stack: Stack, path: str, body: dict[str, objec
         ({"input": "a", "dimensions": 7}, "cannot be cut", "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "give -1, or 1 to", "truncate_prompt_tokens"),
+        ({"input": ["a", "b" * 70000]}, "maximum context length", "input.1"),
+        ({"input": "a", "late_chunking": True}, "late_chunking is not supported", "late_chunking"),
+        ({"input": "a", "return_multivector": True}, "use /pooling", "return_multivector"),
+        ({"input": [1], "task": "retrieval.query"}, "task is for texts", "task"),
+        (
+            {"input": "a", "truncate_prompt_tokens": 3, "enable_chunked_processing": True},
+            "give either",
+            "enable_chunked_processing",
+        ),
         ({"input": "a", "model": "other"}, "does not exist", "model"),
     ],
 )
@@ -167,6 +180,97 @@ def test_a_wrong_task_names_the_route_to_use(stack: Stack) -> None:
     assert (status, "use /v1/embeddings" in answer["error"]["message"]) == (400, True)
     status, answer = stack.post("/classify", {"input": "Hi"})
     assert (status, "use /v1/embeddings or /pooling" in answer["error"]["message"]) == (400, True)
+
+
+def test_a_text_longer_than_the_model_is_the_mean_of_its_pieces(stack: Stack) -> None:
+    info = stack.get("/v1/models")[1]["data"][0]
+    size = info["max_model_len"]
+    ids = [5 + index % 200 for index in range(size + size // 2)]
+    status, answer = stack.post("/v1/embeddings", {"input": [ids, [7, 8]], "enable_chunked_processing": True})
+    assert status == 200, answer
+    assert answer["usage"]["prompt_tokens"] == len(ids) + 2
+    pieces = [ids[:size], ids[size:]]
+    raw = stack.post("/v1/embeddings", {"input": pieces, "use_activation": False})[1]["data"]
+    mean = np.average([one["embedding"] for one in raw], axis=0, weights=[len(piece) for piece in pieces])
+    first, short = (np.array(one["embedding"]) for one in answer["data"])
+    np.testing.assert_allclose(first, mean / np.linalg.norm(mean), atol=1e-5)
+    alone = stack.post("/v1/embeddings", {"input": [7, 8]})[1]["data"][0]["embedding"]
+    np.testing.assert_allclose(short, alone, atol=1e-5)
+
+
+def test_a_text_keeps_its_start_or_its_end(stack: Stack) -> None:
+    ids = stack.post("/tokenize", {"prompt": TEXTS[0]})[1]["tokens"]
+    for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
+        body = {"input": ids, "truncate_prompt_tokens": 4, "truncation_side": side}
+        cut = stack.post("/v1/embeddings", body)[1]["data"][0]["embedding"]
+        alone = stack.post("/v1/embeddings", {"input": kept})[1]["data"][0]["embedding"]
+        np.testing.assert_allclose(cut, alone, atol=1e-5)
+
+
+def test_cohere_gets_every_type(stack: Stack, expected: np.ndarray) -> None:
+    kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    body = {"texts": TEXTS, "input_type": "search_document", "embedding_types": kinds, "model": MODEL_NAME}
+    status, answer = stack.post("/v2/embed", body)
+    assert status == 200, answer
+    assert (answer["response_type"], answer["texts"]) == ("embeddings_by_type", TEXTS)
+    found = {kind: answer["embeddings"][kind] for kind in kinds}
+    np.testing.assert_allclose(found["float"], expected, atol=1e-4)
+    decoded = [np.frombuffer(base64.b64decode(text), "<f4") for text in found["base64"]]
+    np.testing.assert_allclose(decoded, found["float"], atol=1e-6)
+    np.testing.assert_allclose(np.array(found["int8"]) / 127, expected, atol=0.005)
+    assert (np.array(found["uint8"]) - 128).tolist() == found["int8"]
+    signs = np.unpackbits(np.array(found["ubinary"], np.uint8), axis=1)
+    assert (signs == (np.array(found["float"]) > 0)).all()
+    assert (np.array(found["binary"]) + 128).tolist() == found["ubinary"]
+    assert answer["meta"]["billed_units"]["input_tokens"] > 20
+    parts = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    assert stack.post("/v2/embed", {"inputs": parts})[1]["embeddings"]["float"] == found["float"]
+
+
+def test_cohere_cuts_long_texts_unless_told_otherwise(stack: Stack) -> None:
+    texts = {"texts": ["Once upon a time. " * 6000]}
+    size = stack.get("/v1/models")[1]["data"][0]["max_model_len"]
+    status, answer = stack.post("/v2/embed", texts)
+    assert status == 200, answer
+    assert answer["meta"]["billed_units"]["input_tokens"] == size
+    ends = [stack.post("/v2/embed", {**texts, "max_tokens": 5, "truncate": end}) for end in ("START", "END")]
+    assert [answer["meta"]["billed_units"]["input_tokens"] for _, answer in ends] == [5, 5]
+    status, answer = stack.post("/v2/embed", {**texts, "truncate": "NONE"})
+    assert (status, answer["error"]["param"]) == (400, "texts.0")
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({}, "give either texts or inputs", "texts"),
+        ({"texts": ["a", ""]}, "texts.1 is empty", "texts.1"),
+        ({"images": ["data:"]}, "images are not embedded", "images"),
+        ({"inputs": [{"content": [{"type": "image_url"}]}]}, "is image_url", "inputs.0.content.0"),
+        ({"texts": ["a"], "embedding_types": ["int4"]}, "int4", "embedding_types.0"),
+        ({"texts": ["a"], "output_dimension": 7}, "cannot be cut", "output_dimension"),
+        ({"texts": ["a"], "truncate": "NONE", "max_tokens": 5}, "max_tokens cuts", "max_tokens"),
+    ],
+)
+def test_bad_input_of_cohere_names_the_field(stack: Stack, body: dict[str, object], message: str, param: str) -> None:
+    status, answer = stack.post("/v2/embed", body)
+    assert status == 400
+    assert message in answer["error"]["message"]
+    assert answer["error"]["param"] == param
+
+
+def test_two_thousand_texts_in_one_request(stack: Stack, expected: np.ndarray) -> None:
+    texts = [TEXTS[index % 3] if index % 100 == 0 else "a" for index in range(2048)]
+    status, answer = stack.post("/v1/embeddings", {"input": texts, "encoding_format": "base64"})
+    assert status == 200, answer
+    found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in answer["data"]]
+    for index in range(0, 2048, 100):
+        assert found[index] @ expected[index % 3] > 0.9999
+
+
+def test_the_task_is_stated(stack: Stack) -> None:
+    assert stack.get("/v1/models")[1]["data"][0]["tasks"] == ["embed", "token_embed"]
+    status, answer = stack.post("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [1]})
+    assert (status, "use /v1/embeddings" in answer["error"]["message"]) == (400, True)
 
 
 def test_a_killed_worker_loses_no_text(stack: Stack, client: openai.OpenAI) -> None:

@@ -15,11 +15,11 @@ from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
 from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.models.tasks import check_generates
 from baton.gateway.models.tokenization.bad_words import forbid_words
 from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.gateway.routers.placer import Placer
 from baton.gateway.tracing.request import GatewayTracing
-from baton.rpc.errors import InvalidRequest
 from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
 
@@ -45,11 +45,7 @@ class WorkerGenerator:
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)
         info = model.require_info()
-        if info.HasField("pooler"):
-            raise InvalidRequest(
-                f"the model {model.name} generates no tokens; use /v1/embeddings, /classify or /pooling for it",
-                field="model",
-            )
+        check_generates(model.name, info)
         resolved = resolve(request, model.defaults, info, self._limits)
         await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
         self._services.counters.requested_choices.observe(request.n)

@@ -43,6 +43,7 @@ class PooledGroup:
         block_size: int,
         services: GenerationServices,
         progress: PoolProgress,
+        max_model_len: int,
     ) -> None:
         self._request = request
         self._indices = indices
@@ -50,6 +51,7 @@ class PooledGroup:
         self._block_size = block_size
         self._services = services
         self._progress = progress
+        self._max_model_len = max_model_len
         self._trace = None if services.tracing is None else services.tracing.of(request.traceparent)
         self._budget = RetryBudget(len(indices))
         self._excluded: list[str] = []
@@ -127,7 +129,8 @@ class PooledGroup:
             request_id=request.request_id,
             model=request.model,
             block_hashes=hashes,
-            num_prompt_tokens=sum(map(len, texts)),
+            # Routers place one prompt and its output, which is no longer than the model.
+            num_prompt_tokens=min(sum(map(len, texts)), self._max_model_len - 1),
             max_tokens=1,
             tenant=request.tenant,
             tenant_weight=request.tenant_weight,

@@ -35,7 +35,9 @@ class WorkerPooler:
 
         async def run(indices: Sequence[int]) -> None:
             async with limit:
-                await PooledGroup(request, indices, namespace, info.block_size, self.services, progress).run()
+                await PooledGroup(
+                    request, indices, namespace, info.block_size, self.services, progress, info.max_model_len
+                ).run()
 
         try:
             async with asyncio.timeout(request.timeout_ms / 1000 or None):

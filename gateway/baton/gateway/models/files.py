@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from baton.gateway.models.text_prompts import PROMPTS_FILE, TextPrompts, read_text_prompts
 from baton.model_folder.form import hugging_face_form
 from baton.model_folder.gguf.header import is_gguf
 from baton.model_folder.hub import TOKENIZER_FILES, hub_file
@@ -22,7 +23,7 @@ from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, Unsuppor
 from baton.rpc.model_names import default_name
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_PATTERNS = ["config.json", "generation_config.json", *TOKENIZER_FILES]
+_HUB_PATTERNS = ["config.json", "generation_config.json", PROMPTS_FILE, *TOKENIZER_FILES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class ModelFiles:
     generation_config: Mapping[str, Any]
     model_type: str  # of config.json; empty: it has none
     tokenizer_config: Mapping[str, Any]  # of tokenizer_config.json; may be empty
+    text_prompts: TextPrompts  # of sentence-transformers
 
 
 def read_model_files(source: str, revision: str = "") -> ModelFiles:
@@ -73,6 +75,7 @@ def read_model_files(source: str, revision: str = "") -> ModelFiles:
         generation_config=_read_json(folder / "generation_config.json"),
         model_type=str(config.get("model_type") or ""),
         tokenizer_config={**made_config, **tokenizer_config},
+        text_prompts=read_text_prompts(folder / PROMPTS_FILE, _read_json(folder / PROMPTS_FILE)),
     )
 
 

@@ -21,6 +21,7 @@ from baton.gateway.models.generation_defaults import GenerationFlags, read_defau
 from baton.gateway.models.prompts.chat_template import ChatTemplate, Message
 from baton.gateway.models.prompts.context_length import COUNTED_TOKENS, context_too_long, too_long_to_count
 from baton.gateway.models.sampling import SamplingDefaults
+from baton.gateway.models.text_prompts import TextPrompts
 from baton.gateway.models.tokenization.encoding_limit import EncodingLimit, TooManyTokens
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
@@ -64,6 +65,7 @@ class ServedModel:
         aliases: Sequence[str] = (),
         files: ModelFiles | None = None,  # None: the model was not read from files
         setup: Setup | None = None,  # of helper processes that encode long prompts; None: there are none
+        text_prompts: TextPrompts | None = None,  # None: texts are embedded without
     ) -> None:
         self.name = name  # the name used by workers and in responses
         self.names = (name, *aliases)  # names that clients may request
@@ -71,6 +73,7 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
+        self.text_prompts = text_prompts or TextPrompts()
         self._files = files
         self.info: types_pb2.ModelInfo | None = None
         encoder = PromptEncoder(tokenizer, template, template_variables, trust_control_tokens)
@@ -149,6 +152,10 @@ class ServedModel:
         """
         with self._limit(whole, "prompt") as limit:
             return await self._prompts.encode(TextPrompt(text, add_special_tokens), self.owner, limit)
+
+    async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Returns the token ids of short texts, of any number. Raises InvalidRequest, which names none of them."""
+        return await self.tokenizer.encode_many(texts, add_special_tokens=add_special_tokens, owner=self.owner)
 
     async def encode_chat(
         self,
@@ -254,6 +261,7 @@ def load_served_model(
         trust_control_tokens=flags.trust_control_tokens,
         files=replace(files, chat_templates=chat_templates),
         setup=setup,
+        text_prompts=files.text_prompts,
     )
 
 

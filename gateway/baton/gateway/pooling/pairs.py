@@ -10,7 +10,8 @@ from baton.gateway.errors.http import ContextTooLong
 from baton.gateway.models.prompts.context_length import context_too_long
 from baton.gateway.models.served import ServedModel
 from baton.gateway.models.tokenization.pairs import Pair
-from baton.gateway.pooling.texts import MAX_TOKENS, Named, longest
+from baton.gateway.pooling.encoding import MAX_TOKENS, longest
+from baton.gateway.pooling.texts import Named
 from baton.gateway.schemas.pooling import VectorFields
 from baton.rpc.errors import InvalidRequest
 

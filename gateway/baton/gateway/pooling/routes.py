@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +12,18 @@ import orjson
 from numpy.typing import NDArray
 
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.served import ServedModel
+from baton.gateway.models.tasks import TASK_NAMES, TASKS, check_dimensions
+from baton.gateway.pooling.embed_by_type import EmbedByType
+from baton.gateway.pooling.generative_scoring import GenerativeScoring
+from baton.gateway.pooling.jina import adopt_jina, with_task
 from baton.gateway.pooling.scores import Rerank, Scores
 from baton.gateway.pooling.texts import texts_of
-from baton.gateway.pooling.vectors import TASK_NAMES, TASKS, Vectors, VectorService, check_dimensions, require_task
+from baton.gateway.pooling.vectors import Vectors, VectorService, Wanted, require_task
+from baton.gateway.pooling.written import written
 from baton.gateway.rest.routing import Handler, Route
+from baton.gateway.schemas.embed_by_type import EmbedByTypeRequest, EmbedByTypeResponse
+from baton.gateway.schemas.generative_scoring import GenerativeScoringRequest, GenerativeScoringResponse
 from baton.gateway.schemas.pooling import (
     ClassifyRequest,
     ClassifyResponse,
@@ -49,17 +56,24 @@ class Embeddings:
         service = self._service
         with service.serving.counting_rejections():
             request, model, texts = await service.read(exchange, self._decoder, texts_of)
-            pooler = require_task(model, types_pb2.POOLING_TASK_EMBED)
-            dimensions = check_dimensions(request.dimensions, pooler)
-            params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED, dimensions=dimensions)
-            found = await service.compute(exchange, request, model, texts, params)
+            adopt_jina(request)
+            texts = with_task(model, texts, request.task)
+            found = await service.answer(exchange, Wanted(request, model, texts, embed_params(model, request)))
         if found is None:
             return
+        encoding = request.embedding_type or request.encoding_format
         data = [
-            {"object": "embedding", "index": index, "embedding": _written(vectors[0], request.encoding_format)}
-            for index, vectors in enumerate(found.arrays())
+            {"object": "embedding", "index": index, "embedding": written(vectors[0], encoding)}
+            for index, vectors in enumerate(found.arrays)
         ]
         _respond(exchange, {"object": "list", "data": data, "model": model.name}, found)
+
+
+def embed_params(model: ServedModel, request: EmbeddingRequest) -> types_pb2.PoolingParams:
+    """Returns what workers compute for embeddings. Raises InvalidRequest."""
+    pooler = require_task(model, types_pb2.POOLING_TASK_EMBED)
+    dimensions = check_dimensions(request.dimensions, pooler)
+    return types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED, dimensions=dimensions)
 
 
 class Classify:
@@ -75,10 +89,10 @@ class Classify:
             request, model, texts = await service.read(exchange, self._decoder, texts_of)
             labels = require_task(model, types_pb2.POOLING_TASK_CLASSIFY).labels
             params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_CLASSIFY)
-            found = await service.compute(exchange, request, model, texts, params)
+            found = await service.answer(exchange, Wanted(request, model, texts, params))
         if found is None:
             return
-        data = [_classified(index, vectors[0], labels) for index, vectors in enumerate(found.arrays())]
+        data = [_classified(index, vectors[0], labels) for index, vectors in enumerate(found.arrays)]
         _respond(exchange, _head(exchange, "classify", model.name, data), found)
 
 
@@ -99,7 +113,7 @@ class Pooling:
             if request.dimensions is not None and pooler.labels:
                 raise InvalidRequest("dimensions is not for scores of classes; leave it out", field="dimensions")
             params = types_pb2.PoolingParams(task=TASKS[name], dimensions=check_dimensions(request.dimensions, pooler))
-            found = await service.compute(exchange, request, model, texts, params)
+            found = await service.answer(exchange, Wanted(request, model, texts, params))
         if found is None:
             return
         by_token = name.startswith("token")
@@ -107,9 +121,9 @@ class Pooling:
             {
                 "object": "pooling",
                 "index": index,
-                "data": _written(vectors if by_token else vectors[0], request.encoding_format),
+                "data": written(vectors if by_token else vectors[0], request.encoding_format),
             }
-            for index, vectors in enumerate(found.arrays())
+            for index, vectors in enumerate(found.arrays)
         ]
         _respond(exchange, _head(exchange, "pool", model.name, data), found)
 
@@ -128,10 +142,6 @@ def _classified(index: int, scores: NDArray[np.float32], labels: Sequence[str]) 
     return {"index": index, "label": labels[int(scores.argmax())], "probs": scores, "num_classes": len(labels)}
 
 
-def _written(vectors: NDArray[np.float32], encoding: str | None) -> Any:
-    return base64.b64encode(vectors.tobytes()).decode() if encoding == "base64" else np.ascontiguousarray(vectors)
-
-
 def _respond(exchange: Exchange, body: dict[str, Any], found: Vectors) -> None:
     usage = {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.total_tokens}
     exchange.respond(200, orjson.dumps({**body, "usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY))
@@ -145,11 +155,19 @@ def pooling_routes(serving: ServingContext) -> list[Route]:
     scores, rerank = Scores(service), Rerank(service)
     return [
         _route("/v1/embeddings", Embeddings(service), "Embeds texts.", EmbeddingRequest, EmbeddingResponse),
+        _route("/v2/embed", EmbedByType(service), "Embeds texts.", EmbedByTypeRequest, EmbedByTypeResponse),
         _route("/classify", Classify(service), "Classifies texts.", ClassifyRequest, ClassifyResponse),
         _route("/pooling", Pooling(service), "Returns a model's vectors of texts.", PoolingRequest, PoolingResponse),
         *(_route(path, scores, "Scores pairs of texts.", ScoreRequest, ScoreResponse) for path in _SCORES),
         *(_route(path, rerank, _RERANKS, RerankRequest, RerankResponse) for path in ("/rerank", "/v1/rerank")),
         _route("/v2/rerank", Rerank(service, cohere=True), _RERANKS, RerankRequest, RerankResponse),
+        _route(
+            "/generative_scoring",
+            GenerativeScoring(service),
+            "Scores items by the probability of their next token.",
+            GenerativeScoringRequest,
+            GenerativeScoringResponse,
+        ),
     ]
 
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import orjson
+from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
+from baton.gateway.models.text_prompts import DOCUMENT, QUERY
+from baton.gateway.pooling.averages import normalized
 from baton.gateway.pooling.pairs import NamedPair
-from baton.gateway.pooling.texts import Named, check_count
-from baton.gateway.pooling.vectors import Vectors, VectorService, require_task
-from baton.gateway.schemas.pooling import RankedText, RerankRequest, ScoreRequest
+from baton.gateway.pooling.texts import Named, check_count, filled
+from baton.gateway.pooling.vectors import Vectors, VectorService, Wanted, require_task
+from baton.gateway.schemas.pooling import BilledUnits, CohereMeta, RerankRequest, ScoreRequest, TextObject
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
@@ -74,16 +77,18 @@ class Rerank:
             for index in order
         ]
         body: dict[str, Any] = {"id": f"rerank-{exchange.request_id}", "model": model.name, "results": results}
+        if self._cohere:
+            body["meta"] = to_builtins(CohereMeta(BilledUnits(search_units=1)))
         exchange.respond(200, orjson.dumps({**body, "usage": _usage(found)}))
 
     def _texts_of(self, request: RerankRequest) -> list[Named]:
         check_count(len(request.documents), "documents")
         most = request.max_tokens_per_doc or (_COHERE_TOKENS if self._cohere else 0)
         documents = [
-            Named(_filled(_text_of(document), f"documents.{index}"), f"documents.{index}", most)
+            Named(filled(_text_of(document), f"documents.{index}"), f"documents.{index}", most, DOCUMENT)
             for index, document in enumerate(request.documents)
         ]
-        return [Named(request.query, "query"), *documents]
+        return [Named(request.query, "query", uses=QUERY), *documents]
 
 
 async def _scores(
@@ -101,11 +106,11 @@ async def _scores(
         firsts = [*queries] * (len(documents) if len(queries) == 1 else 1)
         pairs = [NamedPair(first, second) for first, second in zip(firsts, documents, strict=True)]
         params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_CLASSIFY)
-        found = await service.compute(exchange, request, model, pairs, params)
-        return None if found is None else (np.concatenate(found.arrays())[:, 0].astype(np.float64), found)
+        found = await service.answer(exchange, Wanted(request, model, pairs, params))
+        return None if found is None else (np.concatenate(found.arrays)[:, 0].astype(np.float64), found)
     require_task(model, types_pb2.POOLING_TASK_EMBED)
     params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED)
-    found = await service.compute(exchange, request, model, [*queries, *documents], params)
+    found = await service.answer(exchange, Wanted(request, model, [*queries, *documents], params))
     return None if found is None else (_cosines(found, len(queries)), found)
 
 
@@ -126,7 +131,7 @@ def _pairs_of(request: ScoreRequest) -> tuple[list[Named], list[Named]]:
     if len(given) != 1:
         raise InvalidRequest("give queries and documents", field="queries")
     first, second = given[0]
-    queries, documents = _listed(request, first), _listed(request, second)
+    queries, documents = _listed(request, first, QUERY), _listed(request, second, DOCUMENT)
     if len(queries) not in (1, len(documents)):
         raise InvalidRequest(
             f"{first} has {len(queries)} texts and {second} {len(documents)}; give one of {first}, or as many",
@@ -135,30 +140,23 @@ def _pairs_of(request: ScoreRequest) -> tuple[list[Named], list[Named]]:
     return queries, documents
 
 
-def _listed(request: ScoreRequest, field: str) -> list[Named]:
+def _listed(request: ScoreRequest, field: str, uses: Sequence[str]) -> list[Named]:
     given = getattr(request, field)
     if given is None:
         raise InvalidRequest(f"{field} is required", field=field)
     texts = [given] if isinstance(given, str) else given
     check_count(len(texts), field)
     names = [field if isinstance(given, str) else f"{field}.{index}" for index in range(len(texts))]
-    return [Named(_filled(text, name), name) for text, name in zip(texts, names, strict=True)]
+    return [Named(filled(text, name), name, uses=uses) for text, name in zip(texts, names, strict=True)]
 
 
-def _filled(text: str, field: str) -> str:
-    if not text:
-        raise InvalidRequest(f"{field} is empty; give at least one character", field=field)
-    return text
-
-
-def _text_of(document: str | RankedText) -> str:
+def _text_of(document: str | TextObject) -> str:
     return document if isinstance(document, str) else document.text
 
 
 def _cosines(found: Vectors, num_queries: int) -> NDArray[np.float64]:
     """Returns the cosine of each document with its query, which comes before the documents."""
-    vectors = np.concatenate(found.arrays()).astype(np.float64)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = normalized(np.concatenate(found.arrays).astype(np.float64))
     cosines: NDArray[np.float64] = (vectors[:num_queries] * vectors[num_queries:]).sum(axis=1)
     return cosines
 

@@ -1,4 +1,4 @@
-"""The steps that all routes for vectors share: the model and its task, limits, texts, and the vectors of workers."""
+"""The steps that all routes and calls for vectors share: limits, texts, and the vectors of workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from baton.gateway.access.gate import Permit
@@ -17,69 +18,45 @@ from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.core import PooledText, PoolRequest, TextPooler
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
+from baton.gateway.models.tasks import Task, check_task
+from baton.gateway.pooling.averages import averaged
+from baton.gateway.pooling.encoding import Encoded, encode_texts
 from baton.gateway.pooling.pairs import NamedPair, encode_pairs
-from baton.gateway.pooling.texts import Named, encode_texts
+from baton.gateway.pooling.texts import Named
 from baton.gateway.schemas.pooling import PoolingUsage, VectorFields
-from baton.gateway.serving.context import ServingContext
+from baton.gateway.serving.context import Call, ServingContext
 from baton.gateway.serving.tenancy import tenants_priority
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import types_pb2
 
+B = TypeVar("B", bound=Struct)
 R = TypeVar("R", bound=VectorFields)
 T = TypeVar("T")
 
-TASK_NAMES = {
-    types_pb2.POOLING_TASK_EMBED: "embed",
-    types_pb2.POOLING_TASK_CLASSIFY: "classify",
-    types_pb2.POOLING_TASK_TOKEN_EMBED: "token_embed",
-    types_pb2.POOLING_TASK_TOKEN_CLASSIFY: "token_classify",
-}
-TASKS = {name: task for task, name in TASK_NAMES.items()}
-_ROUTES = {
-    types_pb2.POOLING_TASK_EMBED: "/v1/embeddings",
-    types_pb2.POOLING_TASK_CLASSIFY: "/classify",
-    types_pb2.POOLING_TASK_TOKEN_EMBED: "/pooling",
-    types_pb2.POOLING_TASK_TOKEN_CLASSIFY: "/pooling",
-}
 
-
-def require_task(model: ServedModel, task: types_pb2.PoolingTask.ValueType) -> types_pb2.PoolerInfo:
+def require_task(model: ServedModel, task: Task) -> types_pb2.PoolerInfo:
     """Returns the model's pooler. Raises InvalidRequest, which names the right route, for a model without the task."""
-    info = model.require_info()
-    if task in info.pooler.tasks:
-        return info.pooler
-    routes = list(dict.fromkeys(_ROUTES[each] for each in info.pooler.tasks)) or ["/v1/chat/completions"]
-    raise InvalidRequest(
-        f"the model {model.name} has no task {TASK_NAMES[task]}; use {' or '.join(routes)} for it", field="model"
-    )
+    return check_task(model.name, model.require_info(), task)
 
 
-def check_dimensions(dimensions: int | None, pooler: types_pb2.PoolerInfo) -> int:
-    """Returns the number of values that embeddings are cut to; 0: all. Raises InvalidRequest."""
-    if dimensions is None or dimensions == pooler.width:
-        return 0
-    if not pooler.cuttable:
-        allowed = f"{pooler.width}: this model's embeddings cannot be cut"
-    elif pooler.dimensions:
-        allowed = f"one of {', '.join(map(str, pooler.dimensions))}"
-    else:
-        allowed = f"1 to {pooler.width}"
-    fits = pooler.cuttable and (dimensions in pooler.dimensions if pooler.dimensions else dimensions < pooler.width)
-    if not fits:
-        raise InvalidRequest(f"dimensions is {dimensions}; it must be {allowed}", field="dimensions")
-    return dimensions
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request for vectors computes."""
+
+    fields: VectorFields
+    model: ServedModel
+    texts: Sequence[Named] | Sequence[NamedPair]
+    params: types_pb2.PoolingParams
+    timeout_ms: int = 0  # 0: the gateway's limit
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
     """The result of a request for vectors."""
 
-    pooled: Sequence[PooledText]
+    arrays: Sequence[NDArray[np.float32]]  # of each text, [num_vectors, width]
     usage: PoolingUsage
-
-    def arrays(self) -> list[NDArray[np.float32]]:
-        """Returns the vectors of each text, [num_vectors, width]."""
-        return [np.frombuffer(text.values, "<f4").reshape(text.num_vectors, -1) for text in self.pooled]
+    num_cached_tokens: int
 
 
 class VectorService:
@@ -89,7 +66,7 @@ class VectorService:
         self.serving = serving
         self._pooler = pooler
 
-    def decoder(self, kind: type[R]) -> BodyDecoder[R]:
+    def decoder(self, kind: type[B]) -> BodyDecoder[B]:
         """Returns the decoder of a route's requests."""
         serving = self.serving
         return BodyDecoder(kind, serving.config.strict_fields, serving.bodies.reader)
@@ -102,21 +79,11 @@ class VectorService:
             partial(self._check, exchange, decoder, texts_of), exchange.num_body_bytes, exchange.owner
         )
 
-    async def compute(
-        self,
-        exchange: Exchange,
-        request: R,
-        model: ServedModel,
-        texts: Sequence[Named] | Sequence[NamedPair],
-        params: types_pb2.PoolingParams,
-    ) -> Vectors | None:
-        """Returns the vectors of texts. None: the client left. Raises ServiceError."""
-        serving = self.serving
-        if request.request_id:
-            exchange.request_id = request.request_id
-        admitted = serving.admission.admit(exchange.request_id, 1)
-        exchange.on_end.append(lambda _: admitted.end())
-        work = asyncio.ensure_future(self._compute(exchange, admitted.request_id, request, model, texts, params))
+    async def answer(self, exchange: Exchange, wanted: Wanted) -> Vectors | None:
+        """Returns the vectors for an HTTP exchange. None: the client left. Raises ServiceError."""
+        if wanted.fields.request_id:
+            exchange.request_id = wanted.fields.request_id
+        work = asyncio.ensure_future(self.compute(exchange, wanted))
         exchange.begin_work(lambda: _cancel(work), _nothing)
         try:
             return await work
@@ -126,47 +93,58 @@ class VectorService:
                 raise
             return None
 
-    async def _compute(
-        self,
-        exchange: Exchange,
-        request_id: str,
-        request: R,
-        model: ServedModel,
-        texts: Sequence[Named] | Sequence[NamedPair],
-        params: types_pb2.PoolingParams,
-    ) -> Vectors:
-        serving, identity = self.serving, exchange.identity
-        encoded, second_starts = await _encoded(model, request, texts)
-        num_tokens = sum(map(len, encoded))
+    async def compute(self, call: Call, wanted: Wanted) -> Vectors:
+        """Returns the vectors. Admits the call until its end. Raises ServiceError."""
+        serving, identity, params = self.serving, call.identity, wanted.params
+        _check_chunks(wanted)
+        admitted = serving.admission.admit(call.request_id, 1)
+        call.on_end.append(lambda _: admitted.end())
+        encoded = await _encoded(wanted)
+        num_tokens = sum(text.num_tokens for text in encoded)
         permit = await serving.gate.admit(identity, RequestCost(input_tokens=num_tokens))
-        exchange.limit_headers = permit.headers()
-        exchange.on_end.append(lambda _: _settle(permit, num_tokens))
-        params.raw = request.use_activation is False
-        tenant = identity.tenant
-        wanted = PoolRequest(
-            request_id=request_id,
-            model=model.name,
-            texts=encoded,
-            second_starts=second_starts,
-            params=params,
-            priority=tenants_priority(tenant, request.priority or 0),
-            cache_salt=request.cache_salt or "",
-            timeout_ms=int(serving.config.request_timeout * 1000),
-            tenant=tenant.name,
-            tenant_salt=tenant.salt,
-            tenant_weight=tenant.weight,
-            traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
-        )
-        meter = serving.meter(exchange, 1)
+        call.limit_headers = permit.headers()
+        call.on_end.append(lambda _: _settle(permit, num_tokens))
+        raw = wanted.fields.use_activation is False
+        in_pieces = any(len(text.pieces) > 1 for text in encoded)
+        # The mean of pieces is that of their unnormalized vectors.
+        params.raw = raw or in_pieces
+        meter = serving.meter(call, 1)
+        pooled = await self._pool(self._request(call, admitted.request_id, wanted, encoded), encoded)
+        num_cached = sum(text.cached_tokens for text in pooled)
+        meter.on_done(num_tokens, 0, num_cached)
+        arrays = [np.frombuffer(one.values, "<f4").reshape(one.num_vectors, -1) for one in pooled]
+        if in_pieces:
+            normalize = not raw and wanted.model.require_info().pooler.normalized
+            arrays = averaged(arrays, [[len(piece) for piece in text.pieces] for text in encoded], normalize)
+        return Vectors(arrays, PoolingUsage(num_tokens, num_tokens), num_cached)
+
+    async def _pool(self, request: PoolRequest, encoded: Sequence[Encoded]) -> list[PooledText]:
         try:
-            pooled = await self._pooler.pool(wanted)
+            return await self._pooler.pool(request)
         except ServiceError as error:
             _, named, number = error.field.partition("input.")
             if named and number.isdecimal():
-                error.field = texts[int(number)].field
+                fields = [text.field for text in encoded for _ in text.pieces]
+                error.field = fields[int(number)]
             raise
-        meter.on_done(num_tokens, 0, sum(text.cached_tokens for text in pooled))
-        return Vectors(pooled, PoolingUsage(num_tokens, num_tokens))
+
+    def _request(self, call: Call, request_id: str, wanted: Wanted, encoded: Sequence[Encoded]) -> PoolRequest:
+        fields, tenant = wanted.fields, call.identity.tenant
+        limit = int(self.serving.config.request_timeout * 1000)
+        return PoolRequest(
+            request_id=request_id,
+            model=wanted.model.name,
+            texts=[piece for text in encoded for piece in text.pieces],
+            second_starts=[text.second_start for text in encoded] if encoded[0].second_start else (),
+            params=wanted.params,
+            priority=tenants_priority(tenant, fields.priority or 0),
+            cache_salt=fields.cache_salt or "",
+            timeout_ms=min(limit, wanted.timeout_ms) if limit and wanted.timeout_ms else limit or wanted.timeout_ms,
+            tenant=tenant.name,
+            tenant_salt=tenant.salt,
+            tenant_weight=tenant.weight,
+            traceparent=call.headers.get(b"traceparent", b"").decode("latin-1"),
+        )
 
     def _check(
         self, exchange: Exchange, decoder: BodyDecoder[R], texts_of: Callable[[R], T]
@@ -175,15 +153,23 @@ class VectorService:
         return request, self.serving.model(exchange, request.model), texts_of(request)
 
 
-async def _encoded(
-    model: ServedModel, request: VectorFields, texts: Sequence[Named] | Sequence[NamedPair]
-) -> tuple[list[list[int]], list[int]]:
-    """Returns the prompts, and of pairs where their second texts begin."""
+async def _encoded(wanted: Wanted) -> list[Encoded]:
+    """Returns the prompts of texts, or of pairs."""
+    model, fields, texts = wanted.model, wanted.fields, wanted.texts
     pairs = [text for text in texts if isinstance(text, NamedPair)]
     if not pairs:
-        return await encode_texts(model, request, [text for text in texts if isinstance(text, Named)]), []
-    joined = await encode_pairs(model, request, pairs)
-    return [pair.token_ids for pair in joined], [pair.second_start for pair in joined]
+        return await encode_texts(model, fields, [text for text in texts if isinstance(text, Named)])
+    joined = await encode_pairs(model, fields, pairs)
+    return [
+        Encoded([pair.token_ids], named.field, pair.second_start) for pair, named in zip(joined, pairs, strict=True)
+    ]
+
+
+def _check_chunks(wanted: Wanted) -> None:
+    """Raises InvalidRequest for means of what is no embedding of a text."""
+    if wanted.fields.enable_chunked_processing and wanted.params.task != types_pb2.POOLING_TASK_EMBED:
+        message = "enable_chunked_processing is for embeddings of whole texts; leave it out"
+        raise InvalidRequest(message, field="enable_chunked_processing")
 
 
 def _cancel(work: asyncio.Future[Any]) -> None:

@@ -253,6 +253,9 @@ class ModelCard(Struct, kw_only=True):
     max_model_len: int | None
     tool_call_parser: str  # "none": tool calls stay text
     reasoning_parser: str
+    # What the model does, its main task first: generate; or embed, classify, token_embed, token_classify. Empty: no
+    # worker has reported yet.
+    tasks: list[str]
 
 
 class ModelList(Struct):

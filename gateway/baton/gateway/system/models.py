@@ -14,6 +14,7 @@ from baton.gateway.anthropic.routes import BETA, VERSION
 from baton.gateway.errors.anthropic import asks_for_anthropic
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.models.tasks import task_names
 from baton.gateway.rest.routing import Parameter, Route
 from baton.gateway.schemas import answers
 from baton.gateway.schemas.answers import ModelCard, ModelList, ModelPermission
@@ -70,6 +71,7 @@ class Models:
             max_model_len=_max_model_len(model),
             tool_call_parser=model.output_format.tools_choice.name,
             reasoning_parser=model.output_format.reasoning_choice.name,
+            tasks=[] if model.info is None else task_names(model.info),
         )
 
     def _anthropic(self, name: str, model: ServedModel) -> AnthropicModel:

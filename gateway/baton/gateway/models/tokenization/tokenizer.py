@@ -76,7 +76,7 @@ class Tokenizer:
             if can_be_cut(self._rust, self._table, self._encode_text)
             else None
         )
-        self._around = self._special_tokens_around()
+        self.around = self._special_tokens_around()  # the special tokens before and after a text
         self._threads = FairThreads(_MAX_ENCODING_THREADS, "encode")
         self._short_thread = FairThreads(1, "encode short")
 
@@ -104,7 +104,7 @@ class Tokenizer:
                 self.bound.check_uncut(len(text), limit)
                 self.bound.check_piece(text, limit, 0)
             return self._encode_text(text, add_special_tokens)
-        before, behind = self._around if add_special_tokens else ([], [])
+        before, behind = self.around if add_special_tokens else ([], [])
         return [*before, *self._segments.encode(text, owner, limit, self.bound), *behind]
 
     def encode_plain(
@@ -124,7 +124,7 @@ class Tokenizer:
                 self.bound.check_uncut(len(piece), limit)
                 self.bound.check_piece(piece, limit, len(token_ids))
             token_ids += self._plain.encode(piece)
-        before, behind = self._around if add_special_tokens else ([], [])
+        before, behind = self.around if add_special_tokens else ([], [])
         return [*before, *token_ids, *behind]
 
     @cached_property
@@ -167,6 +167,18 @@ class Tokenizer:
             return encode(limit=limit)
         limit = limit or EncodingLimit()
         return await self.run_limited(lambda limit: encode(limit=limit), limit, len(text), owner)
+
+    async def encode_many(self, texts: Sequence[str], *, add_special_tokens: bool, owner: str = "") -> list[list[int]]:
+        """Returns the token ids of short texts, encoded together on a thread. Raises InvalidRequest."""
+
+        def encode() -> list[list[int]]:
+            try:
+                encoded = self._rust.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise InvalidRequest("a text contains a lone surrogate", field="prompt") from error
+            return [one.ids for one in encoded]
+
+        return await self.run_on_thread(encode, sum(map(len, texts)), owner)
 
     async def run_on_thread(self, work: Callable[[], T], size: int = 0, owner: str = "") -> T:
         """Runs `work` on an encoding thread, with turns by owner. `size` is in characters or tokens; 0 if unknown."""
