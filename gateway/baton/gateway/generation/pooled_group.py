@@ -124,13 +124,14 @@ class PooledGroup:
     def _place_message(self, numbers: Sequence[int]) -> router_pb2.PlaceRequest:
         request = self._request
         texts = [request.texts[self._indices[number]] for number in numbers]
-        hashes = hash_blocks(self._namespace, texts[0], self._block_size) if len(texts) == 1 else b""
+        # Routers place one prompt and its output, which together are no longer than the model.
+        most = self._max_model_len - 1
+        hashes = hash_blocks(self._namespace, texts[0][:most], self._block_size) if len(texts) == 1 else b""
         return router_pb2.PlaceRequest(
             request_id=request.request_id,
             model=request.model,
             block_hashes=hashes,
-            # Routers place one prompt and its output, which is no longer than the model.
-            num_prompt_tokens=min(sum(map(len, texts)), self._max_model_len - 1),
+            num_prompt_tokens=min(sum(map(len, texts)), most),
             max_tokens=1,
             tenant=request.tenant,
             tenant_weight=request.tenant_weight,
