@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,7 @@ from baton.gateway.schemas.foreign_fields import REFUSED
 from baton.gateway.schemas.pooling import CohereMeta, VectorFields
 from baton.gateway.schemas.requests import Count, Name
 
+Number: TypeAlias = float  # a field below has the type's name
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 

@@ -63,7 +63,7 @@ class Embedding(Struct, kw_only=True):
     """The vector of one text."""
 
     index: int
-    embedding: list[float] | list[int] | str  # a string with encoding_format base64
+    embedding: list[float] | str  # whole numbers as bits, a string with encoding_format base64
     object: Literal["embedding"] = "embedding"
 
 
