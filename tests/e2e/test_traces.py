@@ -17,6 +17,15 @@ from baton.v1 import inference_pb2, inference_pb2_grpc
 _PARTS = {"prepare", "place", "generate"}
 _WORKER_PARTS = {"baton.worker.queue", "baton.worker.prefill", "baton.worker.decode"}
 _TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+# By OpenTelemetry's conventions, where they have a name.
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    **dict.fromkeys(("/v1/embeddings", "/v2/embed", "/pooling"), "embeddings"),
+    **dict.fromkeys(("/score", "/v1/score", "/generative_scoring"), "score"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
+    "/classify": "classify",
+}
 _LONG = "Tell me a long story about a dog and a river. " * 12
 
 
@@ -35,12 +44,12 @@ def rig(tmp_path_factory):
         yield stack, collector
 
 
-def _post(stack, body, **headers):
+def _post(stack, body, path="/v1/completions", **headers):
     """Status, and the whole answer, of a POST with headers of one's own."""
     connection = http.client.HTTPConnection(stack.rest, timeout=60)
     try:
         fields = {"content-type": "application/json", **headers}
-        connection.request("POST", "/v1/completions", json.dumps({"model": MODEL_NAME, **body}), fields)
+        connection.request("POST", path, json.dumps({"model": MODEL_NAME, **body}), fields)
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -217,3 +226,16 @@ def test_a_failover_has_a_span_and_leaves_no_gap(rig):
 
 def _is_busy(stack, worker):
     return stack.stats(worker).state.load.num_running > 0
+
+
+def test_operations_have_their_names(rig):
+    stack, collector = rig
+    for path in _OPERATIONS:
+        _post(stack, {"prompt": 1.5}, path, **{"x-request-id": "named"})  # refused, and traced
+
+    def found():
+        roots = [span for span in collector.spans if span.facts.get("baton.client_request_id") == "named"]
+        return len(roots) == len(_OPERATIONS) and roots
+
+    roots = wait_until(found, "a trace of each route", 30)
+    assert {one.facts["http.route"]: one.facts["gen_ai.operation.name"] for one in roots} == _OPERATIONS

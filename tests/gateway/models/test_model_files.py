@@ -73,3 +73,22 @@ def test_a_revision_is_of_a_hub_id(tmp_path, monkeypatch):
     assert asked == [("some-org/some-model", "v1.0", True)]
     with pytest.raises(InvalidRequest, match=r"revision=v1 is of a hub id such as org/name, but model .* is a folder"):
         read_model_files(folder, "v1")
+
+
+def test_prompts_of_sentence_transformers_are_read(tmp_path):
+    content = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}
+    prompts = read_model_files(write_model(tmp_path, config_sentence_transformers__json=content)).text_prompts
+    assert (prompts.by_name, prompts.default) == (content["prompts"], "Q: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"prompts": {"query": 1}}, r"config_sentence_transformers\.json has prompts that are not texts by name"),
+        ({"prompts": ["query: "]}, r"config_sentence_transformers\.json has prompts that are not texts by name"),
+        ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "the default_prompt_name 'c', which is none of its"),
+    ],
+)
+def test_wrong_prompts_are_named(tmp_path, content, message):
+    with pytest.raises(InvalidRequest, match=message):
+        read_model_files(write_model(tmp_path, config_sentence_transformers__json=content))

@@ -16,7 +16,7 @@ from baton.gateway.batches.batching import open_batching
 from baton.gateway.bodies.remote_reader import RemoteReader
 from baton.gateway.bodies.thread import BodyThread
 from baton.gateway.config import GatewayConfig
-from baton.gateway.core import Delta, GenerationRequest, Sink, TokenLogprob, TopLogprob, Usage
+from baton.gateway.core import Delta, GenerationRequest, Sink, TextPooler, TokenLogprob, TopLogprob, Usage
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.host_check import host_check_of
@@ -162,6 +162,7 @@ async def rest_side(
     limits: HttpLimits | None = None,
     generator: FakeGenerator | None = None,
     store: RecordStore | None = None,
+    pooler: TextPooler | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rest]:
     generator = generator or FakeGenerator(script)
@@ -175,7 +176,7 @@ async def rest_side(
     counters = GenerationCounters()
     metrics = GatewayMetrics(counters, lambda: admission.in_use, lambda: len(connections))
     bodies = BodyThread(RemoteReader())
-    serving = ServingContext(config, catalog, generator, admission, metrics, bodies=bodies)
+    serving = ServingContext(config, catalog, generator, admission, metrics, bodies=bodies, pooler=pooler)
     missing: list[str] = []
     responses = ResponseStore(store or MemoryRecordStore(60, 1 << 20))
     cors = Cors(config.cors_origins, refuses_strangers=not config.api_keys and not config.allow_anonymous)

@@ -20,6 +20,7 @@ from baton.gateway.models.served import ServedModel
 from baton.gateway.models.tasks import check_generates
 from baton.gateway.pooling.texts import check_count
 from baton.gateway.pooling.vectors import VectorService
+from baton.gateway.pooling.work import result_for
 from baton.gateway.schemas.generative_scoring import GenerativeScoringRequest
 from baton.gateway.serving.context import ServingContext
 from baton.rpc.errors import InternalError, InvalidRequest, ServiceError
@@ -71,16 +72,9 @@ class GenerativeScoring:
                 exchange.request_id = request.request_id
             admitted = serving.admission.admit(exchange.request_id, 1)
             exchange.on_end.append(lambda _: admitted.end())
-            work = asyncio.ensure_future(self._score(exchange, admitted.request_id, request, model))
-            exchange.begin_work(lambda: _cancel(work), _nothing)
-            try:
-                body = await work
-            except asyncio.CancelledError:
-                work.cancel()
-                if (task := asyncio.current_task()) is not None and task.cancelling():
-                    raise
-                return
-        exchange.respond(200, orjson.dumps(body))
+            body = await result_for(exchange, self._score(exchange, admitted.request_id, request, model))
+        if body is not None:
+            exchange.respond(200, orjson.dumps(body))
 
     def _check(self, exchange: Exchange) -> tuple[GenerativeScoringRequest, ServedModel]:
         request = self._decoder.read(exchange)
@@ -218,11 +212,3 @@ async def _run_all(generator: Generator, generations: Sequence[GenerationRequest
                 await task
         raise
     return sinks
-
-
-def _cancel(work: asyncio.Future[Any]) -> None:
-    work.cancel()
-
-
-def _nothing() -> None:
-    """Does nothing: the answer is one piece, so a slow client holds nothing up."""

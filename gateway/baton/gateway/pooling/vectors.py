@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -23,6 +22,7 @@ from baton.gateway.pooling.averages import averaged
 from baton.gateway.pooling.encoding import Encoded, encode_texts
 from baton.gateway.pooling.pairs import NamedPair, encode_pairs
 from baton.gateway.pooling.texts import Named
+from baton.gateway.pooling.work import result_for
 from baton.gateway.schemas.pooling import PoolingUsage, VectorFields
 from baton.gateway.serving.context import Call, ServingContext
 from baton.gateway.serving.tenancy import tenants_priority
@@ -83,15 +83,7 @@ class VectorService:
         """Returns the vectors for an HTTP exchange. None: the client left. Raises ServiceError."""
         if wanted.fields.request_id:
             exchange.request_id = wanted.fields.request_id
-        work = asyncio.ensure_future(self.compute(exchange, wanted))
-        exchange.begin_work(lambda: _cancel(work), _nothing)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            work.cancel()
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            return None
+        return await result_for(exchange, self.compute(exchange, wanted))
 
     async def compute(self, call: Call, wanted: Wanted) -> Vectors:
         """Returns the vectors. Admits the call until its end. Raises ServiceError."""
@@ -172,13 +164,5 @@ def _check_chunks(wanted: Wanted) -> None:
         raise InvalidRequest(message, field="enable_chunked_processing")
 
 
-def _cancel(work: asyncio.Future[Any]) -> None:
-    work.cancel()
-
-
 def _settle(permit: Permit, num_tokens: int) -> None:
     permit.settle(TokensUsed(num_tokens, 0))
-
-
-def _nothing() -> None:
-    """Does nothing: the answer is one piece, so a slow client holds nothing up."""

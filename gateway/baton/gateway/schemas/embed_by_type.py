@@ -43,7 +43,7 @@ class EmbedByTypeRequest(VectorFields, kw_only=True):
 class EmbeddingsByType(Struct, kw_only=True, omit_defaults=True):
     """The embeddings of all texts, in each requested type."""
 
-    float: list[list[float]] | None = None
+    float: list[list[Number]] | None = None
     int8: list[list[int]] | None = None
     uint8: list[list[int]] | None = None
     binary: list[list[int]] | None = None  # 8 signs a value, as int8

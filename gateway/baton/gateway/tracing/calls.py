@@ -12,11 +12,13 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.tracing.tracer import Value
 
-# Of OpenTelemetry's conventions, by route; others are conversations.
+# By route, of OpenTelemetry's conventions where they have a name; others are conversations.
 _OPERATIONS = {
-    "/v1/completions": "text_completion",
-    "/inference/v1/generate": "text_completion",
-    "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/v1/completions", "/inference/v1/generate"), "text_completion"),
+    **dict.fromkeys(("/v1/embeddings", "/v2/embed", "/pooling"), "embeddings"),
+    **dict.fromkeys(("/score", "/v1/score", "/generative_scoring"), "score"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
+    "/classify": "classify",
 }
 _HEADER = b"traceparent"
 

@@ -1,0 +1,118 @@
+"""The routes for vectors over a scripted pooler: prompts, fields of other vendors, limits, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gateway.rest_harness import RawClient, Rest, request_bytes, until
+from support.gateway.vectors_rig import FakePooler, vector_of, vectors_side
+
+PROMPTS = {"query": "Instruct: find.\nQuery: ", "document": "passage: ", "sts": "sts: "}
+
+
+def encode(rest: Rest, text: str) -> list[int]:
+    return rest.catalog.get("").tokenizer.encode(text, add_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prompts"),
+    [
+        ("/v1/embeddings", {"input": ["fox"]}, [""]),
+        ("/v1/embeddings", {"input": "fox", "task": "retrieval.query"}, [PROMPTS["query"]]),
+        ("/v1/embeddings", {"input": "fox", "task": "text-matching"}, [PROMPTS["sts"]]),
+        ("/v1/embeddings", {"input": ["fox"], "task": "document"}, [PROMPTS["document"]]),
+        ("/v2/embed", {"texts": ["fox"], "input_type": "search_query"}, [PROMPTS["query"]]),
+        ("/v2/embed", {"texts": ["fox"], "input_type": "search_document"}, [PROMPTS["document"]]),
+        ("/score", {"queries": "fox", "documents": ["fox", "fox"]}, [PROMPTS["query"], *[PROMPTS["document"]] * 2]),
+        ("/rerank", {"query": "fox", "documents": ["fox"]}, [PROMPTS["query"], PROMPTS["document"]]),
+    ],
+)
+async def test_texts_have_the_prompt_of_their_use(path: str, body: Any, prompts: list[str]) -> None:
+    pooler = FakePooler()
+    async with vectors_side(pooler, PROMPTS) as rest:
+        answer = await rest.post(path, body)
+        assert answer.status == 200, answer.body
+        assert list(pooler.requests[0].texts) == [encode(rest, prompt + "fox") for prompt in prompts]
+
+
+async def test_other_texts_have_the_default_prompt_and_token_ids_none() -> None:
+    pooler = FakePooler()
+    async with vectors_side(pooler, PROMPTS, PROMPTS["sts"]) as rest:
+        for given in ("fox", [300, 301]):
+            assert (await rest.post("/v1/embeddings", {"input": given})).status == 200
+        assert [list(one.texts) for one in pooler.requests] == [[encode(rest, "sts: fox")], [[300, 301]]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": "a", "task": "classification"}, "task"),
+        ("/v2/embed", {"texts": ["a"], "input_type": "classification"}, "input_type"),
+    ],
+)
+async def test_a_use_without_a_prompt_is_refused_unless_the_model_has_none(path: str, body: Any, param: str) -> None:
+    async with vectors_side(FakePooler(), PROMPTS) as rest:
+        error = (await rest.post(path, body)).error
+        assert error["message"] == f"{param} is 'classification'; this model has prompts for query, document, sts"
+        assert error["param"] == param
+    async with vectors_side(FakePooler()) as rest:
+        assert (await rest.post(path, body)).status == 200
+
+
+async def test_fields_of_jina_mean_what_others_mean() -> None:
+    pooler = FakePooler()
+    async with vectors_side(pooler) as rest:
+        vector = vector_of(encode(rest, "fox"))
+        found = {
+            kind: (await rest.post("/v1/embeddings", {"input": "fox", "embedding_type": kind})).json["data"][0]
+            for kind in ("float", "base64", "binary", "ubinary")
+        }
+        np.testing.assert_allclose(found["float"]["embedding"], vector, rtol=1e-6)
+        assert base64.b64decode(found["base64"]["embedding"]) == vector.astype("<f4").tobytes()
+        bits = np.packbits(vector > 0).tolist()
+        assert found["ubinary"]["embedding"] == bits
+        assert found["binary"]["embedding"] == [one - 128 for one in bits]
+        assert not pooler.requests[-1].params.raw
+        assert (await rest.post("/v1/embeddings", {"input": "fox", "normalized": False})).status == 200
+        assert pooler.requests[-1].params.raw
+        long = [300 + index % 50 for index in range(100)]
+        cut = await rest.post("/v1/embeddings", {"input": long, "truncate": True})
+        assert cut.json["usage"]["prompt_tokens"] == 64
+        assert list(pooler.requests[-1].texts) == [long[:64]]
+        both = await rest.post("/v1/embeddings", {"input": "a", "embedding_type": "float", "encoding_format": "float"})
+        assert (both.status, both.error["param"]) == (400, "embedding_type")
+
+
+@pytest.mark.parametrize("form", ["ids", "text", "texts"])
+async def test_a_text_of_exactly_the_models_length_is_taken_and_one_more_token_is_not(form: str) -> None:
+    pooler = FakePooler()
+    async with vectors_side(pooler) as rest:
+        ids = encode(rest, "fox " * 90)
+        assert len(ids) > 65
+        size = next(size for size in range(90) if len(encode(rest, "fox " * size)) >= 64)
+        text = "fox " * size
+        rest.catalog.get("").require_info().max_model_len = most = len(encode(rest, text))
+        given: Any = {"ids": ids[:most], "text": text, "texts": [text, text]}[form]
+        answer = await rest.post("/v1/embeddings", {"input": given})
+        assert answer.status == 200, answer.body
+        assert [len(one) for one in pooler.requests[0].texts] == [most] * (2 if form == "texts" else 1)
+        more: Any = {"ids": ids[: most + 1], "text": f"fox {text}", "texts": [text, f"fox {text}"]}[form]
+        answer = await rest.post("/v1/embeddings", {"input": more})
+        assert (answer.status, answer.error["param"]) == (400, "input.1" if form == "texts" else "input")
+        assert f"maximum context length is {most} tokens" in answer.error["message"]
+
+
+async def test_work_for_a_client_that_left_is_cancelled() -> None:
+    pooler = FakePooler()
+    pooler.hold = asyncio.Event()
+    async with vectors_side(pooler) as rest:
+        async with RawClient.connect(rest.port) as client:
+            await client.send(request_bytes("POST", "/v1/embeddings", {"input": "fox"}))
+            await until(lambda: pooler.requests)
+        await until(lambda: pooler.num_cancelled == 1 and not rest.admission.in_use)
+        pooler.hold = None
+        assert (await rest.post("/v1/embeddings", {"input": "fox"})).status == 200
