@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
+import threading
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
@@ -13,6 +14,7 @@ from baton.gateway.batches import upload as upload_module
 from baton.gateway.batches.files import Files
 from baton.gateway.batches.state.memory import MemoryState
 from baton.gateway.batches.upload import read_form
+from baton.gateway.http.spool import Spool
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}}\n'
 
@@ -169,6 +171,68 @@ async def test_a_client_that_leaves_during_an_upload_leaves_nothing(rest, tmp_pa
     await asyncio.sleep(0)
     assert (await rest.request("GET", "/v1/files")).json["data"] == []
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+@pytest.fixture
+def spooled(monkeypatch):
+    """The files into which uploads were received."""
+    files, make = [], tempfile.TemporaryFile
+
+    def seen(*arguments, **options):
+        files.append(make(*arguments, **options))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", seen)
+    return files
+
+
+def chunked(path, body, kind):
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\ncontent-type: {kind}\r\n\r\n"
+    return head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
+FORM = b"--XX\r\n" + part("purpose", b"batch") + b"\r\n--XX\r\n" + part("file", LINE, "a") + b"\r\n--XX--"
+
+
+@pytest.mark.parametrize("ending", ["answered", "refused", "cut off", "waiting"])
+async def test_the_file_of_an_upload_is_closed_however_it_ends(rest, spooled, ending):
+    kind = "multipart/form-data; boundary=XX"
+    sent = chunked("/v1/files", FORM if ending != "refused" else b"no form", kind)
+    async with RawClient.connect(rest.port) as client:
+        if ending == "waiting":  # behind a request that is not answered
+            sent = chunked("/v1/completions", b'{"prompt": "Hi"}', "application/json") + sent
+        await client.send(sent[:-20] if ending == "cut off" else sent)
+        if ending == "waiting":
+            await rest.generator.next()
+        if ending in ("answered", "refused"):
+            assert (await client.answer()).status == (200 if ending == "answered" else 400)
+        await until(lambda: spooled)
+    await until(lambda: all(one.closed for one in spooled))
+    assert len(spooled) == 1
+
+
+def test_a_file_that_is_written_is_closed_afterwards(spooled, monkeypatch):
+    """The loop may have ended by then."""
+    begun, go_on = threading.Event(), threading.Event()
+    append = Spool._append
+
+    def slow(self, pieces):
+        append(self, pieces)
+        begun.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr(Spool, "_append", slow)
+
+    async def leave():
+        spool = Spool(100, lambda: None)
+        spool.write(b"data")
+        await asyncio.to_thread(begun.wait, 10)
+        spool.close()
+
+    asyncio.run(leave())
+    assert not spooled[0].closed
+    go_on.set()
+    asyncio.run(until(lambda: spooled[0].closed))
 
 
 async def test_a_client_that_leaves_while_its_file_is_stored_leaves_nothing(rest, tmp_path, monkeypatch):

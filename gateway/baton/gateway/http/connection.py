@@ -98,7 +98,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
-        self._pending.clear()
+        self._drop_pending()
         if self._receipt is not None:
             self._receipt.cancel()
         self._reader.close()
@@ -195,7 +195,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._linger()
         elif not keep_alive:
             self._stop_reading()
-            self._pending.clear()
+            self._drop_pending()
             self._transport.close()
         else:
             # One iteration later, so that a long pipeline causes no deep recursion.
@@ -275,6 +275,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _spool_of(self, exchange: Exchange) -> Spool | None:
         max_bytes = self._intake.spooled_bytes(exchange)
         return Spool(max_bytes, self._hold_reading) if max_bytes else None
+
+    def _drop_pending(self) -> None:
+        """Drops the requests that were received and are not answered any more."""
+        for exchange in self._pending:
+            exchange.drop_spool()
+        self._pending.clear()
 
     def _send_continue(self) -> None:
         # after the responses to earlier requests

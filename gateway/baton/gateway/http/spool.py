@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
@@ -27,6 +28,7 @@ class Spool:
         self._writing: asyncio.Future[None] | None = None
         self._problem: OSError | None = None
         self._closed = False
+        self._in_use = threading.Lock()  # the file, by the thread that writes
 
     @property
     def full(self) -> bool:
@@ -54,8 +56,7 @@ class Spool:
         """Drops the file. Idempotent."""
         self._closed = True
         self._waiting, self._num_waiting = [], 0
-        if self._writing is None:
-            self._close_file()
+        self._close_unused()
 
     def _write_more(self) -> None:
         pieces, self._waiting = self._waiting, []
@@ -65,22 +66,25 @@ class Spool:
 
     def _write(self, pieces: list[bytes]) -> None:
         try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-            for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[self._file.write(left) :]
+            with self._in_use:
+                if not self._closed:
+                    self._append(pieces)
         except OSError as error:
             self._problem = error
-        finally:
-            if self._closed:
-                self._close_file()
+        if self._closed:
+            self._close_unused()
+
+    def _append(self, pieces: list[bytes]) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[self._file.write(left) :]
 
     def _written(self, num_bytes: int) -> None:
         self._writing = None
         if self._closed:
-            self._close_file()
             return
         self._num_waiting -= num_bytes
         if self._waiting and self._problem is None:
@@ -89,6 +93,11 @@ class Spool:
             self._waiting, self._num_waiting = [], 0
         self._on_drained()
 
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def _close_unused(self) -> None:
+        """Closes the file, unless the thread writes: then that closes it afterwards."""
+        if self._in_use.acquire(blocking=False):
+            try:
+                if self._file is not None:
+                    self._file.close()
+            finally:
+                self._in_use.release()
