@@ -1,6 +1,8 @@
 """Input files in pieces of any size, and the window of lines in flight."""
 
 import asyncio
+import random
+import time
 
 import pytest
 
@@ -25,6 +27,26 @@ async def test_lines_are_the_same_for_every_size_of_piece(piece, end):
     data = b'{"a": 1}\n\n  \r\n{"b": "\xc3\xa9"}\r\nlast' + end
     found = [(one.number, one.index, one.data.strip()) async for one in lines_of(reader(data, piece))]
     assert found == [(1, 0, b'{"a": 1}'), (4, 1, b'{"b": "\xc3\xa9"}'), (5, 2, b"last")]
+
+
+async def test_lines_are_those_of_a_split_file(monkeypatch):
+    monkeypatch.setattr(lines_module, "_PIECE_BYTES", 5)
+    noise = random.Random(7)
+    for _ in range(300):
+        data = bytes(noise.choices(b"\n\n\n \r\t\x0b\x0cab", k=noise.randrange(40)))
+        wanted = [(number, one) for number, one in enumerate(data.split(b"\n"), 1) if one.strip()]
+        found = [one async for one in lines_of(reader(data, noise.randrange(1, 12)))]
+        assert [(one.number, one.data) for one in found] == wanted
+        assert [one.index for one in found] == list(range(len(wanted)))
+
+
+@pytest.mark.parametrize("unit", [b"\n", b" \n", b"\r\n", b" "])
+async def test_blank_lines_cost_little(unit):
+    data = unit * ((8 << 20) // len(unit)) + b"\n{}"
+    begin = time.process_time()
+    (found,) = [one async for one in lines_of(reader(data, len(data)))]
+    assert time.process_time() - begin < 0.4  # measured: 0.02; each line on its own: 0.5 to 0.9
+    assert (found.number, found.data) == (data.count(b"\n") + 1, b"{}")
 
 
 async def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch):

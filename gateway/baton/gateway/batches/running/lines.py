@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ MAX_CUSTOM_ID = 512  # characters
 _SHOWN = 80
 _INCOMPLETE_ANSWERS = ("stream", "background")  # members of a body
 
+_TEXT = re.compile(rb"\S")  # of the bytes that bytes.strip() leaves
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
 
@@ -59,16 +61,30 @@ class LineProblem(Exception):
 async def lines_of(read: Read) -> AsyncIterator[Line]:
     """Yields the lines of an input. Raises LineProblem for a line that is too long to be read."""
     number = index = 0
-    rest = bytearray()
+    rest = bytearray()  # a line's part in earlier pieces
     async for piece in _pieces(read):
-        first, *others = piece.split(b"\n")
-        rest += first
-        for following in others:
+        begin = piece.find(b"\n") + 1
+        if begin:
+            rest += piece[: begin - 1]
             number += 1
             if rest.strip():
                 yield Line(number, index, bytes(rest))
                 index += 1
-            rest = bytearray(following)
+            rest.clear()
+        # Jumps from text to text: a blank line costs no more than its bytes.
+        while begin and (text := _TEXT.search(piece, begin)):
+            first = piece.rfind(b"\n", begin, text.start()) + 1 or begin
+            number += piece.count(b"\n", begin, first)
+            begin = piece.find(b"\n", text.start()) + 1
+            if not begin:
+                break
+            number += 1
+            yield Line(number, index, piece[first : begin - 1])
+            index += 1
+        else:
+            first = piece.rfind(b"\n", begin) + 1 or begin
+            number += piece.count(b"\n", begin)
+        rest += piece[first:]
         if len(rest) > MAX_LINE_BYTES:
             raise LineProblem("line_too_long", f"line {number + 1} has more than {MAX_LINE_BYTES} bytes")
     if rest.strip():
