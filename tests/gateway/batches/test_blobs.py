@@ -1,9 +1,15 @@
 """Every store of bytes keeps the same promises: a folder, and object storage over S3's protocol."""
 
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.gateway.s3_server import S3Server
 
 from baton.gateway.batches.blobs.factory import open_blobs
+from baton.gateway.batches.blobs.folder import FolderBlobs
 from baton.gateway.batches.blobs.store import BlobMissing, ranges_of
 from baton.rpc.errors import InvalidRequest, Unavailable
 
@@ -57,6 +63,52 @@ def test_a_put_that_fails_leaves_what_was_there(blobs):
         blobs.put("files/a", pieces())
     assert blobs.read("files/a", 0, 100) == b"whole"
     assert blobs.names("files/") == ["files/a"]
+
+
+KILLED = """
+import sys
+from baton.gateway.batches.blobs.folder import FolderBlobs
+
+def pieces():
+    yield b"half"
+    print("begun", flush=True)
+    sys.stdin.read()
+
+FolderBlobs(sys.argv[1]).put("files/killed", pieces())
+"""
+
+
+def test_what_a_killed_gateway_had_begun_is_removed_at_the_next_start(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as gateway:
+        try:
+            assert gateway.stdout.readline() == b"begun\n"
+            FolderBlobs(str(tmp_path))  # another gateway starts meanwhile
+            (begun,) = (tmp_path / "files").iterdir()
+        finally:
+            gateway.kill()
+    FolderBlobs(str(tmp_path)).put("files/whole", [b"x"])
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["whole"]
+    assert ".incomplete-" in begun.name
+
+
+def test_gateways_that_start_lose_no_blob_that_others_begin(tmp_path):
+    blobs, ended = FolderBlobs(str(tmp_path)), threading.Event()
+
+    def start_others():
+        while not ended.is_set():
+            FolderBlobs(str(tmp_path))
+
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(start_others)
+        try:
+            for number in range(100):
+                assert blobs.put(f"files/{number}", [b"x", b"y"]) == 2
+        finally:
+            ended.set()
+        starting.result()
+    assert len(blobs.names("files/")) == 100
 
 
 def test_a_large_upload_goes_in_parts(server, monkeypatch):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from baton.gateway.batches.blobs.store import BlobMissing
 from baton.rpc.errors import InvalidRequest, Unavailable
+
+_log = logging.getLogger(__name__)
 
 _INCOMPLETE = ".incomplete-"
 
@@ -26,6 +31,7 @@ class FolderBlobs:
             raise _unusable(folder, error.strerror or str(error)) from error
         if not usable:
             raise _unusable(folder, "it is not writable")
+        self._remove_abandoned()
 
     def put(self, name: str, pieces: Iterable[bytes]) -> int:
         path = self.folder / name
@@ -33,12 +39,12 @@ class FolderBlobs:
         size = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with incomplete.open("wb") as file:
+            with _created(incomplete) as file:
                 for piece in pieces:
                     size += file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            incomplete.rename(path)
+                incomplete.rename(path)  # while it is locked
         except OSError as error:
             raise _failed("write", error) from error
         finally:
@@ -70,6 +76,27 @@ class FolderBlobs:
         folder = self.folder / prefix
         found = (path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else ()
         return sorted(path.relative_to(self.folder).as_posix() for path in found)
+
+    def _remove_abandoned(self) -> None:
+        """Removes what gateways that were killed had not written to its end: nobody holds its lock."""
+        # os.walk passes over folders that others delete meanwhile.
+        found = (Path(at, name) for at, _, names in os.walk(self.folder) for name in names if _INCOMPLETE in name)
+        for incomplete in found:
+            with contextlib.suppress(OSError), incomplete.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                incomplete.unlink(missing_ok=True)
+                _log.info("removed %s, which a gateway that was killed had begun", incomplete)
+
+
+def _created(path: Path) -> BinaryIO:
+    """Returns a new file, locked until it is closed."""
+    while True:
+        file = path.open("wb")
+        with contextlib.suppress(OSError):  # file systems without locks do not tell that a file is abandoned either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # removed by a gateway that started before it was locked
 
 
 def _unusable(folder: str, why: str) -> InvalidRequest:
