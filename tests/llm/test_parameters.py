@@ -128,7 +128,7 @@ def test_arguments_of_vllm_become_the_workers_settings():
         ({"max_num_seq": 4}, "LLM has no parameter max_num_seq; did you mean max_num_seqs?"),
         ({"gpu_memory_utilisation": 0.5}, "did you mean gpu_memory_utilization"),
         ({"listen": "0.0.0.0:1"}, "LLM has no parameter listen"),
-        ({"quantization": "awq"}, "quantization='awq' is not supported"),
+        ({"quantization": "hqq"}, "quantization is .hqq.; it must be one of auto, fp8"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; it must be at least 1 and at most 1"),
         ({"dtype": "int4"}, "dtype is 'int4'; it must be one of auto, float32, bfloat16, float16"),
         ({"max_num_seqs": "4"}, "max_num_requests is '4'; it must be int"),

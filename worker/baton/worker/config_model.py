@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.plugins import kinds
 from baton.rpc.tls import settings as tls_settings
+from baton.worker.quantization.formats.table import FORMATS
 
 _EIGHT_BITS = "give fp8_e4m3, which has the same size"
 # vLLM's names that have no kernels here, and what to give instead.
@@ -103,6 +104,15 @@ class ModelSettings:
     load_format: str = field(
         default="auto",
         metadata={"help": "Source of the weights; dummy: random weights.", "choices": ("auto", "safetensors", "dummy")},
+    )
+    quantization: str = field(
+        default="auto",
+        metadata={
+            "help": "Weight format: auto or the checkpoint's own, as it is; fp8 is also made of unquantized weights "
+            "while they load, with a scale a row.",
+            "choices": ("auto", *FORMATS),
+            "words": {"awq_marlin": "awq", "gptq_marlin": "gptq", "ptpc_fp8": "fp8"},
+        },
     )
     model_impl: str = field(
         default="auto",

@@ -42,7 +42,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "runner": ("auto", "generate"),
     "tokenizer_mode": ("auto",),
     "skip_tokenizer_init": (False,),
-    "quantization": (None,),
     "revision": (None,),
     "tokenizer_revision": (None,),
     "swap_space": (0, None),

@@ -23,6 +23,7 @@ class WeightsInFormat:
     settings: str  # JSON, which the values of weights depend on
     # Returns the WeightFormat, whose modules load PyTorch. Raises InvalidRequest for settings that it does not support.
     made: Callable[[], Any] = field(compare=False)
+    online: bool = False  # made of an unquantized checkpoint while it loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +14,7 @@ from baton.worker.layers.spec import ExpertsSpec
 from baton.worker.models.config import ModelConfig, WeightsInFormat
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import Layout
-from baton.worker.quantization.formats.table import FORMATS
+from baton.worker.quantization.formats.table import FORMATS, ONLINE, FormatRow
 
 KEY = "quantization_config"
 _FORMER_KEY = "compression_config"
@@ -44,8 +44,37 @@ def with_format(config: ModelConfig, fields: Fields) -> ModelConfig:
     if row is None:
         known = ", ".join(FORMATS)
         raise fields.error(KEY, f"absent, or of the quant_method {known}: only unquantized weights and these are read")
-    module = f"baton.worker.quantization.formats.{row.module}"
-    return in_format(config, fields, settings, row.executors, lambda: import_module(module).FORMAT)
+    return in_format(config, fields, settings, row.executors, partial(_class_of, row))
+
+
+def quantized_as(config: ModelConfig, name: str, source: str) -> ModelConfig:
+    """Returns the config with the weight format `name`: the checkpoint's own, or one made while it loads; auto: the
+    checkpoint's. Raises InvalidRequest for another one."""
+    stored = config.weight_format
+    if name == "auto" or (stored is not None and stored.name == name):
+        return config
+    if stored is not None:
+        raise _not_quantized_as(name, f"{source} has weights in the format {stored.name}; give that, or auto")
+    row = ONLINE.get(name)
+    if row is None:
+        raise _not_quantized_as(
+            name, f"{source} has unquantized weights, of which {', '.join(ONLINE)} is made at load; give that, or auto"
+        )
+    if config.transformers is not None:
+        raise _not_quantized_as(
+            name, f"Transformers computes {config.architecture}, with unquantized weights; give auto"
+        )
+    text = json.dumps({"quant_method": name, "online": True}, sort_keys=True)
+    made = cache(lambda: _class_of(row)({}))
+    return replace(config, weight_format=WeightsInFormat(name, row.executors, text, made, online=True))
+
+
+def _not_quantized_as(name: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"quantization={name}: {why}", field="quantization")
+
+
+def _class_of(row: FormatRow) -> Any:
+    return import_module(f"baton.worker.quantization.formats.{row.module}").FORMAT
 
 
 def in_format(

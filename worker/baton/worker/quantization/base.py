@@ -19,6 +19,19 @@ Source = Callable[[str, tuple[int, ...], Tensor], None]
 Params = Mapping[str, Tensor]
 # Completes parameters once the source has filled all views. Raises InvalidRequest for values that cannot be right.
 Finish = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A Finish that converts unquantized tensors, which take memory until it has run."""
+
+    finish: Finish
+    num_bytes: int
+
+    def __call__(self) -> None:
+        self.finish()
+
+
 # Most formats leave routers and heads as they are.
 LinearKind = Literal["layer", "router", "head"]
 

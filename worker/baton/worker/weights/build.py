@@ -79,10 +79,9 @@ def build_weights(
     device: torch.device = _CPU,
     read: Callable[[], None] = lambda: None,
 ) -> ModelWeights:
-    """Returns weights that `source` fills. `read`: makes the source fill them, once all tensors are requested."""
-    maker = Loader(dtype, device, _format_of(config), source)
+    """Returns weights that `source` fills. `read`: makes the source fill those requested since the last call."""
+    maker = Loader(dtype, device, _format_of(config), source, read)
     weights = _assemble(config, maker)
-    read()
     maker.complete()
     return weights
 

@@ -60,6 +60,7 @@ def load_weights(
     stream = TensorStream(device, settings)
     streamed = Streamed()
     progress = LoadProgress()
+    total = sum(checkpoint.entry(name).num_bytes for name in set(names.values()))
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         theirs = names[name]
@@ -67,10 +68,14 @@ def load_weights(
 
     def read() -> None:
         nonlocal streamed
+        before = streamed
         try:
-            streamed = stream.run(progress)
+            now = stream.run(
+                lambda done, _, seconds: progress(before.num_bytes + done, total, before.seconds + seconds)
+            )
         finally:
             progress.end()
+        streamed = Streamed(before.num_bytes + now.num_bytes, before.seconds + now.seconds)
 
     weights = build_weights(config, source, dtype, device, read)
     if device.type == "cuda":

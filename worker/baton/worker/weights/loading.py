@@ -23,6 +23,7 @@ from baton.worker.models.pooling.reading import with_pooler
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
 from baton.worker.models.supported.families import read_folder
+from baton.worker.models.weight_formats import quantized_as
 from baton.worker.weights.build import dummy_weights, weight_bytes
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
 from baton.worker.weights.files.formats import open_tensors
@@ -58,6 +59,7 @@ class ModelOptions:
     max_model_len: int = 0
     convert: str = "auto"  # see baton.worker.models.pooling.reading.CONVERSIONS
     plugins: ModelPlugins = NO_MODEL_PLUGINS
+    quantization: str = "auto"  # or the name of a weight format
 
 
 _NO_OPTIONS = ModelOptions()
@@ -72,6 +74,7 @@ def model_options(config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> ModelO
         max(0, config.max_model_len),
         config.convert,
         start_model_plugins(plugins),
+        config.quantization,
     )
 
 
@@ -86,7 +89,7 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
     if load_format == "dummy" and model in PRESETS:
         source = f"preset {model}"
         preset = parse_config(PRESETS[model], source, options.implementation, options.overrides, options.plugins)
-        return preset.at_length(length)
+        return quantized_as(preset, options.quantization, source).at_length(length)
     folder = resolve_model(model, options.revision)
     config = _read_folder(folder, options)
     if load_format == "dummy" or not config.tie_embeddings or config.transformers is not None:
@@ -97,7 +100,8 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
 
 def _read_folder(folder: Path, options: ModelOptions) -> ModelConfig:
     config = load_config(folder, options.implementation, options.overrides, options.plugins)
-    return with_pooler(config, folder, read_folder(folder), options.convert).at_length(options.max_model_len)
+    config = with_pooler(config, folder, read_folder(folder), options.convert)
+    return quantized_as(config, options.quantization, str(folder)).at_length(options.max_model_len)
 
 
 def check_same(ours: ModelConfig, theirs: ModelConfig, source: str) -> None:

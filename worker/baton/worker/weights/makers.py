@@ -11,10 +11,12 @@ from torch import Tensor
 
 from baton.worker.layers.experts import StackedWeights
 from baton.worker.layers.linear import LinearWeights
-from baton.worker.quantization.base import Finish, LinearShape, QuantMethod, Source
+from baton.worker.quantization.base import Finish, LinearShape, QuantMethod, Source, Staged
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 from baton.worker.quantization.weight_format import WeightFormat
+
+_MOST_STAGED_BYTES = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Allocator:
         return self.fill(name, shape, self.empty(shape))
 
     def complete(self) -> None:
-        """Ends the making, when the source has filled all tensors."""
+        """Completes what was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Loader(Allocator):
     """Allocates weights and fills them from `source`."""
 
     source: Source
+    read: Callable[[], None]  # makes the source fill what it was asked for
     finishes: list[Finish] = field(default_factory=list)
 
     def linear(self, shape: LinearShape) -> LinearWeights:
@@ -78,9 +81,12 @@ class Loader(Allocator):
         return into
 
     def complete(self) -> None:
-        for finish in self.finishes:
-            finish()
+        self.read()
+        while self.finishes:
+            self.finishes.pop(0)()
 
     def _add(self, finish: Finish | None) -> None:
         if finish is not None and self.device.type != "meta":  # which has no values
             self.finishes.append(finish)
+            if sum(one.num_bytes for one in self.finishes if isinstance(one, Staged)) >= _MOST_STAGED_BYTES:
+                self.complete()

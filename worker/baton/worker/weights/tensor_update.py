@@ -25,7 +25,7 @@ _SAMPLES = 1024  # values of a tensor
 class TensorUpdate:
     """Collects the tensors of one change. `is_redundant`: whether checkpoints may have a name besides those needed.
 
-    Raises Unsupported for a model whose weights are not built from named tensors, or are quantized.
+    Raises Unsupported for a model whose weights are not built from named tensors, or are quantized in its checkpoint.
     """
 
     def __init__(self, config: ModelConfig, is_redundant: Callable[[str], bool]) -> None:
@@ -33,7 +33,7 @@ class TensorUpdate:
             raise Unsupported(
                 "weights of a model that Transformers computes are not updated from tensors", field="names"
             )
-        if config.weight_format is not None:
+        if config.weight_format is not None and not config.weight_format.online:
             raise Unsupported(
                 f"weights in the format {config.weight_format.name} are not updated from tensors", field="names"
             )

@@ -29,6 +29,10 @@ _ROWS = (
     FormatRow("modelopt", "modelopt", "FP8 with a scale a tensor; NVFP4"),
 )
 FORMATS: Mapping[str, FormatRow] = {row.quant_method: row for row in _ROWS}
+# Formats that are made of unquantized weights while they load, by the value of --quantization.
+ONLINE: Mapping[str, FormatRow] = {
+    "fp8": FormatRow("fp8", "online_fp8", "FP8 e4m3, a scale a row"),
+}
 # Files beside config.json that older checkpoints have instead of a quantization_config.
 SIDE_FILES: Mapping[str, str] = {
     "hf_quant_config.json": "modelopt",
