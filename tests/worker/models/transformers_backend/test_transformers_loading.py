@@ -18,8 +18,10 @@ from baton.worker.core import Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.models.registry import load_config
+from baton.worker.models.transformers_backend import installed
 from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.weights.loading import ModelOptions, load_model, model_bytes
+from baton.worker.weights.transformers_loading import config_on
 
 PROMPT = list(range(30, 50))
 COUNT = 12
@@ -166,6 +168,18 @@ def test_prompts_have_the_logprobs_of_transformers(tmp_path: Path) -> None:
         logprobs = model(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
     expected = logprobs.gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0].tolist()
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["arcee", "mellum"])
+def test_models_can_be_made_for_a_gpu_with_experts_and_without(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    save_tiny(tmp_path, kind)
+    spec = load_config(str(tmp_path)).transformers
+    assert spec is not None
+    config = config_on(spec, dtype, torch.device("cuda"))
+    with torch.device("meta"):
+        installed.made_of(spec.class_name, config, dtype)
+    assert config._experts_implementation != "grouped_mm" or (kind, dtype) == ("mellum", torch.bfloat16)
 
 
 def test_longest_sequences_follow_from_yarn(tmp_path: Path) -> None:

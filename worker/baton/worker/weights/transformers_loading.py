@@ -38,7 +38,7 @@ def load_with_transformers(
     with installed.quiet():
         module, info = made.from_pretrained(
             None,
-            config=_config(spec, dtype, device),
+            config=config_on(spec, dtype, device),
             state_dict=lazy,
             dtype=dtype,
             ignore_mismatched_sizes=True,  # reported below, by name
@@ -70,7 +70,7 @@ def dummy_with_transformers(
     cuda = [device] if device.type == "cuda" else []
     with installed.quiet(), torch.random.fork_rng(cuda), torch.device(device):
         torch.manual_seed(seed)
-        module = installed.made_of(spec.class_name, _config(spec, dtype, device), dtype)
+        module = installed.made_of(spec.class_name, config_on(spec, dtype, device), dtype)
     return TransformersWeights.of(module)
 
 
@@ -79,11 +79,12 @@ def _spec_of(config: ModelConfig) -> TransformersSpec:
     return config.transformers
 
 
-def _config(spec: TransformersSpec, dtype: torch.dtype, device: torch.device) -> PreTrainedConfig:
+def config_on(spec: TransformersSpec, dtype: torch.dtype, device: torch.device) -> PreTrainedConfig:
+    """Returns the config of a model that Baton's attention and a device's experts compute."""
     attention.register()
     config = installed.config_of(spec.class_name, json.loads(spec.raw_config), spec.class_name)
     config._attn_implementation = attention.ATTENTION
-    if device.type == "cuda":
+    if device.type == "cuda" and installed.takes_experts(spec.class_name):
         # Grouped products take half precision; neither form waits for the device.
         config._experts_implementation = EXPERTS if dtype == torch.float32 else "grouped_mm"
     return config

@@ -93,6 +93,12 @@ def takes_attention(name: str) -> bool:
     return shows is None or shows()
 
 
+def takes_experts(name: str) -> bool:
+    """Returns whether the layers call Transformers' experts interface, as far as their source shows."""
+    shows: Callable[[], bool] | None = getattr(model_class(name), "_can_set_experts_implementation", None)
+    return shows is None or shows()
+
+
 def config_of(name: str, raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     """Returns the config of a causal language model. Raises InvalidRequest for values that its class refuses."""
     config_class = model_class(name).config_class
