@@ -174,7 +174,7 @@ def test_prompts_have_the_logprobs_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["arcee", "mellum"])
 def test_models_can_be_made_for_a_gpu_with_experts_and_without(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     save_tiny(tmp_path, kind)
-    spec = load_config(str(tmp_path)).transformers
+    spec = load_config(tmp_path).transformers
     assert spec is not None
     config = config_on(spec, dtype, torch.device("cuda"))
     with torch.device("meta"):
