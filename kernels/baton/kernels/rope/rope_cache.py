@@ -1,4 +1,4 @@
-"""The steps between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into the pool."""
+"""The steps between the qkv projection and attention: q/k norm, RoPE, and the write of K and V into a pool, if any."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def _rope_kernel(
     ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     QUERY_SCALED: tl.constexpr,
+    IN_PLACE: tl.constexpr,  # there is no pool: k is rotated in place too
     OVERLAP: tl.constexpr,
 ):
     """(a, b) -> (a cos - b sin, b cos + a sin) for the pairs a, b of each head, after its norm if NORM"""
@@ -86,24 +87,28 @@ def _rope_kernel(
         scale = tl.where(is_query, query_scale, 1.0)[:, None]
         new_low = (new_low.to(tl.float32) * scale).to(low.dtype)
         new_high = (new_high.to(tl.float32) * scale).to(low.dtype)
-    tl.store(qkv_ptr + at + first[None, :], new_low, mask=real & is_query[:, None])
-    tl.store(qkv_ptr + at + second[None, :], new_high, mask=real & is_query[:, None])
-    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    if slot >= 0:
-        # K heads, then V heads: the pool's own order within a block.
-        side = heads - num_q_heads
-        cell = (slot // BLOCK_SIZE * 2 * num_kv_heads + side) * BLOCK_SIZE + slot % BLOCK_SIZE
-        where = cell[:, None] * HEAD_DIM
-        keep = real & (side >= 0)[:, None]
-        kv_type = cache_ptr.dtype.element_ty
-        kv_low = new_low
-        kv_high = new_high
-        if SCALED:
-            scale = tl.load(kv_scale_ptr + side, mask=(side >= 0) & (heads < num_heads), other=1.0)[:, None]
-            kv_low = _within(tl.div_rn(new_low.to(tl.float32), scale))
-            kv_high = _within(tl.div_rn(new_high.to(tl.float32), scale))
-        tl.store(cache_ptr + where + first[None, :], kv_low.to(kv_type), mask=keep)
-        tl.store(cache_ptr + where + second[None, :], kv_high.to(kv_type), mask=keep)
+    rotated = is_query
+    if IN_PLACE:
+        rotated = heads < num_q_heads + num_kv_heads
+    tl.store(qkv_ptr + at + first[None, :], new_low, mask=real & rotated[:, None])
+    tl.store(qkv_ptr + at + second[None, :], new_high, mask=real & rotated[:, None])
+    if not IN_PLACE:
+        slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+        if slot >= 0:
+            # K heads, then V heads: the pool's own order within a block.
+            side = heads - num_q_heads
+            cell = (slot // BLOCK_SIZE * 2 * num_kv_heads + side) * BLOCK_SIZE + slot % BLOCK_SIZE
+            where = cell[:, None] * HEAD_DIM
+            keep = real & (side >= 0)[:, None]
+            kv_type = cache_ptr.dtype.element_ty
+            kv_low = new_low
+            kv_high = new_high
+            if SCALED:
+                scale = tl.load(kv_scale_ptr + side, mask=(side >= 0) & (heads < num_heads), other=1.0)[:, None]
+                kv_low = _within(tl.div_rn(new_low.to(tl.float32), scale))
+                kv_high = _within(tl.div_rn(new_high.to(tl.float32), scale))
+            tl.store(cache_ptr + where + first[None, :], kv_low.to(kv_type), mask=keep)
+            tl.store(cache_ptr + where + second[None, :], kv_high.to(kv_type), mask=keep)
 
 
 @triton.jit
@@ -163,6 +168,55 @@ def rope_and_cache(
         ROTARY_DIM=rotary_dim or head_dim,
         INTERLEAVED=interleaved,
         QUERY_SCALED=query_scale is not None,
+        IN_PLACE=False,
+        num_warps=4,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
+    )
+
+
+def rope_in_place(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    num_q_heads: int,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    rotary_dim: int = 0,
+    interleaved: bool = False,
+) -> None:
+    """Rotates queries and keys of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place. See rope_and_cache."""
+    head_dim = cos_sin.shape[1]
+    num_heads = qkv.shape[1] // head_dim
+    num_kv_heads = (num_heads - num_q_heads) // 2
+    heads = min(16, triton.next_power_of_2(num_q_heads + num_kv_heads))
+    overlap = overlaps(qkv)
+    _rope_kernel[(qkv.shape[0], triton.cdiv(num_q_heads + num_kv_heads, heads))](
+        qkv,
+        qkv,
+        positions,
+        positions,
+        cos_sin,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        cos_sin,
+        cos_sin,
+        qkv.stride(0),
+        num_q_heads,
+        num_kv_heads,
+        eps,
+        NORM=q_norm is not None,
+        SCALED=False,
+        HEAD_DIM=head_dim,
+        HALF_PAD=triton.next_power_of_2(head_dim // 2),
+        BLOCK_SIZE=1,
+        HEADS=heads,
+        ROTARY_DIM=rotary_dim or head_dim,
+        INTERLEAVED=interleaved,
+        QUERY_SCALED=False,
+        IN_PLACE=True,
         num_warps=4,
         OVERLAP=overlap,
         launch_pdl=overlap,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,15 @@ from baton.kernels.attention.decode_cuts import DecodeCuts, _cut_kernel, cut_seq
 from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  # noqa: E402
 from baton.kernels.attention.prefill import TILE_ROWS, make_tiles  # noqa: E402
 from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_attention_hopper  # noqa: E402
+from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
+from baton.kernels.pooling.finish import finish_vectors  # noqa: E402
+from baton.kernels.pooling.pick import pick_vectors  # noqa: E402
+from baton.kernels.pooling_spec import ACTIVATIONS, PICKS, Activation, Pick  # noqa: E402
+from baton.kernels.rope.rope_cache import rope_in_place  # noqa: E402
 from baton.kernels.routing import Gate  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.executors.base import DeviceLost  # noqa: E402
@@ -86,6 +92,25 @@ def experts_on_hopper() -> None:
     multiply(torch.empty_like(x), x, weight, None, aligned, 9, Gate())
 
 
+def whole_attention_on_hopper(head_dim: int, longest: int, window: int = 0) -> None:
+    qkv = torch.zeros(longest, 6, head_dim, dtype=torch.bfloat16)
+    whole_attention(qkv, make_whole_tiles([longest], qkv.device), 2, 1.0, window)
+
+
+def rotation_on_hopper() -> None:
+    qkv, positions = torch.zeros(2, 6 * 64, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
+    rope_in_place(qkv, positions, torch.zeros(4, 64), 2)
+
+
+def pooling_on_hopper(pick: Pick) -> None:
+    hidden = torch.zeros(9, 384, dtype=torch.bfloat16)
+    pick_vectors(hidden, torch.zeros(4, 2, dtype=torch.int64), pick, torch.zeros(3, 384), torch.float32)
+
+
+def finish_on_hopper(activation: Activation) -> None:
+    finish_vectors(torch.zeros(2, 384), torch.zeros(2, 2, dtype=torch.int64), activation)
+
+
 def inputs() -> None:
     numbers = torch.zeros(2, 2, dtype=torch.int32)
     row = numbers[0]
@@ -125,7 +150,18 @@ def test_collected_kernels_are_compiled_and_found_by_the_launch(cache: Path, fou
     assert found == [True, True]
 
 
-@pytest.mark.parametrize("launch", [decode_on_hopper, prefill_on_hopper, experts_on_hopper])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        decode_on_hopper,
+        prefill_on_hopper,
+        experts_on_hopper,
+        rotation_on_hopper,
+        *(partial(whole_attention_on_hopper, *shape) for shape in ((32, 128), (64, 64), (128, 128), (64, 128, 65))),
+        *(partial(pooling_on_hopper, pick) for pick in PICKS),
+        *(partial(finish_on_hopper, activation) for activation in ACTIVATIONS),
+    ],
+)
 def test_hoppers_kernels_compile_with_this_triton(cache: Path, launch: Callable[[], None]) -> None:
     (said,) = collected(launch)
     job = read_job(said, HOPPER)

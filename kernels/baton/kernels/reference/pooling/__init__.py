@@ -1,0 +1,1 @@
+"""Pooling in plain PyTorch."""
