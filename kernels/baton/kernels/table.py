@@ -217,6 +217,7 @@ TABLE = (
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),
     Row("rope_and_cache", f"{_REFERENCE}.rope.rope_cache:rope_and_cache", device="cpu"),
     Row("rope_in_place", "baton.kernels.rope.rope_cache:rope_in_place"),
+    Row("rope_in_place", f"{_REFERENCE}.rope.rope_cache:rope_in_place", device="cpu"),
     Row("pick_vectors", "baton.kernels.pooling.pick:pick_vectors"),
     Row("pick_vectors", f"{_REFERENCE}.pooling.pick:pick_vectors", device="cpu"),
     Row("finish_vectors", "baton.kernels.pooling.finish:finish_vectors"),

@@ -7,7 +7,7 @@ import torch
 from support.kernels.harness import BOUNDS, FP8, GRID, SMALL, Shape, cases, poisoned, random_kv_scale, relative_error
 
 from baton.kernels import reference
-from baton.kernels.reference.rope.rope_cache import normed_and_rotated, rotation
+from baton.kernels.reference.rope import rope_cache as oracle
 from baton.kernels.rope.rope_cache import rope_and_cache, rope_in_place
 from baton.worker.layers.rope import cos_sin_table
 from baton.worker.layers.rope_config import RopeConfig
@@ -126,16 +126,14 @@ def test_without_a_pool_queries_and_keys_rotate_in_place(
 ) -> None:
     num_tokens, num_q_heads, num_kv_heads = 7, shape.group * shape.num_kv_heads, shape.num_kv_heads
     heads = torch.randn(num_tokens, num_q_heads + 2 * num_kv_heads, shape.head_dim, device=device).to(shape.dtype)
-    norms = [(torch.rand(shape.head_dim, device=device) + 0.5).to(shape.dtype) if normed else None for _ in range(2)]
+    norms = [(torch.rand(shape.head_dim, device=device) + 0.5).to(shape.dtype) for _ in range(2)]
     positions = torch.randperm(16, dtype=torch.int32, device=device)[:num_tokens]
     cos_sin = cos_sin_table(RopeConfig("default", 100.0, rotary_dim=rotary_dim), shape.head_dim, 16).to(device)
-    cos, sin = rotation(cos_sin, positions, rotary_dim)
-    wide = [None if norm is None else norm.float() for norm in norms]
-    expected = normed_and_rotated(heads.float(), cos, sin, num_q_heads, num_kv_heads, *wide, 1e-6)
     values = heads[:, num_q_heads + num_kv_heads :].clone()
-    rope_in_place(
-        heads.view(num_tokens, -1), positions, cos_sin, num_q_heads, q_norm=norms[0], k_norm=norms[1],
-        rotary_dim=rotary_dim,
-    )  # fmt: skip
-    assert relative_error(heads[:, : num_q_heads + num_kv_heads], expected) <= BOUNDS[shape.dtype]
+    wide = {"q_norm": norms[0].float(), "k_norm": norms[1].float()} if normed else {}
+    expected = heads.float()
+    oracle.rope_in_place(expected.view(num_tokens, -1), positions, cos_sin, num_q_heads, rotary_dim=rotary_dim, **wide)
+    weights = {"q_norm": norms[0], "k_norm": norms[1]} if normed else {}
+    rope_in_place(heads.view(num_tokens, -1), positions, cos_sin, num_q_heads, rotary_dim=rotary_dim, **weights)
+    assert relative_error(heads, expected) <= BOUNDS[shape.dtype]
     assert torch.equal(heads[:, num_q_heads + num_kv_heads :], values)

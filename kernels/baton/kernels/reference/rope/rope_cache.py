@@ -101,3 +101,24 @@ def rope_and_cache(
     if query_scale is not None:
         queries = (queries * query_scale.index_select(0, positions).view(-1, 1, 1)).to(qkv.dtype)
     heads[:, :num_q_heads] = queries
+
+
+def rope_in_place(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    num_q_heads: int,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    rotary_dim: int = 0,
+    interleaved: bool = False,
+) -> None:
+    """Rotates queries and keys of qkv [num_tokens, (q + 2 kv heads) * head_dim] in place. See rope_and_cache."""
+    heads = qkv.view(len(qkv), -1, cos_sin.shape[1])
+    num_kv_heads = (heads.shape[1] - num_q_heads) // 2
+    cos, sin = rotation(cos_sin, positions, rotary_dim, interleaved)
+    heads[:, : num_q_heads + num_kv_heads] = normed_and_rotated(
+        heads, cos, sin, num_q_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
+    )
