@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import os
+import shutil
+import socket
 import ssl
 from pathlib import Path
 
@@ -71,6 +75,52 @@ def test_another_client_ca_is_used_for_new_connections(good, other, tmp_path):
     shake_hands(context, client_context(good, own=other))
     with pytest.raises(ssl.SSLError, match="certificate verify failed"):
         shake_hands(context, client_context(good, own=good))
+
+
+def connect(port, context, session=None):
+    """Returns the session of a connection, and whether it was resumed. Raises SSLError, OSError if it is refused."""
+    with (
+        socket.create_connection(("localhost", port), timeout=20) as plain,
+        context.wrap_socket(plain, session=session) as connection,
+    ):
+        if not connection.recv(1):
+            raise ConnectionResetError("closed by the server")
+        return connection.session, connection.session_reused
+
+
+@contextlib.asynccontextmanager
+async def listening(kind, edge):
+    """Yields the port of an edge."""
+    if kind == "grpc":
+        async with RpcServer("127.0.0.1:0", [], tls=edge) as server:
+            yield server.port
+        return
+
+    async def greet(reader, writer):
+        writer.write(b"x")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=edge.ssl_context())
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("kind", ["rest", "grpc"])
+async def test_sessions_of_another_client_ca_are_not_resumed(good, other, tmp_path, kind):
+    ca = tmp_path / "clients.crt"
+    ca.write_bytes((good / "ca.crt").read_bytes())
+    context = client_context(good, own=good)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    async with listening(kind, edge_of(good, ca)) as port:
+        session, _ = await asyncio.to_thread(connect, port, context)
+        assert (await asyncio.to_thread(connect, port, context, session))[1]
+        os.replace(shutil.copy(other / "ca.crt", tmp_path / "new"), ca)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.to_thread(connect, port, context, session)
+        os.replace(shutil.copy(good / "ca.crt", tmp_path / "new"), ca)
+        assert not (await asyncio.to_thread(connect, port, context, session))[1]
 
 
 async def test_grpc_clients_present_one_too(good):

@@ -147,20 +147,42 @@ class EdgeTls:
 
     def ssl_context(self) -> ssl.SSLContext:
         """Returns a context for an asyncio server."""
-        given = self.live.material
-        context = _edge_context(self.live.files)
+        return _FollowingContext.of(self.live)
 
-        def renew(connection: ssl.SSLObject, name: str | None, used: ssl.SSLContext) -> None:
-            """Called at every handshake, with or without a host name of the client."""
-            nonlocal given, context
-            material = self.live.material
-            if material is not given:
-                with contextlib.suppress(ssl.SSLError, OSError):  # replaced again meanwhile: the next one sees it
-                    context, given = _edge_context(self.live.files), material
-            connection.context = context
 
-        context.sni_callback = renew
+class _FollowingContext(ssl.SSLContext):
+    """A server's context that hands each connection to the context of the present files.
+
+    Each of these has its own ticket keys and sessions: what was begun with other files, such as another client_ca,
+    cannot be resumed.
+    """
+
+    _live: LiveFiles
+    _made: tuple[TlsMaterial, ssl.SSLContext]
+
+    @classmethod
+    def of(cls, live: LiveFiles) -> _FollowingContext:
+        """Returns a context for these files."""
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context._live, context._made = live, (live.material, _edge_context(live.files))
         return context
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        return self._present().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+    def _present(self) -> ssl.SSLContext:
+        material = self._live.material
+        if material is not self._made[0]:
+            with contextlib.suppress(ssl.SSLError, OSError):  # replaced again meanwhile: the next one sees it
+                self._made = material, _edge_context(self._live.files)
+        return self._made[1]
 
 
 def mutual_context(files: TlsFiles, server_side: bool) -> ssl.SSLContext:
@@ -183,7 +205,9 @@ def _edge_context(files: TlsFiles) -> ssl.SSLContext:
     if files.client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(files.client_ca)
-        context.num_tickets = 0  # no session resumption, so that every connection presents its certificate
+        # No resumption by TLS 1.3, so that its connections present their certificates. Those of TLS 1.2 resume what
+        # this context has begun.
+        context.num_tickets = 0
     return context
 
 
