@@ -12,6 +12,7 @@ from support.engine.packed_models import FORMATS
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.worker.config_model import WEIGHT_FORMATS
 from baton.worker.layers.cpu.device import CpuKernels
 from baton.worker.quantization.base import LinearShape, Params, Part, QuantMethod
 from baton.worker.quantization.formats.modules import Modules
@@ -201,3 +202,7 @@ def test_modules_are_named_as_checkpoints_name_them(pattern: str, has: str, lack
     modules = Modules(["model.visual", pattern])
     assert modules.has(has)
     assert not modules.has(lacks)
+
+
+def test_the_settings_name_every_format():
+    assert tuple(ROWS) == WEIGHT_FORMATS

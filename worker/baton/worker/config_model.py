@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from baton.plugins import kinds
 from baton.rpc.tls import settings as tls_settings
-from baton.worker.quantization.formats.table import FORMATS
 
+# Of quantization/formats/table.py, which is above the settings.
+WEIGHT_FORMATS = ("fp8", "compressed-tensors", "awq", "gptq", "mxfp4", "modelopt")
 _EIGHT_BITS = "give fp8_e4m3, which has the same size"
 # vLLM's names that have no kernels here, and what to give instead.
 OTHER_KV_DTYPES: Mapping[str, str] = {
@@ -110,7 +111,7 @@ class ModelSettings:
         metadata={
             "help": "Weight format: auto or the checkpoint's own, as it is; fp8 is also made of unquantized weights "
             "while they load, with a scale a row.",
-            "choices": ("auto", *FORMATS),
+            "choices": ("auto", *WEIGHT_FORMATS),
             "words": {"awq_marlin": "awq", "gptq_marlin": "gptq", "ptpc_fp8": "fp8"},
         },
     )
