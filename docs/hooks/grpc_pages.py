@@ -12,7 +12,7 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2 as pb
 from markdown_text import GENERATED_NOTE, cell, code, table
 
-_PUBLIC = ("inference", "response", "conversation", "types")
+_PUBLIC = ("inference", "response", "conversation", "vectors", "types")
 _INTERNAL = ("router", "worker", "kv", "index", "control")
 _Field = pb.FieldDescriptorProto
 # Numbers of descriptor.proto, of which paths of comments are made.

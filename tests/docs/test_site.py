@@ -16,7 +16,17 @@ from repository_pages import rewrite_links
 
 from baton.services.cli import SERVICES, TOOLS
 from baton.services.tools.metrics_table import all_metrics
-from baton.v1 import control_pb2, index_pb2, inference_pb2, kv_pb2, response_pb2, router_pb2, types_pb2, worker_pb2
+from baton.v1 import (
+    control_pb2,
+    index_pb2,
+    inference_pb2,
+    kv_pb2,
+    response_pb2,
+    router_pb2,
+    types_pb2,
+    vectors_pb2,
+    worker_pb2,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +99,7 @@ def test_the_page_of_routes_has_every_path_and_links_to_its_bodies():
 def test_the_pages_of_grpc_have_every_service_and_message():
     public, internal = grpc_pages.public_page(ROOT), grpc_pages.internal_page(ROOT)
     for page, modules in (
-        (public, (inference_pb2, response_pb2, types_pb2)),
+        (public, (inference_pb2, response_pb2, types_pb2, vectors_pb2)),
         (internal, (control_pb2, index_pb2, kv_pb2, router_pb2, worker_pb2)),
     ):
         for module in modules:

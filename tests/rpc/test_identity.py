@@ -23,6 +23,7 @@ from baton.v1 import (
     response_pb2,
     router_pb2,
     types_pb2,
+    vectors_pb2,
     worker_pb2,
 )
 
@@ -35,6 +36,7 @@ CONTRACT = (
     response_pb2,
     router_pb2,
     types_pb2,
+    vectors_pb2,
     worker_pb2,
 )
 

@@ -32,6 +32,7 @@ from baton.gateway.grpc.admission import AdmissionInterceptor, edge_options
 from baton.gateway.grpc.responses.calls import ResponseCalls
 from baton.gateway.grpc.server_methods import ServerFacts
 from baton.gateway.grpc.servicer import InferenceServicer
+from baton.gateway.grpc.vectors.calls import VectorCalls
 from baton.gateway.http.connections import Connections
 from baton.gateway.http.cors import Cors
 from baton.gateway.http.exchange import Exchange
@@ -48,6 +49,7 @@ from baton.gateway.metrics.siblings import Siblings
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel, TemplateFlags, load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags
+from baton.gateway.pooling.vectors import VectorService
 from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.store import ResponseStore
 from baton.gateway.rest.app import App
@@ -370,6 +372,7 @@ def _rpc_server(
             num_running=lambda: core.admission.in_use,
             is_ready=lambda: not missing_parts(core),
         ),
+        None if serving.pooler is None else VectorCalls(VectorService(serving, serving.pooler), core.tracing),
     )
     service = Service(_SERVICE, servicer, register)
     return RpcServer(

@@ -5,6 +5,7 @@ isort:skip_file
 
 import baton.v1.response_pb2
 import baton.v1.types_pb2
+import baton.v1.vectors_pb2
 import builtins
 import collections.abc
 import google.protobuf.descriptor
@@ -1120,3 +1121,144 @@ class CreateResponseRequest(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]) -> typing.Literal["thinking_token_budget"] | None: ...
 
 global___CreateResponseRequest = CreateResponseRequest
+
+@typing.final
+class EmbedRequest(google.protobuf.message.Message):
+    """One of `texts`, `token_ids` and `chat` is given."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    USE_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Empty: the only model served."""
+    dimensions: builtins.int
+    """The first values of each embedding that are kept. INVALID_ARGUMENT if the model's cannot be cut so. 0: all."""
+    use: builtins.str
+    """What the texts are embedded for, by the prompts that the model has: query, document, ... INVALID_ARGUMENT: the model
+    has prompts, but none for it; or without `texts`. Empty: the model's default.
+    """
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """1 to 2,048."""
+
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenIds]:
+        """Texts as token ids, used as they are; 1 to 2,048."""
+
+    @property
+    def chat(self) -> global___ChatPrompt:
+        """A chat as one text, rendered as by Generate; REST sets omit_generation_prompt."""
+
+    @property
+    def options(self) -> baton.v1.vectors_pb2.VectorOptions: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+        token_ids: collections.abc.Iterable[global___TokenIds] | None = ...,
+        chat: global___ChatPrompt | None = ...,
+        dimensions: builtins.int = ...,
+        use: builtins.str = ...,
+        options: baton.v1.vectors_pb2.VectorOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chat", b"chat", "options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chat", b"chat", "dimensions", b"dimensions", "model", b"model", "options", b"options", "texts", b"texts", "token_ids", b"token_ids", "use", b"use"]) -> None: ...
+
+global___EmbedRequest = EmbedRequest
+
+@typing.final
+class ClassifyRequest(google.protobuf.message.Message):
+    """One of `texts`, `token_ids` and `chat` is given."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Empty: the only model served."""
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """1 to 2,048."""
+
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenIds]:
+        """Texts as token ids, used as they are; 1 to 2,048."""
+
+    @property
+    def chat(self) -> global___ChatPrompt:
+        """As of EmbedRequest."""
+
+    @property
+    def options(self) -> baton.v1.vectors_pb2.VectorOptions: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+        token_ids: collections.abc.Iterable[global___TokenIds] | None = ...,
+        chat: global___ChatPrompt | None = ...,
+        options: baton.v1.vectors_pb2.VectorOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chat", b"chat", "options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chat", b"chat", "model", b"model", "options", b"options", "texts", b"texts", "token_ids", b"token_ids"]) -> None: ...
+
+global___ClassifyRequest = ClassifyRequest
+
+@typing.final
+class PoolRequest(google.protobuf.message.Message):
+    """One of `texts`, `token_ids` and `chat` is given."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """Empty: the only model served."""
+    task: baton.v1.types_pb2.PoolingTask.ValueType
+    """UNSPECIFIED: the model's first."""
+    dimensions: builtins.int
+    """As of EmbedRequest."""
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """1 to 2,048."""
+
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenIds]:
+        """Texts as token ids, used as they are; 1 to 2,048."""
+
+    @property
+    def chat(self) -> global___ChatPrompt:
+        """As of EmbedRequest."""
+
+    @property
+    def options(self) -> baton.v1.vectors_pb2.VectorOptions: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+        token_ids: collections.abc.Iterable[global___TokenIds] | None = ...,
+        chat: global___ChatPrompt | None = ...,
+        task: baton.v1.types_pb2.PoolingTask.ValueType = ...,
+        dimensions: builtins.int = ...,
+        options: baton.v1.vectors_pb2.VectorOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chat", b"chat", "options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chat", b"chat", "dimensions", b"dimensions", "model", b"model", "options", b"options", "task", b"task", "texts", b"texts", "token_ids", b"token_ids"]) -> None: ...
+
+global___PoolRequest = PoolRequest

@@ -6,6 +6,7 @@ import warnings
 from baton.v1 import conversation_pb2 as baton_dot_v1_dot_conversation__pb2
 from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 from baton.v1 import response_pb2 as baton_dot_v1_dot_response__pb2
+from baton.v1 import vectors_pb2 as baton_dot_v1_dot_vectors__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -44,6 +45,31 @@ class InferenceServiceStub(object):
                 '/baton.v1.InferenceService/Generate',
                 request_serializer=baton_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_stream(
+                '/baton.v1.InferenceService/Embed',
+                request_serializer=baton_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_vectors__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/baton.v1.InferenceService/Score',
+                request_serializer=baton_dot_v1_dot_vectors__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_vectors__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/baton.v1.InferenceService/Rerank',
+                request_serializer=baton_dot_v1_dot_vectors__pb2.RerankRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_vectors__pb2.RerankResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/baton.v1.InferenceService/Classify',
+                request_serializer=baton_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_vectors__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
+        self.Pool = channel.unary_stream(
+                '/baton.v1.InferenceService/Pool',
+                request_serializer=baton_dot_v1_dot_inference__pb2.PoolRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_vectors__pb2.PoolResponse.FromString,
                 _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/baton.v1.InferenceService/ListModels',
@@ -158,6 +184,43 @@ class InferenceServiceServicer(object):
         """Streams tokens as they are decoded. Cancelling the call frees the request's blocks.
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: unknown model.
         RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Embeds texts. Streams the embeddings in the order of the texts, in responses of at most 1 MiB.
+        INVALID_ARGUMENT, also of the four methods below: a field is out of range, a text is too long, or the model has
+        another task. NOT_FOUND: unknown model. RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Scores documents for a query, or pairs of texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Orders documents by their scores for a query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Scores the model's classes for texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pool(self, request, context):
+        """Streams a model's vectors of texts, or of each token, text after text, in responses of at most 1 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -318,6 +381,31 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_vectors__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=baton_dot_v1_dot_vectors__pb2.ScoreRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_vectors__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=baton_dot_v1_dot_vectors__pb2.RerankRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_vectors__pb2.RerankResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_vectors__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'Pool': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pool,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.PoolRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_vectors__pb2.PoolResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
@@ -450,6 +538,141 @@ class InferenceService(object):
             '/baton.v1.InferenceService/Generate',
             baton_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.InferenceService/Embed',
+            baton_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            baton_dot_v1_dot_vectors__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/Score',
+            baton_dot_v1_dot_vectors__pb2.ScoreRequest.SerializeToString,
+            baton_dot_v1_dot_vectors__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/Rerank',
+            baton_dot_v1_dot_vectors__pb2.RerankRequest.SerializeToString,
+            baton_dot_v1_dot_vectors__pb2.RerankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/Classify',
+            baton_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            baton_dot_v1_dot_vectors__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.InferenceService/Pool',
+            baton_dot_v1_dot_inference__pb2.PoolRequest.SerializeToString,
+            baton_dot_v1_dot_vectors__pb2.PoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

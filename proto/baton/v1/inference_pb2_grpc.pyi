@@ -7,6 +7,7 @@ import abc
 import baton.v1.conversation_pb2
 import baton.v1.inference_pb2
 import baton.v1.response_pb2
+import baton.v1.vectors_pb2
 import collections.abc
 import grpc
 import grpc.aio
@@ -35,6 +36,39 @@ class InferenceServiceStub:
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: unknown model.
     RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
     """
+
+    Embed: grpc.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.EmbedRequest,
+        baton.v1.vectors_pb2.EmbedResponse,
+    ]
+    """Embeds texts. Streams the embeddings in the order of the texts, in responses of at most 1 MiB.
+    INVALID_ARGUMENT, also of the four methods below: a field is out of range, a text is too long, or the model has
+    another task. NOT_FOUND: unknown model. RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
+    """
+
+    Score: grpc.UnaryUnaryMultiCallable[
+        baton.v1.vectors_pb2.ScoreRequest,
+        baton.v1.vectors_pb2.ScoreResponse,
+    ]
+    """Scores documents for a query, or pairs of texts."""
+
+    Rerank: grpc.UnaryUnaryMultiCallable[
+        baton.v1.vectors_pb2.RerankRequest,
+        baton.v1.vectors_pb2.RerankResponse,
+    ]
+    """Orders documents by their scores for a query."""
+
+    Classify: grpc.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.ClassifyRequest,
+        baton.v1.vectors_pb2.ClassifyResponse,
+    ]
+    """Scores the model's classes for texts."""
+
+    Pool: grpc.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.PoolRequest,
+        baton.v1.vectors_pb2.PoolResponse,
+    ]
+    """Streams a model's vectors of texts, or of each token, text after text, in responses of at most 1 MiB."""
 
     ListModels: grpc.UnaryUnaryMultiCallable[
         baton.v1.inference_pb2.ListModelsRequest,
@@ -184,6 +218,39 @@ class InferenceServiceAsyncStub:
     INVALID_ARGUMENT: a field is out of range. NOT_FOUND: unknown model.
     RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
     """
+
+    Embed: grpc.aio.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.EmbedRequest,
+        baton.v1.vectors_pb2.EmbedResponse,
+    ]
+    """Embeds texts. Streams the embeddings in the order of the texts, in responses of at most 1 MiB.
+    INVALID_ARGUMENT, also of the four methods below: a field is out of range, a text is too long, or the model has
+    another task. NOT_FOUND: unknown model. RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
+    """
+
+    Score: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.vectors_pb2.ScoreRequest,
+        baton.v1.vectors_pb2.ScoreResponse,
+    ]
+    """Scores documents for a query, or pairs of texts."""
+
+    Rerank: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.vectors_pb2.RerankRequest,
+        baton.v1.vectors_pb2.RerankResponse,
+    ]
+    """Orders documents by their scores for a query."""
+
+    Classify: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.ClassifyRequest,
+        baton.v1.vectors_pb2.ClassifyResponse,
+    ]
+    """Scores the model's classes for texts."""
+
+    Pool: grpc.aio.UnaryStreamMultiCallable[
+        baton.v1.inference_pb2.PoolRequest,
+        baton.v1.vectors_pb2.PoolResponse,
+    ]
+    """Streams a model's vectors of texts, or of each token, text after text, in responses of at most 1 MiB."""
 
     ListModels: grpc.aio.UnaryUnaryMultiCallable[
         baton.v1.inference_pb2.ListModelsRequest,
@@ -335,6 +402,49 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         INVALID_ARGUMENT: a field is out of range. NOT_FOUND: unknown model.
         RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
         """
+
+    @abc.abstractmethod
+    def Embed(
+        self,
+        request: baton.v1.inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.vectors_pb2.EmbedResponse], collections.abc.AsyncIterator[baton.v1.vectors_pb2.EmbedResponse]]:
+        """Embeds texts. Streams the embeddings in the order of the texts, in responses of at most 1 MiB.
+        INVALID_ARGUMENT, also of the four methods below: a field is out of range, a text is too long, or the model has
+        another task. NOT_FOUND: unknown model. RESOURCE_EXHAUSTED: overload, with RetryInfo. UNAVAILABLE: no worker.
+        """
+
+    @abc.abstractmethod
+    def Score(
+        self,
+        request: baton.v1.vectors_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.vectors_pb2.ScoreResponse, collections.abc.Awaitable[baton.v1.vectors_pb2.ScoreResponse]]:
+        """Scores documents for a query, or pairs of texts."""
+
+    @abc.abstractmethod
+    def Rerank(
+        self,
+        request: baton.v1.vectors_pb2.RerankRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.vectors_pb2.RerankResponse, collections.abc.Awaitable[baton.v1.vectors_pb2.RerankResponse]]:
+        """Orders documents by their scores for a query."""
+
+    @abc.abstractmethod
+    def Classify(
+        self,
+        request: baton.v1.inference_pb2.ClassifyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.vectors_pb2.ClassifyResponse, collections.abc.Awaitable[baton.v1.vectors_pb2.ClassifyResponse]]:
+        """Scores the model's classes for texts."""
+
+    @abc.abstractmethod
+    def Pool(
+        self,
+        request: baton.v1.inference_pb2.PoolRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[baton.v1.vectors_pb2.PoolResponse], collections.abc.AsyncIterator[baton.v1.vectors_pb2.PoolResponse]]:
+        """Streams a model's vectors of texts, or of each token, text after text, in responses of at most 1 MiB."""
 
     @abc.abstractmethod
     def ListModels(

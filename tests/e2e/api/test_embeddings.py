@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import numpy as np
 import openai
 import pytest
@@ -17,6 +18,8 @@ import torch
 from support.engine.tiny_models import load_transformers
 from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack, wait_until
 from transformers import AutoTokenizer
+
+from baton.v1 import inference_pb2, inference_pb2_grpc, vectors_pb2
 
 CHUNKED = "enable_chunked_processing"
 TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship sailed over the sea."]
@@ -271,6 +274,18 @@ def test_the_task_is_stated(stack: Stack) -> None:
     assert stack.get("/v1/models")[1]["data"][0]["tasks"] == ["embed", "token_embed"]
     status, answer = stack.post("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [1]})
     assert (status, "use /v1/embeddings" in answer["error"]["message"]) == (400, True)
+
+
+def test_grpc_clients_get_the_same(stack: Stack, expected: np.ndarray) -> None:
+    with grpc.insecure_channel(stack.config.grpc_listen) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        (part,) = stub.Embed(inference_pb2.EmbedRequest(texts=TEXTS), timeout=60)
+        found = np.array([list(one.values) for one in part.embeddings])
+        assert (found * expected).sum(-1).min() > 0.99999
+        ranked = stub.Rerank(vectors_pb2.RerankRequest(query=TEXTS[0], documents=TEXTS), timeout=60)
+        scores = expected @ expected[0]
+        assert [one.index for one in ranked.results] == np.argsort(-scores).tolist()
+        assert [one.score for one in ranked.results] == pytest.approx(np.sort(scores)[::-1], abs=1e-4)
 
 
 def test_a_killed_worker_loses_no_text(stack: Stack, client: openai.OpenAI) -> None:

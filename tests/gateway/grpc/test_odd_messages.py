@@ -8,8 +8,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from support.gateway.responses_rig import HI, both_sides
 from support.gateway.rest_harness import say
 from support.gateway.scripted_gateway import running
+from support.gateway.vectors_rig import CLASSIFIES, EMBEDS, FakePooler
+from support.gateway.vectors_rig import both_sides as vectors
 
-from baton.v1 import conversation_pb2, response_pb2
+from baton.v1 import conversation_pb2, response_pb2, vectors_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceServiceStub
 
@@ -98,6 +100,10 @@ async def outcome(answers):
     return grpc.StatusCode.OK
 
 
+async def code_of(call):
+    return await call.code()
+
+
 @pytest.mark.parametrize("kind", ["Generate", "CreateResponse"])
 async def test_no_value_of_any_field_is_a_defect(kind):
     dice = random.Random(kind)
@@ -113,6 +119,22 @@ async def test_no_value_of_any_field_is_a_defect(kind):
             else:
                 request = pb.CreateResponseRequest(input=[HI])
             code = await outcome(call(fill(request, dice), timeout=30))
+            assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), request
+            seen.add(code)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kind", ["Embed", "Score", "Rerank", "Classify", "Pool"])
+async def test_no_value_of_a_request_for_vectors_is_a_defect(kind):
+    dice = random.Random(kind)
+    seen = set()
+    module = vectors_pb2 if kind in ("Score", "Rerank") else pb
+    pools = CLASSIFIES if kind == "Classify" else EMBEDS
+    async with vectors(FakePooler(pools.width), pools=pools) as (_, stub):
+        for _ in range(NUM_CALLS):
+            request = fill(getattr(module, f"{kind}Request")(), dice)
+            call = getattr(stub, kind)(request, timeout=30)
+            code = await (outcome(call) if kind in ("Embed", "Pool") else code_of(call))
             assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), request
             seen.add(code)
     assert len(seen) == 2

@@ -11,8 +11,9 @@ from baton.gateway.access.rpc_guard import is_open, scope_of
 from baton.gateway.errors.http import HttpError
 from baton.gateway.rest.routing import Route, RouteTable
 
-# Methods that run generations.
-_LIMITED = frozenset(f"/baton.v1.InferenceService/{name}" for name in ("Generate", "CreateResponse"))
+# Methods that run models.
+_RUNNING = ("Generate", "CreateResponse", "Embed", "Score", "Rerank", "Classify", "Pool")
+_LIMITED = frozenset(f"/baton.v1.InferenceService/{name}" for name in _RUNNING)
 
 
 @dataclass(frozen=True, slots=True)

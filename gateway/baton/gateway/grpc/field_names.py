@@ -1,9 +1,11 @@
-"""Maps the generator's field names to those of the public messages."""
+"""Names fields and methods in errors as the public messages do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton.gateway.models.tasks import WrongTask
+from baton.rpc.errors import ServiceError
 from baton.v1 import types_pb2
 
 # Maps the generator's field names to those of GenerateRequest.
@@ -28,3 +30,15 @@ def public_field(field: str) -> str:
         return f"chat.{field.replace('.function.', '.')}"
     name, dot, rest = field.partition(".")
     return _FIELDS.get(name, name) + dot + rest
+
+
+def name_fields(error: ServiceError) -> None:
+    """Names the field of a generator's error, and methods in place of REST's routes."""
+    error.field = public_field(error.field)
+    name_methods(error)
+
+
+def name_methods(error: ServiceError) -> None:
+    """Names methods in place of REST's routes."""
+    if isinstance(error, WrongTask):
+        error.name_methods()

@@ -19,11 +19,14 @@ from baton.gateway.grpc.access_line import AccessLine
 from baton.gateway.grpc.beams import generator_for
 from baton.gateway.grpc.chat import chat_of, encode_chat
 from baton.gateway.grpc.conversations import ConversationMethods
-from baton.gateway.grpc.field_names import public_field
-from baton.gateway.grpc.responses.calls import ResponseCalls, RpcCall
+from baton.gateway.grpc.field_names import name_fields
+from baton.gateway.grpc.responses.calls import ResponseCalls
+from baton.gateway.grpc.responses.methods import ResponseMethods
 from baton.gateway.grpc.resume import begin_stream, find_stream
 from baton.gateway.grpc.server_methods import ServerFacts, ServerMethods
 from baton.gateway.grpc.stream_sink import StreamSink
+from baton.gateway.grpc.vectors.calls import VectorCalls
+from baton.gateway.grpc.vectors.methods import VectorMethods
 from baton.gateway.models.constraints.structured_output import check_constraint
 from baton.gateway.models.sampling import RequestLimits
 from baton.gateway.models.served import ModelCatalog, ServedModel
@@ -38,7 +41,7 @@ from baton.gateway.tracing.calls import trace_call
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
 from baton.rpc.server.server import Context
-from baton.v1 import inference_pb2, inference_pb2_grpc, response_pb2, types_pb2
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 if TYPE_CHECKING:
     from baton.gateway.resume.store import StreamStore
@@ -51,7 +54,9 @@ class _EncodedPrompt:
     use: ToolUse = field(default_factory=ToolUse)
 
 
-class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer(
+    ConversationMethods, ResponseMethods, ServerMethods, VectorMethods, inference_pb2_grpc.InferenceServiceServicer
+):
     """Implements InferenceService: takes text, chats or token ids and streams deltas."""
 
     def __init__(
@@ -67,6 +72,7 @@ class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.I
         listen: str = "127.0.0.1:0",
         running: RunningRequests | None = None,
         server: ServerFacts | None = None,
+        vectors: VectorCalls | None = None,  # None: Embed and its like are refused
     ) -> None:
         self._generator = generator
         self._catalog = catalog
@@ -78,6 +84,7 @@ class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.I
         self._refusals = Refusals(self._gate)
         self._streams = streams
         self._responses = responses
+        self._vector_calls = vectors
         self._trust_templates = trust_templates
         self._tracing = tracing
 
@@ -96,7 +103,7 @@ class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.I
                 model = allowed_model(self._catalog, identity, request.model)
                 generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
-            error.field = public_field(error.field)
+            name_fields(error)
             sink.on_error(error)
             line.write(sink.request_id, sink.outcome, identity)
             sink.end_journal()
@@ -134,7 +141,7 @@ class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.I
                 model = allowed_model(self._catalog, identity, request.model)
                 token_ids = (await self._encode(model, request)).token_ids
         except ServiceError as error:
-            error.field = public_field(error.field)
+            name_fields(error)
             raise
         self._refusals.count_response(identity, 200, num_bytes, admitted=False)
         max_model_len = model.info.max_model_len if model.info is not None else 0
@@ -152,61 +159,18 @@ class InferenceServicer(ConversationMethods, ServerMethods, inference_pb2_grpc.I
         self._refusals.count_response(identity, 200, num_bytes, admitted=False)
         return inference_pb2.DetokenizeResponse(text=text)
 
-    async def CreateResponse(  # noqa: N802
-        self, request: inference_pb2.CreateResponseRequest, context: Context
-    ) -> AsyncIterator[response_pb2.CreateResponseResponse]:
-        line = AccessLine("CreateResponse", context)
-        call = RpcCall(identity_of(self._gate, context), request.request_id or f"resp-{uuid.uuid4().hex}")
-        traceparent = trace_call(self._tracing, context, "CreateResponse", lambda: call.outcome)
-        call.headers = {b"traceparent": traceparent.encode(errors="replace")}
-        if request.session_id:
-            call.headers = {**call.headers, b"x-session-id": request.session_id.encode()}
-        try:
-            async with self._refusals.counting(call.identity, request.ByteSize(), lambda: bool(call.limit_headers)):
-                async for event in self._kept.create(call, request, context):
-                    yield response_pb2.CreateResponseResponse(event=event)
-        except ServiceError as error:
-            call.outcome = error.code.name
-            raise
-        finally:
-            line.write(call.request_id, call.outcome, call.identity)
-
-    async def GetResponse(  # noqa: N802
-        self, request: response_pb2.GetResponseRequest, context: Context
-    ) -> response_pb2.GetResponseResponse:
-        response = await self._kept.get(identity_of(self._gate, context), request.response_id)
-        return response_pb2.GetResponseResponse(response=response)
-
-    async def WatchResponse(  # noqa: N802
-        self, request: response_pb2.WatchResponseRequest, context: Context
-    ) -> AsyncIterator[response_pb2.WatchResponseResponse]:
-        first = request.starting_after + 1 if request.HasField("starting_after") else 0
-        async for event in self._kept.watch(identity_of(self._gate, context), request.response_id, first, context):
-            yield response_pb2.WatchResponseResponse(event=event)
-
-    async def CancelResponse(  # noqa: N802
-        self, request: response_pb2.CancelResponseRequest, context: Context
-    ) -> response_pb2.CancelResponseResponse:
-        response = await self._kept.cancel(identity_of(self._gate, context), request.response_id)
-        return response_pb2.CancelResponseResponse(response=response)
-
-    async def DeleteResponse(  # noqa: N802
-        self, request: response_pb2.DeleteResponseRequest, context: Context
-    ) -> response_pb2.DeleteResponseResponse:
-        await self._kept.delete(identity_of(self._gate, context), request.response_id)
-        return response_pb2.DeleteResponseResponse()
-
-    async def ListResponseInput(  # noqa: N802
-        self, request: response_pb2.ListResponseInputRequest, context: Context
-    ) -> response_pb2.ListResponseInputResponse:
-        return await self._kept.list_input(identity_of(self._gate, context), request)
-
     @property
     def _conversations(self) -> ConversationStore:
         return self._kept.conversations
 
     def _identity(self, context: Context) -> Identity:
         return identity_of(self._gate, context)
+
+    @property
+    def _vectors(self) -> VectorCalls:
+        if self._vector_calls is None:
+            raise Unsupported("this gateway computes no vectors")
+        return self._vector_calls
 
     @property
     def _kept(self) -> ResponseCalls:

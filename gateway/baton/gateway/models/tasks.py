@@ -25,6 +25,25 @@ _ROUTES: Mapping[Task, str] = {
     types_pb2.POOLING_TASK_TOKEN_EMBED: "/pooling",
     types_pb2.POOLING_TASK_TOKEN_CLASSIFY: "/pooling",
 }
+_METHODS: Mapping[Task, str] = {
+    types_pb2.POOLING_TASK_EMBED: "Embed",
+    types_pb2.POOLING_TASK_CLASSIFY: "Classify",
+    types_pb2.POOLING_TASK_TOKEN_EMBED: "Pool",
+    types_pb2.POOLING_TASK_TOKEN_CLASSIFY: "Pool",
+}
+
+
+class WrongTask(InvalidRequest):
+    """A model does not have the task of the route."""
+
+    def __init__(self, reason: str, info: types_pb2.ModelInfo) -> None:
+        super().__init__(_advice(reason, info, _ROUTES, "/v1/chat/completions"), field="model")
+        self._reason = reason
+        self._info = info
+
+    def name_methods(self) -> None:
+        """Names methods of gRPC in place of routes."""
+        self.message = _advice(self._reason, self._info, _METHODS, "Generate")
 
 
 def task_names(info: types_pb2.ModelInfo) -> list[str]:
@@ -32,24 +51,16 @@ def task_names(info: types_pb2.ModelInfo) -> list[str]:
     return [TASK_NAMES[task] for task in info.pooler.tasks] if info.HasField("pooler") else [GENERATE]
 
 
-def routes_for(info: types_pb2.ModelInfo) -> str:
-    """Returns the routes that serve the model, for an error."""
-    routes = dict.fromkeys(_ROUTES[task] for task in info.pooler.tasks)
-    return " or ".join(routes) if routes else "/v1/chat/completions"
-
-
 def check_generates(name: str, info: types_pb2.ModelInfo) -> None:
     """Raises InvalidRequest, which names the right route, for a model that generates no tokens."""
     if info.HasField("pooler"):
-        raise InvalidRequest(f"the model {name} generates no tokens; use {routes_for(info)} for it", field="model")
+        raise WrongTask(f"the model {name} generates no tokens", info)
 
 
 def check_task(name: str, info: types_pb2.ModelInfo, task: Task) -> types_pb2.PoolerInfo:
     """Returns the model's pooler. Raises InvalidRequest, which names the right route, for a model without the task."""
     if task not in info.pooler.tasks:
-        raise InvalidRequest(
-            f"the model {name} has no task {TASK_NAMES[task]}; use {routes_for(info)} for it", field="model"
-        )
+        raise WrongTask(f"the model {name} has no task {TASK_NAMES[task]}", info)
     return info.pooler
 
 
@@ -67,3 +78,8 @@ def check_dimensions(dimensions: int | None, pooler: types_pb2.PoolerInfo, field
     if not fits:
         raise InvalidRequest(f"{field} is {dimensions}; it must be {allowed}", field=field)
     return dimensions
+
+
+def _advice(reason: str, info: types_pb2.ModelInfo, ways: Mapping[Task, str], generating: str) -> str:
+    served = dict.fromkeys(ways[task] for task in info.pooler.tasks)
+    return f"{reason}; use {' or '.join(served) or generating} for it"

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.tasks import check_dimensions
 from baton.gateway.pooling.jina import with_task
-from baton.gateway.pooling.texts import Named, check_count, filled
+from baton.gateway.pooling.texts import Named, named_texts
 from baton.gateway.pooling.vectors import VectorService, Wanted, require_task
 from baton.gateway.pooling.written import written
 from baton.gateway.schemas.embed_by_type import EmbedByTypeRequest, EmbedInput
@@ -59,9 +59,7 @@ def _texts_of(request: EmbedByTypeRequest) -> list[Named]:
     if (request.texts is None) == (request.inputs is None):
         raise InvalidRequest("give either texts or inputs", field="texts")
     field = "texts" if request.texts is not None else "inputs"
-    texts = _plain(request)
-    check_count(len(texts), field)
-    return [Named(filled(text, f"{field}.{index}"), f"{field}.{index}") for index, text in enumerate(texts)]
+    return named_texts(_plain(request), field)
 
 
 def _plain(request: EmbedByTypeRequest) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baton.gateway.errors.http import ContextTooLong
-from baton.gateway.fields.chat import check_chat_size, template_messages
 from baton.gateway.models.prompts.context_length import context_too_long
 from baton.gateway.models.sampling import check_prompt_ids
 from baton.gateway.models.served import ServedModel
@@ -103,14 +102,7 @@ class _TextEncoding:
                 return text
             if isinstance(text, str):
                 return await model.encode_text(text, add_special_tokens=self._special, whole=whole)
-            check_chat_size(text.messages, self._info.max_model_len, 0)
-            return await model.encode_chat(
-                template_messages(text.messages),
-                add_generation_prompt=text.add_generation_prompt,
-                variables=text.variables,
-                add_special_tokens=bool(request.add_special_tokens),
-                whole=whole,
-            )
+            return await text.encode(model, whole=whole)
         except (ContextTooLong, InvalidRequest) as error:
             error.field = named.field
             raise

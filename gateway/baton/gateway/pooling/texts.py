@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from baton.gateway.fields.chat import check_messages
+from baton.gateway.fields.chat import check_chat_size, check_messages, template_messages
 from baton.gateway.fields.validation import check_variables
+from baton.gateway.models.served import ServedModel
 from baton.gateway.schemas.pooling import TextFields, TextObject
 from baton.gateway.schemas.requests import ChatMessage
 from baton.rpc.errors import InvalidRequest
@@ -15,16 +16,34 @@ from baton.rpc.errors import InvalidRequest
 MAX_TEXTS = 2048
 
 
+class ChatText(Protocol):
+    """A chat in place of a text."""
+
+    async def encode(self, model: ServedModel, *, whole: bool) -> list[int]:
+        """Returns its token ids. `whole` allows more than the model takes. Raises ContextTooLong, InvalidRequest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat in place of a text."""
+    """Implements ChatText for a chat of REST."""
 
     messages: Sequence[ChatMessage]
     add_generation_prompt: bool
     variables: Mapping[str, Any] | None
+    add_special_tokens: bool
+
+    async def encode(self, model: ServedModel, *, whole: bool) -> list[int]:
+        check_chat_size(self.messages, model.require_info().max_model_len, 0)
+        return await model.encode_chat(
+            template_messages(self.messages),
+            add_generation_prompt=self.add_generation_prompt,
+            variables=self.variables,
+            add_special_tokens=self.add_special_tokens,
+            whole=whole,
+        )
 
 
-Text = str | list[int] | Chat
+Text = str | list[int] | ChatText
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +64,8 @@ def texts_of(request: TextFields) -> list[Named]:
     if request.messages is not None:
         check_messages(request.messages)
         check_variables(request.chat_template_kwargs)
-        chat = Chat(request.messages, bool(request.add_generation_prompt), request.chat_template_kwargs)
-        return [Named(chat, "messages")]
+        opens, special = bool(request.add_generation_prompt), bool(request.add_special_tokens)
+        return [Named(Chat(request.messages, opens, request.chat_template_kwargs, special), "messages")]
     texts: list[Any] = [given] if isinstance(given, str) or _is_one_list(given) else list(given or ())
     check_count(len(texts), "input")
     texts = [text.text if isinstance(text, TextObject) else text for text in texts]
@@ -72,6 +91,13 @@ def filled(text: str, field: str) -> str:
     if not text:
         raise InvalidRequest(f"{field} is empty; give at least one character", field=field)
     return text
+
+
+def named_texts(texts: Sequence[str], field: str, uses: Sequence[str] = (), most: int = 0) -> list[Named]:
+    """Returns texts, each named by its place in the field. Raises InvalidRequest for none, too many, or empty ones."""
+    check_count(len(texts), field)
+    places = [f"{field}.{index}" for index in range(len(texts))]
+    return [Named(filled(text, place), place, most, uses) for text, place in zip(texts, places, strict=True)]
 
 
 def _is_one_list(given: object) -> bool:

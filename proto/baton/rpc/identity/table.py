@@ -19,6 +19,11 @@ METRICS_READERS = frozenset({OPERATOR})
 
 ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.InferenceService/Generate": ANYBODY,
+    "baton.v1.InferenceService/Embed": ANYBODY,
+    "baton.v1.InferenceService/Score": ANYBODY,
+    "baton.v1.InferenceService/Rerank": ANYBODY,
+    "baton.v1.InferenceService/Classify": ANYBODY,
+    "baton.v1.InferenceService/Pool": ANYBODY,
     "baton.v1.InferenceService/ListModels": ANYBODY,
     "baton.v1.InferenceService/Tokenize": ANYBODY,
     "baton.v1.InferenceService/Detokenize": ANYBODY,

@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from baton.gateway.access.identity import Identity
 from baton.gateway.errors.http import HttpError
 from baton.gateway.grpc.responses.messages import event_of, item_of, response_of
 from baton.gateway.grpc.responses.request import name_field, request_of, requested_constraint
+from baton.gateway.grpc.rpc_call import RpcCall
 from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.responses.items import Item
 from baton.gateway.responses.pages import DEFAULT_PAGE, MAX_PAGE, page_of
 from baton.gateway.responses.running import RunningResponse
 from baton.gateway.responses.service import ResponseService
 from baton.gateway.responses.types import ItemList
-from baton.gateway.resume.journal import Journal
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.rpc.server.server import Context
 from baton.v1 import inference_pb2, response_pb2
 
 # Events that are queued for a slow client before the generation is paused.
 _MAX_WAITING = 16
-_PATH = "/baton.v1.InferenceService/CreateResponse"
 _ORDERS: Mapping[int, str] = {
     response_pb2.ITEM_ORDER_UNSPECIFIED: "desc",
     response_pb2.ITEM_ORDER_NEWEST_FIRST: "desc",
     response_pb2.ITEM_ORDER_OLDEST_FIRST: "asc",
 }
-
-
-@dataclass(slots=True)
-class RpcCall:
-    """Implements Call."""
-
-    identity: Identity
-    request_id: str
-    headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    outcome: str = "CANCELLED"  # name of the call's final status
-    received: float = field(default_factory=time.perf_counter)
-    path: str = _PATH
-    body: bytes = b""
-    limit_headers: Mapping[str, str] = field(default_factory=dict)
-    journal: Journal | None = None
-    on_end: list[Callable[[Any], None]] = field(default_factory=list)
-
-    def end(self) -> None:
-        """Ends the call and runs its hooks. Idempotent."""
-        hooks, self.on_end = self.on_end, []
-        for hook in hooks:
-            hook(self)
 
 
 class EventQueue:
