@@ -54,8 +54,11 @@ def checked_chat(serving: ServingContext, exchange: Exchange, request: ChatCompl
     return CheckedChat(request, use, requested, model, template_messages(request.messages))
 
 
-async def encoded_chat(checked: CheckedChat) -> list[int]:
-    """Returns the prompt's token ids, before truncation. Raises InvalidRequest, ContextTooLong."""
+async def encoded_chat(checked: CheckedChat, mask: list[int] | None = None) -> list[int]:
+    """Returns the prompt's token ids, before truncation. `mask` gets 1 for each token of the assistant, otherwise 0.
+
+    Raises InvalidRequest, ContextTooLong.
+    """
     request, use = checked.request, checked.use
     continues_last = bool(request.continue_final_message)
     add_prompt = request.add_generation_prompt
@@ -71,6 +74,7 @@ async def encoded_chat(checked: CheckedChat) -> list[int]:
             add_special_tokens=bool(request.add_special_tokens),
             template=request.chat_template,
             whole=request.truncate_prompt_tokens is not None,
+            mask=mask,
         )
     except ServiceError as error:
         error.field = _FIELDS.get(error.field, error.field)

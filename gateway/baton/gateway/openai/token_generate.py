@@ -75,6 +75,7 @@ class TokenGenerateRequest(Struct, kw_only=True):
     cache_salt: Name | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: PrintableId | None = None
+    assistant_tokens_mask: list[int] | None = None  # of a rendered chat, for its trainer; not used here
     features: Annotated[dict[str, Any] | None, REFUSED] = None
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
 

@@ -53,6 +53,7 @@ class Route:
     summary: str
     request: type[Struct] | None = None
     response: type[Struct] | None = None  # None: not JSON
+    other_response: type[Struct] | None = None  # a second form of it, which a field asks for
     chunk: type[Struct] | None = None  # of the event stream for `stream: true`
     body_type: str = "application/json"  # of the request
     content_type: str = "application/json"

@@ -79,7 +79,10 @@ def openapi_document(routes: Sequence[Route]) -> bytes:
 
 def _types_of(routes: Sequence[Route]) -> list[type[Struct]]:
     kinds = {
-        kind: None for route in routes for kind in (route.request, route.response, route.anthropic, route.chunk) if kind
+        kind: None
+        for route in routes
+        for kind in (route.request, route.response, route.other_response, route.anthropic, route.chunk)
+        if kind
     }
     return [*kinds, ErrorResponse, AnthropicErrorResponse]
 
@@ -125,7 +128,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 def _answer(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
-        kinds = (route.response, route.anthropic) if route.anthropic else (route.response,)
+        kinds = [kind for kind in (route.response, route.other_response, route.anthropic) if kind]
         content[route.content_type] = {"schema": _any_of(*kinds)}
     elif route.content_type != "application/json":
         content[route.content_type] = {"schema": {"type": "string"}}

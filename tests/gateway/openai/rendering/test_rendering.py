@@ -96,7 +96,16 @@ async def test_names_of_token_ids_become_texts():
         (f"{TEXT}/render", {"prompt": ["Hi", 5]}, "prompt.1"),
         (f"{CHAT}/derender", {"model": NAME}, "generate_response"),
         (f"{CHAT}/derender", {"model": NAME, "stream": True, "generate_response": {"request_id": "r", "choices": []}},
-         "stream"),
+         "generate_chunk"),
+        (f"{CHAT}/derender", {"model": NAME, "stream": True, "generate_chunk": {"request_id": "r", "choices": [
+            {"index": 0, "token_ids": [5]}, {"index": 1, "token_ids": [5]}]}}, "generate_chunk.choices"),
+        (f"{CHAT}/derender", {"model": NAME, "stream": True, "stream_state": {"output_token_ids": [5] * 2048},
+            "generate_chunk": {"request_id": "r", "choices": [{"index": 0, "token_ids": [5]}]}},
+         "generate_chunk.choices.0.token_ids"),
+        (f"{CHAT}/derender", {"model": NAME, "stream": True, "stream_state": {"output_token_ids": [-1]},
+            "generate_chunk": {"request_id": "r", "choices": []}}, "stream_state.output_token_ids.0"),
+        (f"{TEXT}/derender", {"model": NAME, "stream": True, "prompt_tokens": [1],
+            "generate_chunk": {"request_id": "r", "choices": []}}, "prompt_tokens"),
         (f"{CHAT}/derender", {"model": NAME, "generate_response": {"request_id": "r", "choices": []}},
          "generate_response.choices"),
         (f"{CHAT}/derender", {"model": NAME, "generate_response": {"request_id": "r", "choices": [

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace as replaced
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from baton.gateway.bodies.decoder import BodyDecoder
-from baton.gateway.core import Delta, GenerationRequest
-from baton.gateway.fields.sampling import stop_of, truncated
-from baton.gateway.generation.generator import output_of
-from baton.gateway.generation.output.choice import Choice
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.chat import DOCUMENTS
 from baton.gateway.openai.chat_answer import ChatShape
-from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
+from baton.gateway.openai.chat_request import CheckedChat, checked_chat
 from baton.gateway.openai.completions import checked_completion
+from baton.gateway.openai.rendering.chunks import chat_chunk, check_chunk, completion_chunk
+from baton.gateway.openai.rendering.outputs import (
+    check_token_ids,
+    columns_of,
+    end_of,
+    new_output,
+    parsing_of,
+    prompt_of,
+    take_all,
+    with_names,
+)
 from baton.gateway.openai.rendering.types import DerenderChatRequest, DerenderCompletionRequest
 from baton.gateway.openai.token_generate import TokenChoice, TokenGeneration
-from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.schemas import answers
 from baton.gateway.schemas.requests import GenerationFields
 from baton.gateway.serving.answer import usage_of
 from baton.gateway.serving.chat import fields_named
 from baton.gateway.serving.context import ServingContext, fingerprint
 from baton.rpc.errors import InvalidRequest
-from baton.v1 import types_pb2
 
-_TOKEN_ID = re.compile(r"token_id:(\d{1,10})")
+T = TypeVar("T")
 
 
 class DerenderChat:
@@ -46,16 +49,21 @@ class DerenderChat:
         self._decoder = BodyDecoder(DerenderChatRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
-        serving = self._serving
-        request, model, checked = await serving.bodies.run(
+        request, model, checked = await self._serving.bodies.run(
             partial(self._check, exchange), exchange.num_body_bytes, exchange.owner
         )
-        response = request.generate_response
-        prompt = [] if checked is None else await _prompt_of(checked)
-        parsing = None
-        if checked is not None:
-            includes_reasoning = checked.request.include_reasoning is not False
-            parsing = model.output_parsing(checked.use, prompt, includes_reasoning)
+        if request.stream:
+            exchange.respond(200, msgspec.json.encode(await chat_chunk(request, model, checked)))
+            return
+        answer = await self._answer(exchange, request, model, checked)
+        exchange.respond(200, msgspec.json.encode(answer))
+
+    async def _answer(
+        self, exchange: Exchange, request: DerenderChatRequest, model: ServedModel, checked: CheckedChat | None
+    ) -> answers.ChatCompletion:
+        serving, response = self._serving, _given(request.generate_response, "generate_response")
+        prompt = await prompt_of(checked, request.prompt_token_ids)
+        parsing = parsing_of(checked, prompt)
         num_prompt_tokens = len(prompt) if request.prompt_tokens is None else request.prompt_tokens
         shape = ChatShape(
             num_choices=len(response.choices),
@@ -71,25 +79,31 @@ class DerenderChat:
         )
         document = DOCUMENTS[parsing is not None](exchange, serving.meter(exchange, shape.num_choices), envelope, shape)
         for index, choice in enumerate(response.choices):
-            await asyncio.sleep(0)
-            for delta in _deltas(index, choice, model, fields, prompt, parsing):
+            output = new_output(index, model, fields, prompt, parsing)
+            for delta in await take_all(output, choice.token_ids):
                 document.collect(index, delta)
+            if not output.finished:
+                document.collect(index, end_of(output, choice))
         num_output = sum(len(choice.token_ids) for choice in response.choices)
         answer = document.document(usage_of(num_prompt_tokens, num_output, 0))
         for made, choice in zip(answer.choices, response.choices, strict=True):
-            made.logprobs = _with_names(choice.logprobs, model)
+            made.logprobs = with_names(choice.logprobs, model)
         answer.prompt_logprobs = response.prompt_logprobs or UNSET
-        exchange.respond(200, msgspec.json.encode(answer))
+        return answer
 
     def _check(self, exchange: Exchange) -> tuple[DerenderChatRequest, ServedModel, CheckedChat | None]:
         request = self._decoder.read(exchange)
-        _check_stream(request.stream)
         model = self._serving.model(exchange, request.model)
-        _check_response(request.generate_response, model, "generate_response", self._serving.config.max_choices)
+        if request.stream:
+            check_chunk(request.generate_chunk, request.stream_state, model)
+        else:
+            response = _given(request.generate_response, "generate_response")
+            _check_response(response, model, "generate_response", self._serving.config.max_choices)
+        check_token_ids(request.prompt_token_ids or (), model, "prompt_token_ids")
         chat = request.chat_request
         if chat is None:
             return request, model, None
-        chat = replace(chat, model=request.model)
+        chat = replace(chat, model=request.model, return_assistant_tokens_mask=None)
         with fields_named({name: f"chat_request.{name}" for name in chat.__struct_fields__}):
             return request, model, checked_chat(self._serving, exchange, chat)
 
@@ -102,115 +116,77 @@ class DerenderCompletion:
         self._decoder = BodyDecoder(DerenderCompletionRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
-        serving = self._serving
-        request, model = await serving.bodies.run(
+        request, model = await self._serving.bodies.run(
             partial(self._check, exchange), exchange.num_body_bytes, exchange.owner
         )
-        fields = request.completion_request or GenerationFields()
-        choices: list[answers.CompletionChoice] = []
-        for response in request.generate_responses:
-            for choice in response.choices:
-                await asyncio.sleep(0)
-                choices.append(_completion_choice(len(choices), choice, response, model, fields))
-        num_output = sum(len(one.token_ids) for response in request.generate_responses for one in response.choices)
-        answer = answers.Completion(
-            id=request.generate_responses[0].request_id,
-            created=int(time.time()),
-            model=model.name,
-            system_fingerprint=fingerprint(model),
-            choices=choices,
-            usage=usage_of(sum(request.prompt_tokens or ()), num_output, 0),
-        )
-        exchange.respond(200, msgspec.json.encode(answer))
+        if request.stream:
+            exchange.respond(200, msgspec.json.encode(await completion_chunk(request, model)))
+            return
+        exchange.respond(200, msgspec.json.encode(await _completion(request, model)))
 
     def _check(self, exchange: Exchange) -> tuple[DerenderCompletionRequest, ServedModel]:
         serving, request = self._serving, self._decoder.read(exchange)
-        _check_stream(request.stream)
         model = serving.model(exchange, request.model)
-        responses, counts = request.generate_responses, request.prompt_tokens
-        most = serving.config.max_prompts
-        if len(responses) > most:
-            message = f"generate_responses has {len(responses)} responses; at most {most} are allowed"
-            raise InvalidRequest(message, field="generate_responses")
-        for index, response in enumerate(responses):
-            _check_response(response, model, f"generate_responses.{index}", serving.config.max_choices)
-        if counts is not None and len(counts) != len(responses):
-            message = f"prompt_tokens has {len(counts)} counts; give one for each of the {len(responses)} responses"
-            raise InvalidRequest(message, field="prompt_tokens")
+        if request.stream:
+            check_chunk(request.generate_chunk, request.stream_state, model)
+            if isinstance(request.prompt_tokens, list):
+                raise InvalidRequest("prompt_tokens must be one number with stream", field="prompt_tokens")
+        else:
+            self._check_responses(request, model)
         if request.completion_request is not None:
             completion = request.completion_request = replace(request.completion_request, model=request.model)
             with fields_named({name: f"completion_request.{name}" for name in completion.__struct_fields__}):
                 checked_completion(serving, exchange, completion)
         return request, model
 
-
-def _check_stream(stream: bool | None) -> None:
-    if stream:
-        raise InvalidRequest("stream is not supported here; give the whole response", field="stream")
-
-
-def _check_response(response: TokenGeneration, model: ServedModel, where: str, max_choices: int) -> None:
-    if not 1 <= len(response.choices) <= max_choices:
-        message = f"{where}.choices has {len(response.choices)} choices; give 1 to {max_choices}"
-        raise InvalidRequest(message, field=f"{where}.choices")
-    most = model.require_info().max_model_len
-    for index, choice in enumerate(response.choices):
-        field = f"{where}.choices.{index}.token_ids"
-        if len(choice.token_ids) > most:
-            message = f"{field} has {len(choice.token_ids)} tokens; the model's context has {most}"
-            raise InvalidRequest(message, field=field)
-        if min(choice.token_ids, default=0) < 0:
-            raise InvalidRequest(f"{field} has a negative token id", field=field)
-        model.check_token_ids(choice.token_ids, field)
+    def _check_responses(self, request: DerenderCompletionRequest, model: ServedModel) -> None:
+        responses, counts = _given(request.generate_responses, "generate_responses"), request.prompt_tokens
+        config = self._serving.config
+        if len(responses) > config.max_prompts:
+            message = f"generate_responses has {len(responses)} responses; at most {config.max_prompts} are allowed"
+            raise InvalidRequest(message, field="generate_responses")
+        for index, response in enumerate(responses):
+            _check_response(response, model, f"generate_responses.{index}", config.max_choices)
+        if counts is not None and (isinstance(counts, int) or len(counts) != len(responses)):
+            given = 1 if isinstance(counts, int) else len(counts)
+            message = (
+                f"prompt_tokens has {given} counts; give a list with one for each of the {len(responses)} responses"
+            )
+            raise InvalidRequest(message, field="prompt_tokens")
 
 
-async def _prompt_of(checked: CheckedChat) -> list[int]:
-    return truncated(await encoded_chat(checked), checked.request, checked.model.require_info().max_model_len)
-
-
-def _deltas(
-    index: int,
-    choice: TokenChoice,
-    model: ServedModel,
-    fields: GenerationFields,
-    prompt: Sequence[int],
-    parsing: OutputParsing | None,
-) -> list[Delta]:
-    """Returns the choice's output as a generation gives it."""
-    output = _output(index, model, fields, prompt, parsing)
-    deltas = [output.take(choice.token_ids, None)] if choice.token_ids else []
-    if not output.finished:
-        stop_token = choice.stop_reason if isinstance(choice.stop_reason, int) else None
-        deltas.append(output.end(choice.finish_reason or "stop", stop_token))
-    return deltas
-
-
-def _output(
-    index: int, model: ServedModel, fields: GenerationFields, prompt: Sequence[int], parsing: OutputParsing | None
-) -> Choice:
-    request = GenerationRequest(
-        request_id="",
+async def _completion(request: DerenderCompletionRequest, model: ServedModel) -> answers.Completion:
+    fields = request.completion_request or GenerationFields()
+    responses, counts = request.generate_responses or [], request.prompt_tokens
+    choices: list[answers.CompletionChoice] = []
+    for response in responses:
+        for choice in response.choices:
+            choices.append(await _completion_choice(len(choices), choice, response, model, fields))
+    num_output = sum(len(one.token_ids) for response in responses for one in response.choices)
+    num_prompt = sum(counts) if isinstance(counts, list) else 0
+    return answers.Completion(
+        id=responses[0].request_id,
+        created=int(time.time()),
         model=model.name,
-        prompt_token_ids=list(prompt),
-        stop=stop_of(fields, None),
-        skip_special_tokens=fields.skip_special_tokens is not False,
-        output_parsing=parsing,
+        system_fingerprint=fingerprint(model),
+        choices=choices,
+        usage=usage_of(num_prompt, num_output, 0),
     )
-    stop_ids = frozenset(() if fields.ignore_eos else model.require_info().eos_token_ids)
-    stop_ids = stop_ids.union(fields.stop_token_ids or ())
-    return output_of(index, request, stop_ids, types_pb2.SamplingParams(), model)
 
 
-def _completion_choice(
+async def _completion_choice(
     index: int, choice: TokenChoice, response: TokenGeneration, model: ServedModel, fields: GenerationFields
 ) -> answers.CompletionChoice:
-    deltas = _deltas(index, choice, model, fields, (), None)
-    named = _with_names(choice.logprobs, model)
+    output = new_output(index, model, fields, (), None)
+    deltas = await take_all(output, choice.token_ids)
+    if not output.finished:
+        deltas.append(end_of(output, choice))
+    named = with_names(choice.logprobs, model)
     is_first = choice is response.choices[0]
     return answers.CompletionChoice(
         index=index,
         text="".join(delta.text for delta in deltas),
-        logprobs=None if named is None else _columns(named),
+        logprobs=None if named is None else columns_of(named),
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
         token_ids=choice.token_ids if fields.return_token_ids else UNSET,
@@ -218,34 +194,15 @@ def _completion_choice(
     )
 
 
-def _columns(logprobs: answers.ChatLogprobs) -> answers.CompletionLogprobs:
-    """Returns a completion's form of a chat's log-probabilities."""
-    columns = answers.CompletionLogprobs([], [], [], [])
-    offset = 0
-    for entry in logprobs.content:
-        columns.text_offset.append(offset)
-        columns.token_logprobs.append(entry.logprob)
-        columns.tokens.append(entry.token)
-        top = {one.token: one.logprob for one in entry.top_logprobs}
-        columns.top_logprobs.append({**top, entry.token: entry.logprob})
-        offset += len(entry.token)
-    return columns
+def _given(value: T | None, field: str) -> T:
+    if value is None:
+        raise InvalidRequest(f"{field} is required", field=field)
+    return value
 
 
-def _with_names(logprobs: answers.ChatLogprobs | None, model: ServedModel) -> answers.ChatLogprobs | None:
-    """Returns the log-probabilities with the tokens' texts instead of "token_id:N"."""
-    if logprobs is None:
-        return None
-    entries = []
-    for entry in logprobs.content:
-        top = [replace(one, **_name(one.token, model)) for one in entry.top_logprobs]
-        entries.append(replace(entry, **_name(entry.token, model), top_logprobs=top))
-    return answers.ChatLogprobs(content=entries)
-
-
-def _name(token: str, model: ServedModel) -> dict[str, str | list[int]]:
-    found = _TOKEN_ID.fullmatch(token)
-    if found is None:
-        return {}
-    data = model.tokenizer.token_bytes(int(found[1]))
-    return {"token": data.decode(errors="replace"), "bytes": list(data)}
+def _check_response(response: TokenGeneration, model: ServedModel, where: str, max_choices: int) -> None:
+    if not 1 <= len(response.choices) <= max_choices:
+        message = f"{where}.choices has {len(response.choices)} choices; give 1 to {max_choices}"
+        raise InvalidRequest(message, field=f"{where}.choices")
+    for index, choice in enumerate(response.choices):
+        check_token_ids(choice.token_ids, model, f"{where}.choices.{index}.token_ids")

@@ -15,8 +15,9 @@ from baton.gateway.fields.validation import check_context
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
 from baton.gateway.openai.completions import CheckedCompletion, checked_completion, encode_all
+from baton.gateway.openai.rendering.types import RenderChatRequest
 from baton.gateway.openai.token_generate import TokenSampling
-from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
+from baton.gateway.schemas.requests import CompletionRequest, GenerationFields
 from baton.gateway.serving.context import ServingContext
 from baton.rpc.errors import InvalidRequest
 
@@ -32,23 +33,30 @@ class RenderChat:
 
     def __init__(self, serving: ServingContext) -> None:
         self._serving = serving
-        self._decoder = BodyDecoder(ChatCompletionRequest, serving.config.strict_fields, serving.bodies.reader)
+        self._decoder = BodyDecoder(RenderChatRequest, serving.config.strict_fields, serving.bodies.reader)
 
     async def __call__(self, exchange: Exchange) -> None:
         serving = self._serving
-        checked = await serving.bodies.run(partial(self._check, exchange), exchange.num_body_bytes, exchange.owner)
+        checked, mask = await serving.bodies.run(
+            partial(self._check, exchange), exchange.num_body_bytes, exchange.owner
+        )
         request, model = checked.request, checked.model
         max_model_len = model.require_info().max_model_len
-        token_ids = truncated(await encoded_chat(checked), request, max_model_len)
+        token_ids = truncated(await encoded_chat(checked, mask), request, max_model_len)
         check_context(len(token_ids), max_model_len, "messages")
         _check_form(checked, token_ids)
         most = request.max_completion_tokens or request.max_tokens or serving.config.default_max_tokens
         sampling = {"max_tokens": most, "logprobs": chat_num_logprobs(request)}
         rendered = _rendered(request, exchange.request_id, model.name, token_ids, sampling)
+        if mask is not None:
+            rendered["assistant_tokens_mask"] = truncated(mask, request, max_model_len)
         exchange.respond(200, msgspec.json.encode(rendered))
 
-    def _check(self, exchange: Exchange) -> CheckedChat:
-        return checked_chat(self._serving, exchange, self._decoder.read(exchange))
+    def _check(self, exchange: Exchange) -> tuple[CheckedChat, list[int] | None]:
+        """Returns the chat, and the list for its assistant's tokens, if they are asked for."""
+        request = self._decoder.read(exchange)
+        asked, request.return_assistant_tokens_mask = request.return_assistant_tokens_mask, None
+        return checked_chat(self._serving, exchange, request), [] if asked else None
 
 
 class RenderCompletion:
