@@ -109,7 +109,7 @@ def test_bench_lists_and_runs_the_programs_of_a_folder(tmp_path, capfd):
     assert bench.main(["laps", "--fast"], tmp_path) == 3
     assert "ran ['--fast']" in capfd.readouterr().out
     assert bench.main(["lps"], tmp_path) == 2
-    assert "there are serve, latency, throughput, startup, sweep, laps" in capfd.readouterr().err
+    assert "there are serve, embed, latency, throughput, startup, sweep, laps" in capfd.readouterr().err
 
 
 def test_bench_without_a_checkout_has_what_users_run(tmp_path, capsys):

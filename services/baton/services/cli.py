@@ -69,7 +69,7 @@ NESTED: Mapping[str, tuple[str, ...]] = {
     "keys": ("create", "list", "revoke", "tenants"),
     "doctor": ("kubernetes", *SERVICES),
     "completion": ("bash", "zsh", "fish"),
-    "bench": ("serve", "latency", "throughput", "startup", "sweep"),
+    "bench": ("serve", "embed", "latency", "throughput", "startup", "sweep"),
 }
 
 # The module of each tool's main().

@@ -119,10 +119,10 @@ async def vectors_side(
 
 
 @contextlib.asynccontextmanager
-async def both_sides(
+async def both_servers(
     pooler: FakePooler, gate: Gate | None = None, **settings: Any
-) -> AsyncIterator[tuple[Rest, InferenceServiceStub]]:
-    """Yields the REST server, and a stub of the gRPC server with the same model."""
+) -> AsyncIterator[tuple[Rest, str]]:
+    """Yields the REST server, and the address of the gRPC server with the same model."""
     async with vectors_side(pooler, **settings) as rest:
         gate = gate or OpenGate()
         config = GatewayConfig(model="storyteller-7m")
@@ -132,8 +132,17 @@ async def both_sides(
         calls = VectorCalls(VectorService(serving, pooler), None)
         servicer = InferenceServicer(rest.generator, rest.catalog, gate=gate, vectors=calls)
         service = Service("baton.v1.InferenceService", servicer, add_InferenceServiceServicer_to_server)
-        async with (
-            RpcServer("127.0.0.1:0", [service], grace_seconds=0) as server,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
-        ):
-            yield rest, InferenceServiceStub(channel)
+        async with RpcServer("127.0.0.1:0", [service], grace_seconds=0) as server:
+            yield rest, f"127.0.0.1:{server.port}"
+
+
+@contextlib.asynccontextmanager
+async def both_sides(
+    pooler: FakePooler, gate: Gate | None = None, **settings: Any
+) -> AsyncIterator[tuple[Rest, InferenceServiceStub]]:
+    """Yields the REST server, and a stub of the gRPC server with the same model."""
+    async with (
+        both_servers(pooler, gate, **settings) as (rest, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield rest, InferenceServiceStub(channel)

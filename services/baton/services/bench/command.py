@@ -15,6 +15,7 @@ from baton.services.checkout import CHECKOUT
 # Those of the wheel: the package of each `command` module, and its summary.
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve.command", "Measures a running server under load: TTFT, ITL, TPOT, throughput, goodput."),
+    "embed": ("embed.command", "Measures a running server that embeds texts: texts/s, tokens/s, latency."),
     "latency": ("offline.latency", "Measures how long one batch takes in this process, without a server."),
     "throughput": ("offline.throughput", "Measures requests and tokens a second in this process, without a server."),
     "startup": ("offline.startup", "Measures how long a new process takes to its first token."),

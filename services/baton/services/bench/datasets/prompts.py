@@ -50,7 +50,8 @@ class PromptShape:
     output: Lengths
     shared: float  # share of each prompt, from its start, that its group has in common
     num_groups: int
-    chat: bool  # text of a chat's message instead of token ids
+    chat: bool  # text, of a chat's message, instead of token ids
+    advice: str = "try --endpoint completions"  # to users whose model has no text of exact lengths
 
 
 class PromptMaker:
@@ -107,7 +108,7 @@ class PromptMaker:
             if await self._client.count_tokens(" ".join([base] + [word] * _REPEATS)) == one + _REPEATS:
                 self._words.append(word)
         if len(self._words) < _LEAST_WORDS:
-            raise BenchFailed("the model's vocabulary has too few of the words for chats; try --endpoint completions")
+            raise BenchFailed(f"the model's vocabulary has too few of the words for texts; {self._shape.advice}")
         self._overhead = await self._client.count_tokens(" ".join(self._words)) - len(self._words)
 
     def _text(self, length: int) -> str:
@@ -126,7 +127,7 @@ class PromptMaker:
             if missing == 0:
                 return " ".join(words)
             words = words + self._random.choices(self._words, k=missing) if missing > 0 else words[:missing]
-        raise BenchFailed(f"no text of {length} tokens was found; try --endpoint completions")
+        raise BenchFailed(f"no text of {length} tokens was found; {self._shape.advice}")
 
     def _joined(self, prefixes: Sequence[Sequence[_T]], pool: Sequence[_T], count: int) -> list[_T]:
         num_shared = int(count * self._shape.shared)

@@ -20,6 +20,7 @@ class Prompt:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     at: float | None = None  # seconds after the first request, of a trace
+    several: tuple[Prompt, ...] = ()  # the texts of a request for embeddings, in place of all above
 
 
 class Vocabulary(Protocol):

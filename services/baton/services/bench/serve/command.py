@@ -9,10 +9,8 @@ baton bench serve --dataset-name sharegpt --dataset-path ShareGPT.json --rate 4 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import sys
-import time
 from collections.abc import Sequence
 
 from baton.services.bench.datasets.choice import check_dataset, make_dataset
@@ -21,12 +19,11 @@ from baton.services.bench.serve import plot as serve_plot
 from baton.services.bench.serve.client import Client
 from baton.services.bench.serve.load import Load, run_level, warm_up
 from baton.services.bench.serve.options import EXTRA, loads_of, metrics_of, parser_of, percentiles_of
+from baton.services.bench.serve.ready import described
 from baton.services.bench.serve.show import show
 from baton.services.bench.serve.stats import Limits, Summary
 
 __all__ = ["main", "serve_plot"]
-
-_NAP_SECONDS = 0.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +71,7 @@ def _client(options: argparse.Namespace) -> Client:
 async def _run(options: argparse.Namespace, loads: Sequence[Load], limits: Limits) -> tuple[str, list[Summary]]:
     client = _client(options)
     try:
-        model = await _described(client, options.ready_timeout)
+        model = await described(client, options.ready_timeout)
         dataset = make_dataset(options, client, options.endpoint == "chat")
         await dataset.prepare()
         if options.warm_up and dataset.size is None:
@@ -94,18 +91,6 @@ async def _run(options: argparse.Namespace, loads: Sequence[Load], limits: Limit
         return model, summaries
     finally:
         await client.close()
-
-
-async def _described(client: Client, ready_timeout: float) -> str:
-    """Returns the model's name. Waits for a server that starts. Raises BenchFailed."""
-    deadline = time.monotonic() + ready_timeout
-    while True:
-        try:
-            return await client.describe()
-        except BenchFailed:
-            if time.monotonic() >= deadline:
-                raise
-            await asyncio.sleep(_NAP_SECONDS)
 
 
 def _sized(load: Load, dataset: Dataset) -> Load:

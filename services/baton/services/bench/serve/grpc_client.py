@@ -13,7 +13,7 @@ from baton.services.bench.serve.stats import Record
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
-_SHORT_CALL_SECONDS = 30.0
+SHORT_CALL_SECONDS = 30.0
 
 
 class GrpcClient:
@@ -31,7 +31,7 @@ class GrpcClient:
         """Returns the requested model, or the only one."""
         try:
             request = inference_pb2.ListModelsRequest()
-            listed = await self._stub.ListModels(request, timeout=_SHORT_CALL_SECONDS, wait_for_ready=True)
+            listed = await self._stub.ListModels(request, timeout=SHORT_CALL_SECONDS, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise BenchFailed(f"ListModels: {error.code().name}: {error.details()}") from error
         models = {model.name: model for model in listed.models}
@@ -50,7 +50,7 @@ class GrpcClient:
         """Counts with the server's Tokenize."""
         request = inference_pb2.TokenizeRequest(model=self._model, chat=_chat(text))
         try:
-            return len((await self._stub.Tokenize(request, timeout=_SHORT_CALL_SECONDS)).token_ids)
+            return len((await self._stub.Tokenize(request, timeout=SHORT_CALL_SECONDS)).token_ids)
         except grpc.aio.AioRpcError as error:
             raise BenchFailed(f"Tokenize: {error.code().name}: {error.details()}") from error
 

@@ -140,7 +140,7 @@ async def _send(client: Client, level: _Level, request: Any, record: Record, slo
     finally:
         level.num_done += 1
         level.num_errors += bool(record.error)
-        level.num_tokens += record.num_output
+        level.num_tokens += record.num_output or record.num_prompt
         if slots is not None:
             slots.release()
 

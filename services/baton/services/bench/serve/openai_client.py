@@ -82,10 +82,15 @@ class OpenAiClient:
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = b"" if body is None else orjson.dumps(body)
+        return self._checked(method, path, *await self._fetch(method, path, data))
+
+    async def _fetch(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
         try:
-            status, answer = await self._pool.fetch(method, path, data)
+            return await self._pool.fetch(method, path, data)
         except (OSError, TimeoutError) as error:
             raise BenchFailed(f"{method} {path}: {type(error).__name__}: {error}") from error
+
+    def _checked(self, method: str, path: str, status: int, answer: bytes) -> Any:
         if status != 200:
             raise BenchFailed(f"{method} {path}: HTTP {status}: {answer[:200].decode(errors='replace')}")
         return orjson.loads(answer)
@@ -107,10 +112,7 @@ class _Answer:
 
     def refusal(self) -> str:
         """Returns the error message of an answer that is not a stream."""
-        try:
-            return str(orjson.loads(self._start)["error"]["message"])
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return self._start[:_SHOWN_OF_REFUSAL].decode(errors="replace")
+        return refusal_in(self._start)
 
     def _on_event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -133,3 +135,11 @@ class _Answer:
 
 def _messages(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def refusal_in(answer: bytes) -> str:
+    """Returns the error message in a body."""
+    try:
+        return str(orjson.loads(answer)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return answer[:_SHOWN_OF_REFUSAL].decode(errors="replace")

@@ -28,15 +28,15 @@ def show(options: argparse.Namespace, model: str, summaries: Sequence[Summary], 
         _show_one(summaries[0], metrics_of(options), percentiles_of(options), options.markdown)
     else:
         _show_levels(summaries, options.markdown)
-    for line in _remarks(summaries):
+    for line in remarks(summaries):
         print(line)
     flags = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if name not in ("api_key", "json", "png")
     }
-    document = {**facts, "model": model, "flags": flags, "levels": [_record(summary) for summary in summaries]}
-    write_json(options.json, _finite(document))
+    document = {**facts, "model": model, "flags": flags, "levels": [record_of(summary) for summary in summaries]}
+    write_json(options.json, finite(document))
     if options.png is not None:
         title = f"{model}, {dataset_text(options)}, {_limits_text(limits)}"
         serve_plot.plot_load_curve(options.png, summaries, title)
@@ -49,7 +49,7 @@ def _show_one(summary: Summary, metrics: Sequence[str], percentiles: Sequence[fl
         attribute, title = METRICS[name]
         spread: Spread | None = getattr(summary, attribute)
         values = None if spread is None else (spread.mean, *spread.chosen.values(), spread.max)
-        rows.append((title, *(["-"] * (len(header) - 1) if values is None else map(_ms, values))))
+        rows.append((title, *(["-"] * (len(header) - 1) if values is None else map(ms, values))))
     print(render_table(header, rows, markdown))
     print(_totals(summary))
 
@@ -95,7 +95,7 @@ def _load_text(summary: Summary) -> str:
     return ", ".join(filter(None, (rate, limit))) or "all at once"
 
 
-def _remarks(summaries: Sequence[Summary]) -> list[str]:
+def remarks(summaries: Sequence[Summary]) -> list[str]:
     """Returns remarks about the validity of the figures."""
     lines = []
     for summary in summaries:
@@ -121,22 +121,24 @@ def _limits_text(limits: Limits) -> str:
 def _milliseconds(spread: Spread | None) -> tuple[str, ...]:
     if spread is None:
         return ("-",) * 5
-    return tuple(map(_ms, (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)))
+    return tuple(map(ms, (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)))
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Returns milliseconds as text."""
     return f"{1000 * seconds:.2f}"
 
 
-def _record(summary: Summary) -> dict[str, Any]:
+def record_of(summary: Summary) -> dict[str, Any]:
+    """Returns all figures for JSON."""
     derived = ("num_whole", "requests_per_second", "goodput", "output_tokens_per_second")
     return {**dataclasses.asdict(summary), **{name: getattr(summary, name) for name in derived}}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replaces infinity, which JSON does not have, by null."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

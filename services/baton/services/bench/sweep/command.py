@@ -31,6 +31,7 @@ Point = Mapping[str, str]
 
 _STOP_SECONDS = 60.0
 _MILLI = 1000.0
+_OF_SERVERS = ("serve", "embed")
 # Of each benchmark: its module, and the columns: name, path in its JSON, factor.
 _Column = tuple[str, tuple[str | int, ...], float]
 _BENCHES: Mapping[str, tuple[str, tuple[_Column, ...]]] = {
@@ -44,6 +45,15 @@ _BENCHES: Mapping[str, tuple[str, tuple[_Column, ...]]] = {
             ("TTFT p99 ms", ("levels", 0, "ttft", "p99"), _MILLI),
             ("ITL p50 ms", ("levels", 0, "itl", "p50"), _MILLI),
             ("ITL p99 ms", ("levels", 0, "itl", "p99"), _MILLI),
+        ),
+    ),
+    "embed": (
+        "embed.command",
+        (
+            ("texts/s", ("texts_per_second",), 1.0),
+            ("tok/s", ("tokens_per_second",), 1.0),
+            ("p50 ms", ("e2e", "p50"), _MILLI),
+            ("p99 ms", ("e2e", "p99"), _MILLI),
         ),
     ),
     "throughput": (
@@ -77,8 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         grid, servers = _grid(options.vary, "--vary"), _grid(options.vary_serve, "--vary-serve")
         if options.vary_serve and not options.serve:
             raise ValueError("--vary-serve needs --serve COMMAND")
-        if options.serve and options.bench != "serve":
-            raise ValueError("--serve is for `baton bench sweep serve`")
+        if options.serve and options.bench not in _OF_SERVERS:
+            benches = " and ".join(f"`baton bench sweep {name}`" for name in _OF_SERVERS)
+            raise ValueError(f"--serve is for {benches}")
     except ValueError as error:
         print(f"baton bench sweep: {error}", file=sys.stderr)
         return 2
