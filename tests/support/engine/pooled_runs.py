@@ -12,13 +12,18 @@ import torch
 from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, HeadKind, PoolingParams, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.scheduling.settings import EngineSettings
 
 
 def make_pooling_engine(folder: Path, budget: int = 512, rows: int = 16, **fields: Any) -> Engine:
     config = WorkerConfig(model=str(folder), threads=1, block_size=8, max_num_requests=rows, **fields)
-    return Engine(CpuExecutor(config), EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget), epoch=1)
+    return pooling_engine_over(CpuExecutor(config), budget, rows)
+
+
+def pooling_engine_over(executor: Executor, budget: int = 512, rows: int = 16) -> Engine:
+    return Engine(executor, EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget), epoch=1)
 
 
 def run_pooled(

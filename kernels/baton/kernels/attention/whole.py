@@ -148,10 +148,14 @@ class TileColumns(NamedTuple):
 
     def on(self, flat: Tensor) -> WholeTiles:
         """Returns the tiles of a copy of `flat` on a device."""
-        num_starts = self.num_seqs + 1
-        num_tiles = (len(self.flat) - num_starts) // 2
-        starts, seq, start = flat.split([num_starts, num_tiles, num_tiles])
-        return WholeTiles(starts, seq, start, self.rows)
+        return tiles_over(flat, self.num_seqs, self.rows)
+
+
+def tiles_over(flat: Tensor, num_seqs: int, rows: int) -> WholeTiles:
+    """Returns the tiles in `flat`: starts, seq, start."""
+    num_tiles = (len(flat) - num_seqs - 1) // 2
+    starts, seq, start = flat.split([num_seqs + 1, num_tiles, num_tiles])
+    return WholeTiles(starts, seq, start, rows)
 
 
 def tile_columns(seq_lens: Sequence[int] | NDArray[np.int64], rows: int = 0) -> TileColumns:

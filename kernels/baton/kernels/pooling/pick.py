@@ -72,7 +72,7 @@ def pick_vectors(hidden: Tensor, segments: Tensor, pick: Pick, kept: Tensor, dty
     out = torch.empty(num_segments, size, dtype=dtype, device=hidden.device)
     _pick_kernel[(num_segments, triton.cdiv(size, _BLOCK_DIMS))](
         out,
-        hidden,
+        hidden.contiguous(),
         kept,
         segments,
         size,

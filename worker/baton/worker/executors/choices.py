@@ -111,7 +111,7 @@ def _by_cells(case: Case, num_kv_heads: int) -> Callable[[int], Case]:
 
 
 def _linears(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
-    if not model.cached and can_pack(case.dtype):
+    if case.device == "cpu" and not model.cached and can_pack(case.dtype):
         yield _Use("packed_linear", _constant(case), 1, "", model.num_layers)
         return
     layer = model.layers[0]

@@ -43,9 +43,9 @@ def _make_leader(config: WorkerConfig, plugins: Plugins) -> ServingExecutor:
             is_stalled=None if stall is None else stall.exists,
         )
     if config.executor == "cuda":
-        from baton.worker.executors.cuda.executor import CudaExecutor
+        from baton.worker.executors.cuda.start import start_cuda_executor
 
-        return CudaExecutor(config, plugins)
+        return start_cuda_executor(config, plugins)
     from baton.worker.executors.cpu.executor import CpuExecutor
 
     return CpuExecutor(config, plugins)

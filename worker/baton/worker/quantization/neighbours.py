@@ -70,7 +70,7 @@ class Stream:
 
     def norm(self, norm: Norm, kernels: Kernels) -> None:
         """Replaces the stream by its norm."""
-        self.residual = norm.apply(self.settled(), kernels)
+        self.residual = self.normed(norm, kernels)
 
     def normed(self, norm: Norm | None, kernels: Kernels) -> Tensor:
         """Returns the norm of the stream, or the stream itself without a norm."""

@@ -117,7 +117,7 @@ class CpuExecutor:
         self._steps: Steps = (
             PagedSteps(self._rows, loaded.config, self._memory.tensors[0])
             if loaded.config.cached
-            else WholeSteps(self._rows, self._num_rows, loaded.config)
+            else WholeSteps(loaded.config)
         )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
@@ -237,7 +237,7 @@ class CpuExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for init in plan.admitted:
             self._rows.admit(init)
-            self._steps.admit(init)
+        self._steps.apply(plan)
         for head in self._heads.values():
             head.take_rows(plan)
         for row, block_ids in plan.new_blocks:

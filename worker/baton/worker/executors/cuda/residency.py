@@ -5,38 +5,33 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.executors.cuda.startup.phases import StartPhases
-from baton.worker.layers.cuda.attention import PagedAttention
-from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.model import Model, Weights
 
 
 class Residency:
-    """Frees and restores weights and pool. Called without steps in flight.
+    """Frees and restores weights and what depends on their addresses. Called without steps in flight.
 
-    `allocate` allocates the pool. `record` captures graphs at the addresses of weights and pool. `forget` drops the
-    graphs and everything else with such addresses.
+    `restore` allocates the pool, if there is one, and captures graphs. `forget` drops the pool, the graphs and
+    everything else with addresses of pool or weights.
     """
 
     def __init__(
         self,
-        decoder: Model[StepInputs],
-        paged: PagedAttention,
-        allocate: Callable[[], Tensor],
-        record: Callable[[StartPhases], None],
+        decoder: Model[Any],
+        restore: Callable[[StartPhases], None],
         forget: Callable[[], None],
         wait: Callable[[], None],
         device: torch.device,
     ) -> None:
         self._decoder = decoder
-        self._paged = paged
-        self._allocate = allocate
-        self._record = record
+        self._restore = restore
         self._forget = forget
         self._wait = wait
         self._device = device
@@ -74,9 +69,7 @@ class Residency:
         try:
             self._decoder.weights = weights.mapped(partial(torch.Tensor.to, device=self._device))
             phases.end("weights")
-            self._paged.cache = self._allocate()
-            phases.end("KV pool")
-            self._record(phases)
+            self._restore(phases)
         except (torch.OutOfMemoryError, InvalidRequest) as error:
             self._free()
             free, _ = torch.cuda.mem_get_info(self._device)
@@ -88,8 +81,7 @@ class Residency:
     def _free(self) -> None:
         self._forget()
         decoder = self._decoder
-        decoder.weights = decoder.weights.mapped(lambda tensor: tensor.new_empty(0))
-        self._paged.cache = self._paged.cache.new_empty((self._paged.cache.shape[0], 0))
+        decoder.weights = decoder.weights.mapped(lambda tensor: tensor.new_empty((*tensor.shape[:-1], 0)))
         gc.collect()
         torch.cuda.empty_cache()
 

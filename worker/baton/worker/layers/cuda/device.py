@@ -8,41 +8,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.table import Case, find
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
+from baton.worker.layers.cuda.base import CudaLinears
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
-from baton.worker.quantization.base import LinearOps, QuantMethod
-from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
 
 
-class CudaKernels:
-    """Implements Kernels."""
-
-    rms_norm = staticmethod(find("rms_norm", Case("cuda")).load())
-    layer_norm = staticmethod(find("layer_norm", Case("cuda")).load())
-    activate = staticmethod(find("activate", Case("cuda")).load())
-    silu_mul = staticmethod(find("silu_mul", Case("cuda")).load())
-    route = staticmethod(find("route", Case("cuda")).load())
-
-
-class CudaDevice:
+class CudaDevice(CudaLinears):
     """Implements baton.worker.layers.device.Device."""
 
     def __init__(
         self, paged: PagedAttention, cos_sin: Mapping[RopeConfig, Tensor], *, batch_invariant: bool = False
     ) -> None:
+        super().__init__(paged.cache.device, cos_sin, batch_invariant=batch_invariant)
         self.paged = paged
-        self.kernels = CudaKernels()
-        self._device = paged.cache.device
-        self._cos_sin = {rope: table.to(self._device) for rope, table in cos_sin.items()}
         self._query_scales = {rope: self._query_scale(rope, len(table)) for rope, table in cos_sin.items()}
-        self._invariant = batch_invariant
-        self._linear_ops: dict[str, LinearOps] = {}
-        self._experts_ops: dict[str, ExpertsOps] = {}
         self._layers: dict[int, CudaAttention] = {}
 
     def _query_scale(self, rope: RopeConfig, num_positions: int) -> Tensor | None:
@@ -57,20 +40,6 @@ class CudaDevice:
     def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         """Returns the step's token ids and positions."""
         return step.tokens.long(), step.positions.long()
-
-    def linear_ops(self, method: QuantMethod) -> LinearOps:
-        """Returns the ops of a weight format."""
-        if method.name not in self._linear_ops:
-            made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)
-            self._linear_ops[method.name] = made
-        return self._linear_ops[method.name]
-
-    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
-        """Returns the ops of a weight format of experts."""
-        if method.name not in self._experts_ops:
-            made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)
-            self._experts_ops[method.name] = made
-        return self._experts_ops[method.name]
 
     def embed(self, table: Tensor, step: StepInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
@@ -93,10 +62,7 @@ class CudaDevice:
     def reset(self) -> None:
         """Restores scratch memory after a step that failed midway."""
         self.paged.reset()
-        for ops in self._linear_ops.values():
-            ops.reset()
-        for experts_ops in self._experts_ops.values():
-            experts_ops.reset()
+        super().reset()
 
     def warm_up(self) -> None:
         """Launches the attention variants that the steps of the warm-up do not use."""

@@ -8,8 +8,6 @@ from baton.worker.models.config import ModelConfig
 
 def misfit(model: ModelConfig) -> str:
     """Returns why executor=cuda cannot compute the model; empty if it can."""
-    if not model.cached:
-        return f"{model.architecture} has bidirectional attention: executor=cuda computes causal attention alone"
     if model.weight_format is not None and "cuda" not in model.weight_format.executors:
         return (
             f"the model's weights are in the format {model.weight_format.name}, which executor=cuda does not compute; "

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import ServiceError
-from baton.worker.core import Int32, StepPlan, TokenMasks
+from baton.worker.core import Int32, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
 from baton.worker.executors.cuda.sampling.processing import DeviceProcessing
 from baton.worker.executors.cuda.sampling.prompt_logprobs import DevicePromptLogprobs, PendingPromptLogprobs
 from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprobs
 from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
-from baton.worker.executors.cuda.sampling.undrawn import Undrawn
+from baton.worker.executors.cuda.sampling.undrawn import Undrawn, leave_out
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.model import Model
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS, ProcessorSet
@@ -33,6 +33,33 @@ class Computed(NamedTuple):
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: PendingPromptLogprobs | None = None
     failed: Mapping[int, ServiceError] = MappingProxyType({})  # by index into the rows that sample
+
+    def start_copy(self, token_ids: Tensor) -> PendingTokens:
+        """Queues the copy of the tokens to the host. `token_ids`: pinned, [num_rows] int32."""
+        own = token_ids[: len(self.token_ids)].copy_(self.token_ids, non_blocking=True)
+        return PendingTokens(own, self)
+
+
+class PendingTokens(NamedTuple):
+    """Implements baton.worker.executors.cuda.steps.launched.Pending."""
+
+    token_ids: Tensor  # pinned
+    computed: Computed
+
+    def read(self, plan: StepPlan) -> StepResult:
+        """Returns the result of the step."""
+        logprobs, prompt_logprobs = self.computed.logprobs, self.computed.prompt_logprobs
+        result = StepResult(
+            step=plan.step,
+            token_ids=self.token_ids.numpy().copy(),
+            counts=plan.samples.astype(np.int32),
+            logprobs={} if logprobs is None else logprobs.read(),
+            prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
+        )
+        sampled = np.flatnonzero(plan.samples)
+        result.failed = {int(sampled[index]): error for index, error in self.computed.failed.items()}
+        leave_out(result, plan, self.computed.left_out)
+        return result
 
 
 class GenerateHead:

@@ -11,6 +11,8 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.supported.cuda_limits import misfit
 from baton.worker.models.supported.dtypes import compute_dtype_name
 
+_SUMS = ("mean",)  # whose value depends on the order of additions
+
 
 def compute_dtype(config: WorkerConfig, model: ModelConfig) -> torch.dtype:
     """Returns the dtype of weights and activations. auto: the checkpoint's, or bfloat16 if it has none."""
@@ -37,9 +39,11 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         )
     if reason := misfit(model):
         raise InvalidRequest(reason, field="model")
-    if model.pooler is not None:
+    if model.pooler is not None and model.cached and model.pooler.pick in _SUMS and config.batch_invariant:
         raise InvalidRequest(
-            "executor=cuda computes no vectors of texts; use executor=cpu, or convert=none", field="convert"
+            f"batch_invariant=True: the {model.pooler.pick} of a causal model's tokens is added up in chunks, whose "
+            "length depends on the batch; leave it out",
+            field="batch_invariant",
         )
     if model.transformers is not None and config.batch_invariant:
         raise InvalidRequest(

@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from baton.worker.core import StepPlan, StepResult
 from baton.worker.executors.cuda.completions import DeviceWatch
 from baton.worker.executors.cuda.failures import raise_if_lost
-from baton.worker.executors.cuda.sampling.generate_head import Computed
-from baton.worker.executors.cuda.sampling.undrawn import leave_out
+
+
+class Pending(Protocol):
+    """The results of a step that are being copied to the host."""
+
+    def read(self, plan: StepPlan) -> StepResult:
+        """Returns the result. Call once, after the copy."""
+
+
+class Results(Protocol):
+    """The results of a step on the device."""
+
+    def start_copy(self, token_ids: Tensor, /) -> Pending:
+        """Queues the copy to the host. `token_ids`: pinned memory for tokens, [num_rows] int32."""
 
 
 @dataclass(slots=True)
 class _Launched:
     plan: StepPlan
-    token_ids: Tensor  # pinned
-    computed: Computed
+    pending: Pending
     started: torch.cuda.Event
     done: torch.cuda.Event
     waited: tuple[torch.cuda.Event, torch.cuda.Event] | None  # begin and end of the device's wait for masks
@@ -51,16 +62,15 @@ class LaunchedSteps:
     def add(
         self,
         plan: StepPlan,
-        computed: Computed,
+        computed: Results,
         started: torch.cuda.Event,
         waited: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
     ) -> None:
-        """Queues the copy of a step's tokens to the host, after the rest of the step."""
+        """Queues the copy of a step's results to the host, after the rest of the step."""
         self._turn = (self._turn + 1) % len(self._pinned)
-        token_ids = self._pinned[self._turn][: len(computed.token_ids)]
-        token_ids.copy_(computed.token_ids, non_blocking=True)
+        pending = computed.start_copy(self._pinned[self._turn])
         done = record_event()
-        self._launched.append(_Launched(plan, token_ids, computed, started, done, waited))
+        self._launched.append(_Launched(plan, pending, started, done, waited))
         if self._wake is not None:
             self._watch.add(done, self._wake)
 
@@ -72,18 +82,8 @@ class LaunchedSteps:
         except Exception as error:
             raise_if_lost(error, self._wait)
             raise
-        logprobs, prompt_logprobs = launched.computed.logprobs, launched.computed.prompt_logprobs
-        result = StepResult(
-            step=launched.plan.step,
-            token_ids=launched.token_ids.numpy().copy(),
-            counts=launched.plan.samples.astype(np.int32),
-            logprobs={} if logprobs is None else logprobs.read(),
-            prompt_logprobs={} if prompt_logprobs is None else prompt_logprobs.read(),
-            seconds=launched.seconds,
-        )
-        sampled = np.flatnonzero(launched.plan.samples)
-        result.failed = {int(sampled[index]): error for index, error in launched.computed.failed.items()}
-        leave_out(result, launched.plan, launched.computed.left_out)
+        result = launched.pending.read(launched.plan)
+        result.seconds = launched.seconds
         if self._traced:
             if self._last_done is not None:
                 result.idle_seconds = self._last_done.elapsed_time(launched.started) / 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,7 @@ from baton.worker.core import StepPlan
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
-from baton.worker.executors.cuda.sampling.generate_head import Computed, GenerateHead
-from baton.worker.executors.cuda.sampling.undrawn import Undrawn
+from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.executors.heads import Head
 from baton.worker.layers.cuda.attention import PagedAttention
@@ -31,7 +31,7 @@ class Stepper:
         batch: DeviceBatch,
         decoder: Model[StepInputs],
         paged: PagedAttention,
-        head: GenerateHead,
+        head: GenerateHead | None,
         num_rows: int,
         block_size: int,
         device: torch.device,
@@ -42,7 +42,7 @@ class Stepper:
         self._batch = batch
         self._decoder = decoder
         self._paged = paged
-        self._head = head  # of decodes
+        self._head = head  # of decodes; None: the model generates nothing
         self._block_size = block_size
         self._device = device
         self._invariant = batch_invariant
@@ -50,9 +50,14 @@ class Stepper:
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
     @property
+    def _generate(self) -> GenerateHead:
+        assert self._head is not None, "decodes generate"
+        return self._head
+
+    @property
     def logits(self) -> Tensor:
         """Logits of the last `decode`, [num_rows, vocab_size]."""
-        return self._head.logits
+        return self._generate.logits
 
     def decode(self, numbers: Tensor, size: int) -> Tensor:
         """Decodes one token for each of `size` rows. `numbers` [2 * size] int32 are rows (-1: padding), then numbers of
@@ -64,19 +69,17 @@ class Stepper:
         starts = self._ordinals[: size + 1]
         seq_lens = self._seq_lens[:size]
         inputs = self._inputs(numbers[:size], numbers[size:], starts, size, 1, size, None, seq_lens)
-        return self._head.draw(self._decoder, self._decoder.forward(inputs), numbers[:size], seq_lens)
+        return self._generate.draw(self._decoder, self._decoder.forward(inputs), numbers[:size], seq_lens)
 
     def draw_special(self, numbers: Tensor, size: int) -> None:
         """Samples again, after `decode`, for rows with edits, filters or masks."""
-        self._head.draw_special(numbers[:size], self._seq_lens[:size])
+        self._generate.draw_special(numbers[:size], self._seq_lens[:size])
 
     def score(self, numbers: Tensor, size: int) -> None:
         """Computes log-probabilities for rows that ask for them, after all draws."""
-        self._head.score(numbers[:size])
+        self._generate.score(numbers[:size])
 
-    def run(
-        self, plan: StepPlan, head: Head[DeviceStep, Undrawn, Computed], on_written: Callable[[int], None] | None
-    ) -> Undrawn:
+    def run(self, plan: StepPlan, head: Head[DeviceStep, Any, Any], on_written: Callable[[int], None] | None) -> Any:
         """Runs any step, kernel by kernel, without draws that need masks. `on_written`: see Model.forward."""
         columns = step_columns(plan, self._batch.rows_of(plan))
         if self._invariant:

@@ -68,4 +68,4 @@ def read_encoder(fields: Fields, architecture: str, names: TensorNames) -> Model
     )
 
 
-FAMILY = Family(ARCHITECTURE, "bert", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "bert", read)

@@ -42,4 +42,4 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, num_token_types=0, classifier=classifier)
 
 
-FAMILY = Family(ARCHITECTURE, "distilbert", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "distilbert", read)

@@ -91,4 +91,4 @@ def _classifier(fields: Fields, hidden: int) -> ClassifierSpec:
     )
 
 
-FAMILY = Family(ARCHITECTURE, "modernbert", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "modernbert", read)

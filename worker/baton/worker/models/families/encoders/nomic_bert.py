@@ -80,4 +80,4 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-FAMILY = Family(ARCHITECTURE, "nomic_bert", read, ignores_auto_map=True, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "nomic_bert", read, ignores_auto_map=True)

@@ -30,4 +30,4 @@ def read_roberta(fields: Fields, architecture: str) -> ModelConfig:
     return replace(config, position_offset=padding + 1, classifier=classifier)
 
 
-FAMILY = Family(ARCHITECTURE, "roberta", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "roberta", read)

@@ -15,4 +15,4 @@ def read(fields: Fields) -> ModelConfig:
     return read_roberta(fields, ARCHITECTURE)
 
 
-FAMILY = Family(ARCHITECTURE, "xlm-roberta", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "xlm-roberta", read)
