@@ -13,8 +13,9 @@ from support.gateway.rest_harness import SAMPLE
 from baton.gateway.config import GatewayConfig
 from baton.gateway.models.served import load_served_model
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
+from baton.gateway.parsing.reasoning_registry import REASONING_FORMATS
 from baton.gateway.parsing.recognition import Traits
-from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.server import served_model
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.registry import FAMILIES
@@ -131,6 +132,20 @@ MODELS = {
     "Step 3": Model("step3_text", STEP_3, "step3", "step3"),
     "Command A": Model(
         "cohere2", "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>[", "cohere_command3", "cohere_command3"
+    ),
+    "Command A+": Model(
+        "cohere2_moe",
+        "<|START_THINKING|>{{ plan }}<|END_THINKING|><|START_ACTION|>[{{ calls }}<|START_TEXT|>{{ text }}<|END_TEXT|>",
+        "cohere_command4",
+        "cohere_command4",
+    ),
+    "Solar Open 2": Model(
+        "solar_open2", "{{ '<|think:start|>' }}{{ '<|tool_call:start|>' + name }}", "solar_open2", "solar_open2"
+    ),
+    "MiniMax M3": Model("minimax_m3", "{{ ']<]minimax[>[<tool_call>' }}<mm:think>", "minimax_m3", "minimax_m3"),
+    "Kimi K3": Model("kimi_k3", "{{ '<|open|>think<|sep|>' }}", "kimi_k3", "kimi_k3"),
+    "Inkling": Model(
+        "inkling", "{{ '<|content_thinking|>' }}{{ '<|content_invoke_tool_json|>' }}", "inkling", "inkling"
     ),
     "Apertus": Model("apertus", "{{ '<|tools_prefix|>[' + calls + ']<|tools_suffix|>' }}", "apertus"),
     "Hunyuan 3": Model("hy_v3", "<tool_call>{name}<tool_sep><arg_key>{{ '<think></think>' }}", "hy_v3", "hy_v3"),

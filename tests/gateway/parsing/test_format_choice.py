@@ -6,8 +6,9 @@ import pytest
 from support.gateway.parsing_harness import parse
 
 from baton.gateway.parsing.format_choice import FormatFlags, choose_format
+from baton.gateway.parsing.reasoning_registry import REASONING_FORMATS
 from baton.gateway.parsing.recognition import Traits
-from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.parsing.tool import Tool, ToolMode, ToolUse
 from baton.rpc.errors import InvalidRequest
 

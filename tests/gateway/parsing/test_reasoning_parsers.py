@@ -7,7 +7,8 @@ from support.gateway.parsing_harness import TOOLS, Parsed, cut, parse, put_toget
 
 from baton.gateway.parsing.output_format import OutputFormat
 from baton.gateway.parsing.output_parser import OutputOptions, OutputParser
-from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.reasoning_registry import REASONING_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 
 OPEN_PROMPT = "<｜Assistant｜><think>\n"
@@ -61,6 +62,40 @@ SAMPLES = {
     "laguna": ("poolside_v1", "<assistant>\n<think>", "Hm.</think>Yes.", "Hm.", "Yes."),
     "minimax keeps it": ("minimax_m2_append_think", "<think>\n", "Hm.</think>\nYes.", "", "<think>Hm.</think>\nYes."),
     "minimax repeats the tag": ("minimax_m2_append_think", "", "<think>Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
+    "command a+": (
+        "cohere_command4",
+        "<|CHATBOT_TOKEN|><|START_THINKING|>",
+        "Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+        "Hm.",
+        "Yes.",
+    ),
+    "solar": ("solar_open2", "<|im:start|>assistant<|think:start|>", "Hm.\n<|think:end|>\nYes.", "Hm.", "Yes."),
+    "solar is told not to": ("solar_open2", "<|think:start|><|think:end|>", "Yes.", "", "Yes."),
+    "minimax m3": ("minimax_m3", "]~b]ai\n", "<mm:think>\nHm.\n</mm:think>\nYes.", "Hm.", "Yes."),
+    "minimax m3, opened": ("minimax_m3", "]~b]ai\n<mm:think>", "Hm.</mm:think>Yes.", "Hm.", "Yes."),
+    "minimax m3, a stray end": ("minimax_m3", "]~b]ai\n", "</mm:think>Yes.</mm:think>", "", "Yes.</mm:think>"),
+    "kimi 3": (
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>",
+        "Hm.",
+        "Yes.",
+    ),
+    "kimi 3 does not": ("kimi_k3", "<|open|>response<|sep|>", "Yes.<|close|>response<|sep|>", "", "Yes."),
+    "inkling": (
+        "inkling",
+        "<|message_model|>",
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>",
+        "Hm.",
+        "Yes.",
+    ),
+    "inkling, opened": (
+        "inkling",
+        "<|message_model|><|content_thinking|>",
+        "Hm.<|end_message|><|message_model|><|content_text|>Yes.<|content_model_end_sampling|>",
+        "Hm.",
+        "Yes.",
+    ),
     "hunyuan 3": ("hy_v3", "", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     "step 3": ("step3", "<｜BOT｜>assistant\n<think>\n", "Hm.\n</think>\nYes.", "Hm.", "Yes."),
     "granite": (
@@ -127,6 +162,11 @@ def test_cuts_change_nothing(sample, seed, extra):
         "ernie45",
         "hunyuan_a13b",
         "cohere_command3",
+        "cohere_command4",
+        "solar_open2",
+        "minimax_m3",
+        "kimi_k3",
+        "inkling",
     ):  # whose marks have other letters
         assert _letters(whole.content + whole.reasoning) == _letters(text)
 

@@ -48,7 +48,8 @@ TOOLS = (
     Tool("get_time", parameters=EMPTY, strict=True),
 )
 VALIDATORS = {tool.name: jsonschema.Draft202012Validator(tool.parameters) for tool in TOOLS}
-FORMATS = [name for name in DISTINCT if name != "qwen3_xml"]
+# Those whose grammar is known.
+FORMATS = [name for name in DISTINCT if name != "qwen3_xml" and (TOOL_FORMATS[name].syntax or name == "gpt-oss")]
 
 PYTHONIC = ("pythonic", "lfm2", "olmo3")
 
@@ -84,6 +85,7 @@ BEGINS = {
     "hunyuan_a13b": ["Ok <b>.<tool_calls>"],
     "cohere_command3": ["Ok.<|START_ACTION|>"],
     "apertus": ["Ok.<|tools_prefix|>"],
+    "solar_open2": ["Ok.<|tool_call:start|>"],
     "hy_v3": ["Ok.<tool_calls>\n<tool_call>"],
     "lfm2": ["Ok.<|tool_call_start|>"],
     "olmo3": ["Ok <b>.<function_calls>"],
@@ -98,6 +100,7 @@ CLOSERS = [
     '</tool_call>', '\n</tool_call>', '</arg_value>', '<arg_key>', '<｜tool▁sep｜>', '<｜tool▁call▁end｜>', '\n```',
     '<|tool_call_end|>', '<|call|>', '<|message|>', 'get_weather', '[{"name": "get_weather", "arguments": {',
      '_weather', '>', ' name="get_weather">\n', 'call:get_weather{city:', '<escape>', '<|"|>', ',unit:',
+    '<|tool_arg:end|>\n', '<|tool_call:end|>',
     '0', '"}', '", "tool_name": "get_weather", "parameters": {"city": "', '<|END_ACTION|>', '<tool_sep>\n',
     '</param>', '</steptml:invoke>', '</steptml:parameter>', '</function_calls>', '</tool_calls>', '<|action_end|>',
     '</invoke>', '</｜DSML｜invoke>', '</parameter>\n', '</｜DSML｜parameter>\n', '<tool_call|>', '<end_function_call>',
@@ -232,6 +235,7 @@ GOOD = {
     "apertus": '<|tools_prefix|>[{"get": {"a": 1}}]<|tools_suffix|>',
     "hy_v3": "<tool_calls>\n<tool_call>get<tool_sep>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
     "</tool_calls>",
+    "solar_open2": "<|tool_call:start|>get\n<|tool_arg:start|>a<|tool_arg:value|>1<|tool_arg:end|>\n<|tool_call:end|>",
     "lfm2": "<|tool_call_start|>[get(a=1), get_time()]<|tool_call_end|>",
     "olmo3": "<function_calls>\nget(a=1)\n</function_calls>",
     "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get "

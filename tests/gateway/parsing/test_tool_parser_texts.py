@@ -55,8 +55,8 @@ def test_no_word_is_lost(name, words):
 
 
 def _hidden_places(name, text):
-    """What the formats have places for that no client sees: names of channels, ids."""
-    return text if name in ("gpt-oss", "openai") or (name, "[CALL_ID]" in text) == ("mistral", True) else ""
+    """What the formats have places for that no client sees: names of channels and messages, ids."""
+    return text if name in ("gpt-oss", "openai", "inkling") or (name, "[CALL_ID]" in text) == ("mistral", True) else ""
 
 
 @pytest.mark.parametrize("name", DISTINCT)
@@ -86,6 +86,8 @@ def test_held_back_text_is_bounded(name):
         "longcat": '<longcat_tool_call>{"x": "',
         "cohere_command3": '<|START_ACTION|>[{"x": "', "apertus": '<|tools_prefix|>[{"', "hy_v3": "<tool_call>",
         "minicpm5": '<function name="', "gigachat3": '<|function_call|>{"x": "',
+        "solar_open2": "<|tool_call:start|>", "minimax_m3": "]<]minimax[>[<invoke", "kimi_k3": "<|open|>call ",
+        "inkling": '<|content_invoke_tool_json|>{"x": "',
         "lfm2": "<|tool_call_start|>[f", "olmo3": "<function_calls>f",
     }[name]  # fmt: skip
     parser = tool_parser(name)

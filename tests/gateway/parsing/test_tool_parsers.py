@@ -4,9 +4,10 @@ import json
 
 import pytest
 from support.gateway.parsing_harness import TOOLS, parse, tool_parser
-from support.gateway.tool_samples import CALL, SAMPLES, qwen
+from support.gateway.tool_samples import CALL, SAMPLES, kimi_3, m3, qwen
 
 from baton.gateway.parsing.registry import TOOL_FORMATS
+from baton.gateway.parsing.tool import Tool
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -65,6 +66,41 @@ def _is_json(text):
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+LISTS = Tool(
+    "save",
+    parameters={
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}},
+            "none": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+            "row": {"$ref": "#/$defs/Row"},
+        },
+        "$defs": {"Row": {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "number"}}}},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("<tags><item>1</item><item>b</item></tags>", {"tags": ["1", "b"]}),
+        ("<rows><item><id>1</id><n>2</n></item></rows>", {"rows": [{"id": "1", "n": 2}]}),
+        ("<none></none><tags>\n</tags><row></row>", {"none": [], "tags": [], "row": {}}),
+        ("<row><id>7</id>and <x>true</x></row>", {"row": {"id": "7", "x": True, "$text": "and "}}),
+    ],
+)
+def test_elements_in_elements_are_lists_and_objects_by_the_schema(written, meant):
+    text = m3(f'<tool_call><invoke name="save">{written}</invoke></tool_call>')
+    ((called, arguments),) = parse(tool_parser("minimax_m3", [LISTS]), text).calls
+    assert (called, json.loads(arguments)) == ("save", meant)
+
+
+def test_quotes_in_names_are_unescaped():
+    text = kimi_3("f", 1, ("a &quot;b&quot; &amp;amp;", "string", "x"))
+    assert json.loads(parse(tool_parser("kimi_k3"), text).calls[0][1]) == {'a "b" &amp;': "x"}
 
 
 def test_arguments_come_as_they_are_written():

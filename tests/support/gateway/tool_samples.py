@@ -34,6 +34,24 @@ def harmony(name, arguments):
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
+def solar(name, **arguments):
+    lines = "".join(f"<|tool_arg:start|>{k}<|tool_arg:value|>{v}<|tool_arg:end|>\n" for k, v in arguments.items())
+    return f"<|tool_call:start|>{name}\n{lines}<|tool_call:end|>"
+
+
+def m3(text):
+    """The tags of a text, each with the mark."""
+    return text.replace("<", "]<]minimax[>[<")
+
+
+def kimi_3(name, index, *arguments):
+    listed = "".join(
+        f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+        for key, kind, value in arguments
+    )
+    return f'<|open|>call tool="{name}" index="{index}"<|sep|>{listed}<|close|>call<|sep|>'
+
+
 # What the model writes, the text of the answer, the calls as (name, arguments).
 SAMPLES = {
     "hermes one": (
@@ -285,6 +303,52 @@ SAMPLES = {
         '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
         '    {"tool_call_id": "1", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
         "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
+    "command a+": (
+        "cohere_command4",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}\n]'
+        "<|END_ACTION|>",
+        "",
+        [(CALL, {"city": "Paris"})],
+    ),
+    "solar": (
+        "solar_open2",
+        "Ok.\n" + solar("get_weather", city="Pa\nris", days=3, note="null") + "\n" + solar("get_time"),
+        "Ok.",
+        [(CALL, {"city": "Pa\nris", "days": 3, "note": None}), ("get_time", {})],
+    ),
+    "solar without an end": (
+        "solar_open2",
+        solar("get_weather", city="a <b>").removesuffix("<|tool_call:end|>") + solar("get_time"),
+        "",
+        [(CALL, {"city": "a <b>"}), ("get_time", {})],
+    ),
+    "minimax m3": (
+        "minimax_m3",
+        "Ok.\n"
+        + m3(
+            '<tool_call>\n<invoke name="get_weather">\n<city>Pa\nris</city>\n<days>3</days>\n<at>\n<lat>1.5</lat>'
+            "\n<l>1</l><l>a</l>\n</at>\n<note>null</note>\n</invoke>\n<invoke name=get_time>\n</invoke>\n</tool_call>"
+        ),
+        "Ok.",
+        [(CALL, {"city": "Pa\nris", "days": 3, "at": {"lat": 1.5, "l": [1, "a"]}, "note": None}), ("get_time", {})],
+    ),
+    "kimi 3": (
+        "kimi_k3",
+        "Ok.<|close|>response<|sep|><|open|>tools<|sep|>"
+        + kimi_3("get_weather", 1, ("city", "string", 'Pa\n"ris"'), ("days", "number", "3"), ("at", "object", "{}"))
+        + kimi_3("get_time", 2)
+        + "<|close|>tools<|sep|><|close|>message<|sep|>",
+        "Ok.",
+        [(CALL, {"city": 'Pa\n"ris"', "days": 3, "at": {}}), ("get_time", {})],
+    ),
+    "inkling": (
+        "inkling",
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Ok.<|end_message|><|message_model|>get_weather"
+        '<|content_invoke_tool_json|>{"name":"get_weather","args":{"city":"Paris"}}<|end_message|><|message_model|>get_time'
+        '<|content_invoke_tool_json|>{"name":"get_time","args":{}}<|end_message|><|content_model_end_sampling|>',
+        "Ok.",
         [(CALL, {"city": "Paris"}), ("get_time", {})],
     ),
     "apertus": (

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.gateway.parsing.output_format import Choice, OutputFormat, ReasoningFormat, ToolFormat
+from baton.gateway.parsing.reasoning_registry import REASONING_FORMATS
 from baton.gateway.parsing.recognition import Recognized, Traits, recognized_reasoning, recognized_tools
-from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.plugins.kinds import REASONING_PARSERS, TOOL_PARSERS
 from baton.plugins.plugins import NO_PLUGINS, Plugins, instance_of
 from baton.rpc.errors import InvalidRequest

@@ -1,4 +1,4 @@
-"""The built-in formats by name."""
+"""The built-in formats of tool calls by name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from baton.gateway.parsing.grammar.call_syntax import CallSyntax
-from baton.gateway.parsing.output_format import ReasoningFormat, ToolFormat
-from baton.gateway.parsing.reasoning_formats import granite as granite_reasoning
-from baton.gateway.parsing.reasoning_formats.answer_tags import AnswerTagsParser
-from baton.gateway.parsing.reasoning_formats.granite import GraniteReasoningParser
-from baton.gateway.parsing.reasoning_formats.kept_reasoning import KeptReasoningParser
-from baton.gateway.parsing.reasoning_formats.think_tags import ThinkTagsParser
+from baton.gateway.parsing.output_format import ToolFormat
 from baton.gateway.parsing.tool_formats import (
     apertus,
     deepseek_v3,
@@ -19,13 +14,17 @@ from baton.gateway.parsing.tool_formats import (
     glm45,
     harmony,
     hermes,
+    inkling,
     invoke_tags,
     kimi_k2,
+    kimi_k3,
     listed_calls,
     llama3_json,
+    minimax_m3,
     mistral,
     pythonic,
     qwen3_coder,
+    solar_open2,
     tagged_pythonic,
 )
 from baton.gateway.parsing.tool_formats.apertus import ApertusParser
@@ -41,6 +40,7 @@ from baton.gateway.parsing.tool_formats.hermes import (
     InternLmParser,
     LongcatParser,
 )
+from baton.gateway.parsing.tool_formats.inkling import InklingParser
 from baton.gateway.parsing.tool_formats.invoke_tags import (
     DeepSeekV4Parser,
     DsmlParser,
@@ -49,6 +49,7 @@ from baton.gateway.parsing.tool_formats.invoke_tags import (
     Step3Parser,
 )
 from baton.gateway.parsing.tool_formats.kimi_k2 import KimiK2Parser
+from baton.gateway.parsing.tool_formats.kimi_k3 import KimiK3Parser
 from baton.gateway.parsing.tool_formats.listed_calls import (
     CohereParser,
     GraniteParser,
@@ -58,48 +59,21 @@ from baton.gateway.parsing.tool_formats.listed_calls import (
     XlamParser,
 )
 from baton.gateway.parsing.tool_formats.llama3_json import Llama3JsonParser
+from baton.gateway.parsing.tool_formats.minimax_m3 import MiniMaxM3Parser
 from baton.gateway.parsing.tool_formats.mistral import MistralParser
 from baton.gateway.parsing.tool_formats.pythonic import PythonicParser
 from baton.gateway.parsing.tool_formats.qwen3_coder import Qwen3CoderParser, SeedOssParser
+from baton.gateway.parsing.tool_formats.solar_open2 import SolarOpen2Parser
 from baton.gateway.parsing.tool_formats.tagged_pythonic import Lfm2Parser, Olmo3Parser
 
-_THINK, _END_THINK = "<think>", "</think>"
-_MISTRAL_THINK, _MISTRAL_END_THINK = "[THINK]", "[/THINK]"
 _CALL_TAGS = ("<tool_call>", "</tool_call>")
-_HARMONY_TOKENS = (harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.CALL, harmony.CONSTRAIN)
 _KIMI_SECTION = (kimi_k2.SECTION,)
-_SEED_THINK = ("<seed:think>", "</seed:think>")
-_GEMMA_THINK = ("<|channel>thought\n", "<channel|>")
-_COHERE_THINK = ("<|START_THINKING|>", "<|END_THINKING|>")
-_COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
-_HARMONY_REASONING = ReasoningFormat(lambda opened: HarmonyParser(), _HARMONY_TOKENS)
-
-
-def _think(
-    opened: bool = False, implicit_ends: tuple[str, ...] = (), tags: tuple[str, str] = (_THINK, _END_THINK)
-) -> ReasoningFormat:
-    return ReasoningFormat(
-        lambda is_open: ThinkTagsParser(*tags, opened=is_open, implicit_ends=implicit_ends),
-        special_tokens=(*tags, *implicit_ends),
-        open_tag=tags[0],
-        close_tag=tags[1],
-        opened=opened,
-    )
 
 
 def _objects(parser: type[HermesParser], syntax: CallSyntax) -> ToolFormat:
     """Returns the format of JSON objects between tags."""
     tags = (parser.open_tag, parser.subtag, parser.close_tag)
     return ToolFormat(parser, tuple(tag for tag in tags if tag), starts=tags[:1], syntax=syntax)
-
-
-def _answered(
-    opened: bool, answer_tags: tuple[str, str], tags: tuple[str, str] = (_THINK, _END_THINK)
-) -> ReasoningFormat:
-    """Returns the format of reasoning tags before an answer that may have tags of its own."""
-    return replace(
-        _think(opened, tags=tags), new_parser=lambda is_open: AnswerTagsParser(*tags, answer_tags, opened=is_open)
-    )
 
 
 _TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -140,7 +114,7 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         starts=_CALL_TAGS[:1],
         syntax=glm45.SYNTAX,
     ),
-    "gpt-oss": ToolFormat(HarmonyParser, _HARMONY_TOKENS, has_reasoning=True, output_form=harmony.output_form),
+    "gpt-oss": ToolFormat(HarmonyParser, harmony.TOKENS, has_reasoning=True, output_form=harmony.output_form),
     "pythonic": ToolFormat(
         PythonicParser,
         (pythonic.START, pythonic.END),
@@ -226,6 +200,12 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "olmo3": ToolFormat(
         Olmo3Parser, Olmo3Parser.tags, starts=Olmo3Parser.tags[:1], syntax=tagged_pythonic.OLMO3_SYNTAX
     ),
+    "solar_open2": ToolFormat(
+        SolarOpen2Parser, solar_open2.TAGS, starts=solar_open2.TAGS[:1], syntax=solar_open2.SYNTAX
+    ),
+    "minimax_m3": ToolFormat(MiniMaxM3Parser, (minimax_m3.MARK,), starts=minimax_m3.SECTION[:1]),
+    "kimi_k3": ToolFormat(KimiK3Parser, (kimi_k3.OPEN, kimi_k3.CLOSE, kimi_k3.SEP), starts=kimi_k3.TOOLS[:1]),
+    "inkling": ToolFormat(InklingParser, inkling.TOKENS, has_reasoning=True, starts=(inkling.CALL,)),
 }
 # Other names, and variants that differ in what models write.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -240,47 +220,5 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "step3p5": _TOOL_FORMATS["qwen3_coder"],
     "mimo": _TOOL_FORMATS["qwen3_coder"],
     "poolside_v1": _TOOL_FORMATS["glm45"],
-}
-
-REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "deepseek_r1": _think(opened=True),
-    "qwen3": _think(),
-    "glm45": _think(),
-    "kimi_k2": _think(implicit_ends=_KIMI_SECTION),
-    "mistral": ReasoningFormat(
-        lambda opened: ThinkTagsParser(_MISTRAL_THINK, _MISTRAL_END_THINK, opened=opened, anywhere=True),
-        special_tokens=(_MISTRAL_THINK, _MISTRAL_END_THINK),
-        open_tag=_MISTRAL_THINK,
-        close_tag=_MISTRAL_END_THINK,
-    ),
-    "gpt-oss": _HARMONY_REASONING,
-    "openai_gptoss": _HARMONY_REASONING,
-    "deepseek_v3": _think(),
-    "deepseek_v4": _think(),
-    "glm47": _think(),
-    "nemotron_v3": _think(opened=True),
-    "step3": _think(opened=True),
-    "step3p5": _think(opened=True),
-    "olmo3": _think(opened=True),
-    "mimo": _think(),
-    "ernie45": _answered(True, ("<response>", "</response>")),
-    "hunyuan_a13b": _answered(False, ("<answer>", "</answer>")),
-    "hy_v3": _think(),
-    "cohere_command3": replace(
-        _answered(False, _COHERE_ANSWER, _COHERE_THINK), special_tokens=(*_COHERE_THINK, *_COHERE_ANSWER)
-    ),
-    "minimax_m2": _think(opened=True),
-    "minimax_m2_append_think": replace(_think(opened=True), new_parser=KeptReasoningParser),
-    "holo2": _think(opened=True),
-    "poolside_v1": _think(),
-    "seed_oss": _think(tags=_SEED_THINK),
-    "gemma4": ReasoningFormat(
-        lambda opened: ThinkTagsParser(*_GEMMA_THINK, opened=opened, implicit_ends=Gemma4Parser.tags[:1]),
-        special_tokens=("<|channel>", "<channel|>"),
-        open_tag=_GEMMA_THINK[0],
-        close_tag=_GEMMA_THINK[1],
-    ),
-    "granite": ReasoningFormat(
-        GraniteReasoningParser, open_tag=granite_reasoning.STARTS[0], close_tag=granite_reasoning.ENDS[0]
-    ),
+    "cohere_command4": _TOOL_FORMATS["cohere_command3"],
 }

@@ -15,7 +15,8 @@ from baton.gateway.models.constraints.structured_output import (
 )
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.output_format import OutputFormat
-from baton.gateway.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
+from baton.gateway.parsing.reasoning_registry import REASONING_FORMATS
+from baton.gateway.parsing.registry import TOOL_FORMATS
 from baton.rpc.errors import InvalidRequest, Unavailable
 from baton.v1 import types_pb2
 

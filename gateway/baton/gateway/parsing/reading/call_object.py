@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 
@@ -15,7 +15,11 @@ _OTHER_KEYS = ("type", "id")
 
 
 def read_call_object(
-    source: Source, out: EventWriter, is_call: Callable[[str], bool] | None = None, name_key: str = "name"
+    source: Source,
+    out: EventWriter,
+    is_call: Callable[[str], bool] | None = None,
+    name_key: str = "name",
+    argument_keys: Sequence[str] = _ARGUMENT_KEYS,
 ) -> Steps[None]:
     """Reads one object within an attempt, and writes the call as soon as its name, under `name_key`, is known.
 
@@ -37,7 +41,7 @@ def read_call_object(
             source.commit()
             if early_arguments is not None:
                 out.arguments(_as_object(early_arguments))
-        elif key in _ARGUMENT_KEYS and not has_arguments:
+        elif key in argument_keys and not has_arguments:
             has_arguments = True
             if started:
                 yield from pass_arguments(source, out)
