@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from baton.worker.quantization.base import LinearShape, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
@@ -26,6 +28,10 @@ class WeightFormat(ABC):
 
         One name of a method stands for one way: its ops are shared by all linears.
         """
+
+    def decoder_of(self, name: str) -> Callable[[Tensor], Tensor] | None:
+        """Returns what makes one number in fp32 of the bytes of a tensor, if they are of no fixed number."""
+        return None
 
     def experts_method_of(self, shape: ExpertsShape) -> ExpertsMethod:
         """Returns how the weights of a layer's experts are stored and multiplied, if `covers_experts`."""

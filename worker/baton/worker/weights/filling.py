@@ -18,7 +18,7 @@ from baton.worker.weights.checkpoint import WrongTensor
 from baton.worker.weights.files.safetensors_file import DTYPES, QUANTIZED_DTYPES
 from baton.worker.weights.heads import tied_source, with_true_head
 from baton.worker.weights.stored_experts import with_stored_experts
-from baton.worker.weights.stream.pieces import Place
+from baton.worker.weights.stream.pieces import Coding, Place
 from baton.worker.weights.stream.progress import LoadProgress
 from baton.worker.weights.stream.streaming import Streamed, StreamSettings, TensorStream
 from baton.worker.weights.tensors import Tensors
@@ -64,7 +64,7 @@ def load_weights(
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         theirs = names[name]
-        stream.add(checkpoint.place(theirs, shape), checkpoint.in_file_order(theirs, into))
+        stream.add(_place(config, checkpoint, theirs, shape), checkpoint.in_file_order(theirs, into))
 
     def read() -> None:
         nonlocal streamed
@@ -102,7 +102,7 @@ def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict
             return
         found.names[name] = theirs
         try:
-            _check_stored(checkpoint.place(theirs, shape), into, theirs)
+            _check_stored(_place(config, checkpoint, theirs, shape), into, theirs)
         except WrongTensor as error:
             found.problems.append(error.message)
 
@@ -126,6 +126,15 @@ def _spellings(config: ModelConfig, name: str) -> list[str]:
         if name.endswith(ours):
             names += [one.removesuffix(ours) + theirs for one in names]
     return names
+
+
+def _place(config: ModelConfig, checkpoint: Tensors, name: str, shape: tuple[int, ...]) -> Place:
+    decode = None if config.weight_format is None else config.weight_format.made().decoder_of(name)
+    if decode is None:
+        return checkpoint.place(name, shape)
+    entry = checkpoint.entry(name)
+    coding = Coding(torch.float32, block_bytes=entry.num_bytes, decode=decode)
+    return checkpoint.place(name, entry.shape)._replace(coding=coding)
 
 
 def _check_stored(place: Place, into: Tensor, name: str) -> None:

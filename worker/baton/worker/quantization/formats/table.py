@@ -26,6 +26,7 @@ _ROWS = (
     FormatRow("awq", "awq", "4 bits, packed along output features (gemm)"),
     FormatRow("gptq", "gptq", "2, 4 or 8 bits, also in the order of activations; both versions of zeros"),
     FormatRow("mxfp4", "mxfp4", "experts of gpt-oss"),
+    FormatRow("bitsandbytes", "bitsandbytes", "NF4 and FP4, also with nested scales; int8"),
     FormatRow("modelopt", "modelopt", "FP8 with a scale a tensor; NVFP4"),
 )
 FORMATS: Mapping[str, FormatRow] = {row.quant_method: row for row in _ROWS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,8 +17,17 @@ from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 MX_GROUP, NV_GROUP = 32, 16
 _NO_EXPONENT = 255  # NaN
-_PAIRS = torch.tensor([[E2M1[byte & 15], E2M1[byte >> 4]] for byte in range(256)])  # the low half comes first
+
 _POWERS = torch.ldexp(torch.ones(256), torch.arange(256) - 127)
+
+
+def pairs_of(values: Sequence[float], *, high_first: bool = False) -> Tensor:
+    """Returns the two numbers of each byte, [256, 2]. The low half comes first unless `high_first`."""
+    low, high = ([values[byte & 15] for byte in range(256)], [values[byte >> 4] for byte in range(256)])
+    return torch.tensor([high, low] if high_first else [low, high]).t().contiguous()
+
+
+_PAIRS = pairs_of(E2M1)
 
 
 class MxFp4(PackedMethod):
@@ -48,7 +58,7 @@ class MxFp4(PackedMethod):
 
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         scale = functional.embedding(params["scale"][rows].int(), _POWERS.unsqueeze(1)).squeeze(2)
-        return _scaled(params["weight"][rows], scale)
+        return scaled_pairs(params["weight"][rows], _PAIRS, scale)
 
 
 class NvFp4(PackedMethod):
@@ -85,11 +95,13 @@ class NvFp4(PackedMethod):
 
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         scale, part_scale = params["scale"][rows].float(), params["global_scale"][rows]
-        return _scaled(params["weight"][rows], scale / part_scale if self._divides else scale * part_scale)
+        scale = scale / part_scale if self._divides else scale * part_scale
+        return scaled_pairs(params["weight"][rows], _PAIRS, scale)
 
 
-def _scaled(packed: Tensor, scale: Tensor) -> Tensor:
-    values = functional.embedding(packed.int(), _PAIRS).flatten(1)
+def scaled_pairs(packed: Tensor, pairs: Tensor, scale: Tensor) -> Tensor:
+    """Returns the values of bytes [rows, columns / 2] by a table of pairs, times the scale of their group."""
+    values = functional.embedding(packed.int(), pairs).flatten(1)
     grouped = values.unflatten(1, (scale.shape[1], -1))  # type: ignore[no-untyped-call]
     dequantized: Tensor = grouped.mul_(scale.unsqueeze(2)).flatten(1)
     return dequantized
