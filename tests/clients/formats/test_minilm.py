@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import openai
 import pytest
 from clients.minilm import NAME, QUESTIONS, TEXTS, by_transformers
-from support.processes.stack import Stack
+from support.processes.stack import ROOT, Stack
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.clients]
 
@@ -31,6 +33,13 @@ def test_questions_find_their_texts(minilm_stack: Stack) -> None:
         ranks.append([one["index"] for one in answer["results"]].index(number) + 1)
     gains = 1 / np.log2(1 + np.array(ranks))
     assert gains.mean() > 0.9, ranks  # nDCG with one relevant text
+
+
+def test_the_example_of_a_search_finds_the_answer(minilm_stack: Stack) -> None:
+    program = ROOT / "examples" / "python" / "semantic_search.py"
+    words = [sys.executable, str(program), minilm_stack.config.grpc_listen, "Why do earthquakes happen?"]
+    first = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()[0]
+    assert first.endswith("Tectonic plates stick, bend and suddenly slip along faults.")
 
 
 def test_a_text_beyond_the_model_is_refused_and_can_be_cut(minilm_stack: Stack) -> None:

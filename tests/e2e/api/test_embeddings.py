@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +19,12 @@ import openai
 import pytest
 import torch
 from support.engine.tiny_models import load_transformers
-from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack, wait_until
+from support.processes.stack import MODEL, MODEL_NAME, ROOT, Stack, start_stack, wait_until
 from transformers import AutoTokenizer
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, vectors_pb2
 
-CHUNKED = "enable_chunked_processing"
+DOCUMENTS = re.compile(r'^    "(.+)",$', re.MULTILINE)  # of the example
 TEXTS = ["Once upon a time there was a fox.", "The fox ran home.", "A ship sailed over the sea."]
 
 
@@ -286,6 +289,17 @@ def test_grpc_clients_get_the_same(stack: Stack, expected: np.ndarray) -> None:
         scores = expected @ expected[0]
         assert [one.index for one in ranked.results] == np.argsort(-scores).tolist()
         assert [one.score for one in ranked.results] == pytest.approx(np.sort(scores)[::-1], abs=1e-4)
+
+
+def test_the_example_of_a_search_ranks_as_rerank_does(stack: Stack) -> None:
+    path, question = ROOT / "examples" / "python" / "semantic_search.py", "The fox ran home."
+    words = [sys.executable, str(path), stack.config.grpc_listen, question]
+    lines = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    scores, texts = zip(*(line.split("  ", 1) for line in lines), strict=True)
+    documents = DOCUMENTS.findall(path.read_text())
+    results = stack.post("/rerank", {"query": question, "documents": documents, "top_n": 3})[1]["results"]
+    assert [documents.index(text) for text in texts] == [one["index"] for one in results]
+    assert [float(score) for score in scores] == pytest.approx([one["relevance_score"] for one in results], abs=1e-3)
 
 
 def test_a_killed_worker_loses_no_text(stack: Stack, client: openai.OpenAI) -> None:
