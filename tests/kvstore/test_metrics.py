@@ -2,7 +2,7 @@
 
 import asyncio
 
-from support.fleet.kvstore_node import stored
+from support.fleet.kvstore_node import eventually, stored
 from support.processes import ports
 from support.processes.stack import metric
 
@@ -23,18 +23,24 @@ async def test_sizes_events_and_faults_are_counted(redis_server, start_kvstore, 
     await worker.join()
     await worker.store(3)
     await worker.remove(1)
+
+    async def counted(name, expected):
+        await eventually(lambda: _is(port, name, expected), f"{name} is {expected}")
+
+    await counted("baton_kvstore_block_events_total", 2)
     text = await get(port)
     assert metric(text, "baton_kvstore_workers") == 1
     assert metric(text, "baton_kvstore_blocks") == 2
     assert metric(text, "baton_kvstore_watchers") == 1
-    assert metric(text, "baton_kvstore_block_events_total") == 2
     assert metric(text, "baton_kvstore_store_up") == 1
     assert metric(text, "baton_kvstore_wanted_snapshots_total") == 1
     redis_server.stop()
     worker.sequence += 1
     await worker.batch(stored(5))
-    await asyncio.sleep(0.5)
-    text = await get(port)
-    assert metric(text, "baton_kvstore_store_up") == 0
-    assert metric(text, "baton_kvstore_store_errors_total", kind="unreachable") >= 1
-    assert metric(text, "baton_kvstore_wanted_snapshots_total") == 2
+    await counted("baton_kvstore_wanted_snapshots_total", 2)
+    await counted("baton_kvstore_store_up", 0)
+    assert metric(await get(port), "baton_kvstore_store_errors_total", kind="unreachable") >= 1
+
+
+async def _is(port, name, expected):
+    return metric(await get(port), name) == expected

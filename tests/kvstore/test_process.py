@@ -57,16 +57,16 @@ def test_a_signal_ends_it_and_nothing_stays(process, number, folder):
     server = redis_of(process)
     assert list(folder.iterdir())
     process.send_signal(number)
-    assert process.wait(5) == 0
-    wait_until(lambda: is_gone(server), "its server is gone", 2)
+    assert process.wait(20) == 0
+    wait_until(lambda: is_gone(server), "its server is gone")
     assert list(folder.iterdir()) == []
 
 
 def test_a_killed_one_takes_its_server_with_it(process):
     server = redis_of(process)
     process.kill()
-    process.wait(5)
-    wait_until(lambda: is_gone(server), "its server is gone", 3)
+    process.wait(20)
+    wait_until(lambda: is_gone(server), "its server is gone")
 
 
 def test_it_is_small(process):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.fleet.kvstore_node import eventually
 from support.gateway.rest_harness import RawClient, request_bytes
 from support.gateway.scripted_services import ScriptedRouter, ScriptedWorker
 from support.processes import ports
@@ -16,8 +17,9 @@ from baton.gateway.access.keys.api_key import digest_of, id_of, new_key
 from baton.gateway.config import GatewayConfig
 from baton.gateway.rest.sse import with_id
 from baton.gateway.resume.position import ChoicePosition, Cursor, parse_position, position_text
+from baton.gateway.resume.store import StreamStore
 from baton.gateway.server import serve
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, NotFound
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 SAMPLE = str(Path(__file__).parents[3] / "models" / "storyteller-7m")
@@ -64,6 +66,19 @@ class Gateways:
             await _until_ready(rest)
         self.rpc = f"127.0.0.1:{rpc}"
         return rest
+
+    async def until_written(self, path, num_tokens=0, request_id="r", tenant=""):
+        """Waits until Redis has the stream, with at least this many tokens of each choice."""
+
+        async def is_written():
+            try:
+                known = (await store.resume(tenant, request_id, path, None, "")).known
+            except NotFound:
+                return False
+            return all(len(token_ids) >= num_tokens for token_ids in known)
+
+        async with StreamStore(self.redis.url) as store:
+            await eventually(is_written, f"{num_tokens} tokens of {request_id} are written")
 
 
 async def _until_ready(port):
@@ -152,7 +167,7 @@ async def test_another_gateway_continues_at_the_clients_position(gateways, path,
     for number, num_events in enumerate((2, 30)):
         headers = {"x-request-id": f"cut-{number}"}
         begun = await listen(first, path, fields, headers, num_events)
-        await asyncio.sleep(0.15)  # the client's position may or may not be written down
+        await gateways.until_written(path, 0, f"cut-{number}")  # the client's position may or may not be
         kept = next(at for at, (name, _) in reversed(list(enumerate(begun))) if name) + 1
         rest = await listen(second, path, {}, {"last-event-id": last_id(begun)})
         assert told(begun[:kept] + rest) == told(whole)
@@ -163,7 +178,7 @@ async def test_another_gateway_continues_at_the_clients_position(gateways, path,
 async def test_a_seed_that_the_client_did_not_give_is_kept(gateways):
     first, second = await gateways.start(), await gateways.start()
     begun = await listen(first, "/v1/completions", TEXT, {"x-request-id": "r"}, 20)
-    await asyncio.sleep(0.3)
+    await gateways.until_written("/v1/completions", 1)
     await listen(second, "/v1/completions", {}, {"last-event-id": last_id(begun)})
     seeds = {submit.sampling.seed for submit in gateways.worker.submits}
     assert len(seeds) == 1
@@ -173,7 +188,7 @@ async def test_a_seed_that_the_client_did_not_give_is_kept(gateways):
 async def test_a_complete_stream_ends_again_without_a_worker(gateways):
     port = await gateways.start()
     events = await listen(port, "/v1/chat/completions", CHAT, {"x-request-id": "r"})
-    await asyncio.sleep(0.3)
+    await gateways.until_written("/v1/chat/completions", 60)
     num_submits = len(gateways.worker.submits)
     rest = await listen(port, "/v1/chat/completions", {}, {"last-event-id": last_id(events)})
     texts, ends, usages = told(rest)
@@ -197,7 +212,7 @@ async def test_a_complete_stream_ends_again_without_a_worker(gateways):
 async def test_a_wrong_id_is_refused_and_disturbs_nothing(gateways, last, status, what):
     port = await gateways.start()
     await listen(port, "/v1/completions", TEXT, {"x-request-id": "r"}, 5)
-    await asyncio.sleep(0.3)
+    await gateways.until_written("/v1/completions")
     async with RawClient.connect(port) as client:
         answer = await client.request("POST", "/v1/completions", {}, {"last-event-id": last})
     assert (answer.status, answer.error["param"]) == (status, "last-event-id")
@@ -215,7 +230,7 @@ async def test_another_tenants_stream_is_as_if_it_were_not_there(gateways, tmp_p
     port = await gateways.start(api_keys=str(file))
     mine, theirs = ({"authorization": f"Bearer {key}"} for key in keys.values())
     begun = await listen(port, "/v1/completions", {**TEXT, "seed": 3}, {**mine, "x-request-id": "r"}, 5)
-    await asyncio.sleep(0.3)
+    await gateways.until_written("/v1/completions", tenant="mine")
     async with RawClient.connect(port) as client:
         headers = {**theirs, "last-event-id": last_id(begun)}
         answer = await client.request("POST", "/v1/completions", {}, headers)
@@ -227,7 +242,7 @@ async def test_another_tenants_stream_is_as_if_it_were_not_there(gateways, tmp_p
 async def test_a_position_that_no_stream_of_the_request_can_have_is_refused(gateways):
     port = await gateways.start()
     await listen(port, "/v1/completions", TEXT, {"x-request-id": "r"}, 5)
-    await asyncio.sleep(0.3)
+    await gateways.until_written("/v1/completions")
     async with RawClient.connect(port) as client:
         answer = await client.request("POST", "/v1/completions", {}, {"last-event-id": "r/61"})
     assert (answer.status, answer.error["param"]) == (400, "last-event-id")
@@ -275,7 +290,7 @@ async def test_a_grpc_stream_continues_at_another_gateway(gateways):
     whole = await generate(first, inference_pb2.GenerateRequest(request_id="w", sampling=sampling, **fields))
     request = inference_pb2.GenerateRequest(request_id="r", sampling=sampling, **fields)
     begun = await generate(first, request, 30)
-    await asyncio.sleep(0.15)
+    await gateways.until_written("baton.v1.InferenceService/Generate")
     came, _ = heard(begun)
     choices = [inference_pb2.ChoicePosition(num_tokens=len(came[at][0]), finished=came[at][2] > 0) for at in range(2)]
     resume = inference_pb2.ResumePosition(choices=choices)

@@ -171,6 +171,7 @@ async def test_a_worker_that_crashed_and_stays_listed_is_missing(cluster):
     await cluster.start("a", "b")
     await cluster.workers["a"].stop()
     cluster.api.put({**cluster.slice("a"), "endpoints": [endpoint("127.0.0.1", ready=False, serving=False)]})
+    await eventually(lambda: _equals(cluster.counts(), (2, 1)), "it is missing")
     await asyncio.sleep(0.5)
     assert await cluster.counts() == (2, 1)
 
@@ -190,7 +191,7 @@ async def test_a_draining_worker_is_kept_and_placed_upon_no_more(cluster, caplog
     assert await cluster.until("a", "b") < 1.0, "both are alive"
     await cluster.workers["a"].stop()  # its streams have ended
     await cluster.until("b")
-    assert await cluster.counts() == (1, 1)
+    await eventually(lambda: _equals(cluster.counts(), (1, 1)), "the counts")
     cluster.api.delete("a")
     await asyncio.sleep(0.3)
     assert await cluster.counts() == (1, 1)

@@ -53,8 +53,11 @@ def test_processes_share_addresses_and_scrapes_and_end_together(tmp_path):
         wait_until(lambda: len(listeners(rest)) == 2, "two processes listen", 60)
         for _ in range(20):
             assert get(rest, "/v1/models")[0] == 200
-        text = get(rest, "/metrics")[1]
-        assert metric(text, "baton_gateway_requests_total", route="/v1/models", status="200") == 20
+        labels = {"route": "/v1/models", "status": "200"}
+        wait_until(
+            lambda: metric(get(rest, "/metrics")[1], "baton_gateway_requests_total", **labels) == 20,
+            "both processes' requests are counted",
+        )
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         victims = [int(pid) for pid in children if "--metrics-folder" in Path(f"/proc/{pid}/cmdline").read_text()]
         assert len(victims) == 2

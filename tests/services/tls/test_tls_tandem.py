@@ -300,7 +300,8 @@ async def test_torn_files_are_passed_over_logged_and_counted(tandem, certificate
     (in_use / "kvstore.crt").write_bytes(good[:100])
     try:
         assert await asyncio.to_thread(shown_by, address, certificates) == before
-        assert "cannot use the new TLS files, keeping the old ones" in kvstore.log()
+        logged = "cannot use the new TLS files, keeping the old ones"
+        await asyncio.to_thread(wait_until, lambda: logged in kvstore.log(), f"the kvstore logs {logged}")
         assert metric(metrics_of(tandem, KVSTORE), "baton_tls_reloads_total", result="refused") >= 1
     finally:
         (in_use / "kvstore.crt").write_bytes(good)

@@ -18,6 +18,7 @@ from baton.v1 import types_pb2
 
 NUM_REQUESTS = 8
 SLOW_PREFILL = {"engine_process": True, "sim_slowness": 1.0, "sim_prefill_token_seconds": 5e-4}
+SLOWER_PREFILL = {**SLOW_PREFILL, "sim_prefill_token_seconds": 1e-3}  # two seconds for all prompts
 
 
 def prompt_of(index: int) -> list[int]:
@@ -71,7 +72,7 @@ async def test_a_mismatched_prefill_worker_costs_no_request(expected: list[list[
 
 @pytest.mark.parametrize("delay", [0.05, 0.2])
 async def test_a_killed_prefill_engine_costs_no_request(expected: list[list[int]], delay: float) -> None:
-    async with pair(prefill=SLOW_PREFILL) as (prefill, decode):
+    async with pair(prefill=SLOWER_PREFILL) as (prefill, decode):
         stream = decode.stream()
         await stream.send(*submits(prefill))
         await asyncio.sleep(delay)
@@ -85,7 +86,7 @@ async def test_a_killed_prefill_engine_costs_no_request(expected: list[list[int]
 async def test_a_prefill_engine_stopped_for_5_s_costs_no_request_and_gets_its_blocks_back(
     expected: list[list[int]], delay: float
 ) -> None:
-    async with pair(prefill=SLOW_PREFILL) as (prefill, decode):
+    async with pair(prefill=SLOWER_PREFILL) as (prefill, decode):
         warm = submit(99, prompt_of(50), 1, prefill=types_pb2.Endpoint(worker_id="p", epoch=1, address=prefill.address))
         stream = decode.stream()
         await stream.generate(warm)

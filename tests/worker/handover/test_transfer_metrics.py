@@ -90,6 +90,14 @@ async def scrape(port: int) -> str:
     return await asyncio.to_thread(get)
 
 
+async def scrape_after(port: int, num_transfers: int) -> str:
+    """Returns a scrape that has these transfers: one while the engine is busy shows an earlier answer."""
+    async with asyncio.timeout(20):
+        while metric(text := await scrape(port), "baton_kv_transfers_total") < num_transfers:
+            await asyncio.sleep(0.02)
+    return text
+
+
 async def test_a_scrape_after_real_transfers_has_their_bytes():
     listens = ports.free_ports(4)
     async with (
@@ -101,7 +109,7 @@ async def test_a_scrape_after_real_transfers_has_their_bytes():
         await decode.stream().generate(*(submit(i, p, 4, prefill=endpoint) for i, p in enumerate(prompts)))
         await decode.until_idle()
         await prefill.until_idle()
-        received, sent = await scrape(listens[3]), await scrape(listens[2])
+        received, sent = [await scrape_after(port, NUM_REQUESTS) for port in (listens[3], listens[2])]
         layout = (await decode.state()).layout
     num_bytes = NUM_REQUESTS * -(-PROMPT_TOKENS // layout.block_size) * layout.block_size * 8 * layout.num_layers
     for text, direction, other in ((received, "received", "sent"), (sent, "sent", "received")):
