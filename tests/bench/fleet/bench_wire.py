@@ -27,13 +27,13 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.network.tls_rig import dial_as, make_certs
+from support.processes.ports import free_ports
 from support.processes.stack import scheduled_seconds
 from support.processes.worker_harness import submit
 
 from baton.rpc.channel import Dial
 from baton.rpc.identity.identity import GATEWAY, WORKER
 from baton.services.certs.command import tls_flags
-from baton.services.ports import free_ports
 from baton.services.up.readiness import is_ready
 from baton.services.up.tandem import Probe
 from baton.v1 import worker_pb2, worker_pb2_grpc

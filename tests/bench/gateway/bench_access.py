@@ -25,6 +25,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.gateway.access_rig import key_file
+from support.processes.ports import free_ports
 from support.redis.program import redis_program
 
 from baton.gateway.access.counters import AccessCounters
@@ -37,7 +38,6 @@ from baton.gateway.core import Delta, Generation, GenerationRequest, Sink, Usage
 from baton.gateway.serving.tenancy import AdmittedGenerator
 from baton.rpc.errors import ServiceError
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
-from baton.services.ports import free_ports
 from baton.v1 import types_pb2
 
 LIMITS = {

@@ -36,10 +36,10 @@ from support.gateway.access_rig import key_file
 from support.network import envoy
 from support.network.envoy_rig import HOSTS, Access, start_gateway, trusting
 from support.network.tls_rig import make_certs
+from support.processes.ports import free_ports
 from support.processes.stack import RedisServer, wait_until
 
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
-from baton.services.ports import free_ports
 
 CONNECTIONS = 16
 PATH = "/v1/chat/completions"

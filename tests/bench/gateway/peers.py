@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import httptools
 from bench.gateway.rig import Server, started
+from support.processes.ports import free_ports
 
 from baton.services.bench.serve.client import BenchFailed
-from baton.services.ports import free_ports
 
 _INSTALL_SECONDS = 1200.0
 _LEAVE_SECONDS = 120.0

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from support.processes.ports import free_ports
 
 from baton.rpc.server.server import RpcServer, Service
 from baton.services.bench.serve.client import BenchFailed
 from baton.services.bench.serve.http_stream import HttpPool
-from baton.services.ports import free_ports
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 SAMPLE = Path(__file__).parents[3] / "models" / "storyteller-7m"

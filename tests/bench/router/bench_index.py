@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.router.bench_router import Row, percentile, start
 from bench.router.index_clients import BATCH_BLOCKS, Publisher, Reader, joined, redis_server
 from support.fleet.fleet_node import ScriptedWorker, state
+from support.processes import ports
 
 from baton.router.index.prefix_index import PrefixIndex
-from baton.services import ports
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.v1 import index_pb2, kv_pb2
 

@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.fleet.fleet_node import ScriptedWorker, state
 from support.fleet.kvstore_node import FakeWorker
+from support.processes import ports
 
 from baton.gateway.routers.link import RouterLink
 from baton.kvstore.index.index import Index
 from baton.router.index.prefix_index import PrefixIndex
 from baton.rpc.channel import open_channel
-from baton.services import ports
 from baton.v1 import kv_pb2, router_pb2, router_pb2_grpc
 
 PROMPT_BLOCKS = 1563  # 100 k tokens in blocks of 64

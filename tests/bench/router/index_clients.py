@@ -17,10 +17,10 @@ import grpc
 import numpy as np
 import psutil
 import redis
+from support.processes import ports
 from support.redis.program import redis_program
 
 from baton.rpc.channel import open_channel
-from baton.services import ports
 from baton.v1 import index_pb2, kv_pb2
 
 BATCH_BLOCKS = 32  # as the router applies them at once

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.processes import ports
 from support.processes.worker_harness import Stream, submit
 from support.processes.worker_processes import WorkerProcess
 
 from baton.rpc.channel import open_channel
-from baton.services import ports
 from baton.v1 import worker_pb2
 
 WAIT_SECONDS = 600.0
