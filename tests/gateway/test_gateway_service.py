@@ -8,6 +8,7 @@ import grpc
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.fleet.kvstore_node import eventually
 from support.gateway.rest_harness import SAMPLE, RawClient, request_bytes
 from support.gateway.scripted_gateway import running
 from support.gateway.scripted_services import MODEL, until
@@ -188,9 +189,12 @@ async def test_it_is_ready_once_a_worker_is_known(story_tokens):
             assert (await check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.NOT_SERVING
             await gateway.router.set_models([MODEL])
             await gateway.wait_until_ready()
-            async with asyncio.timeout(20):
-                while (await check(health_pb2.HealthCheckRequest())).status != health_pb2.HealthCheckResponse.SERVING:
-                    await asyncio.sleep(0.02)
+
+            async def serves():
+                status = (await check(health_pb2.HealthCheckRequest())).status
+                return status == health_pb2.HealthCheckResponse.SERVING
+
+            await eventually(serves, "its health is SERVING")
 
 
 async def test_a_stop_lets_streams_finish_and_takes_nothing_new(story_tokens):

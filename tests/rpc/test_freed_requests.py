@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import weakref
 
 import grpc
 import pytest
+from support.fleet.kvstore_node import eventually
 
 from baton.rpc.errors import InvalidRequest
 from baton.rpc.server.server import RpcServer, Service
@@ -81,9 +81,7 @@ async def test_a_call_that_fails_is_freed_as_it_ends(no_collector, method, monke
             with pytest.raises(grpc.aio.AioRpcError):
                 async for _ in channel.unary_stream(f"/{NAME}/{method}")(b"x", timeout=5):
                     pass
-        async with asyncio.timeout(20):
-            while any(text() is not None for text in servicer.texts):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: all(text() is None for text in servicer.texts), "all are freed")
         assert len(servicer.texts) == 10
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import http.client
 
 import pytest
+from support.fleet.kvstore_node import eventually
 from support.processes import ports
 from support.processes.stack import metric
 from support.processes.worker_harness import running_worker, submit
@@ -92,10 +93,12 @@ async def scrape(port: int) -> str:
 
 async def scrape_after(port: int, num_transfers: int) -> str:
     """Returns a scrape that has these transfers: one while the engine is busy shows an earlier answer."""
-    async with asyncio.timeout(20):
-        while metric(text := await scrape(port), "baton_kv_transfers_total") < num_transfers:
-            await asyncio.sleep(0.02)
-    return text
+
+    async def complete() -> str | None:
+        text = await scrape(port)
+        return text if metric(text, "baton_kv_transfers_total") >= num_transfers else None
+
+    return await eventually(complete, f"a scrape with {num_transfers} transfers")
 
 
 async def test_a_scrape_after_real_transfers_has_their_bytes():
