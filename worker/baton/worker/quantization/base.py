@@ -13,8 +13,8 @@ from torch import Tensor
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
 # Fills a view with the checkpoint's tensor of a name and shape, or raises InvalidRequest. The view has the tensor's
-# elements in their order, but may divide a dimension into several, and have any strides. It is filled by the end of the
-# load, not at once: tensors are read in the order of the files.
+# elements in their order, but may divide a dimension into several, and have any strides. A view of bytes gets those of
+# the file's blocks. It is filled by the end of the load, not at once: tensors are read in the order of the files.
 Source = Callable[[str, tuple[int, ...], Tensor], None]
 Params = Mapping[str, Tensor]
 # Completes parameters once the source has filled all views. Raises InvalidRequest for values that cannot be right.

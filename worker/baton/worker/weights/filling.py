@@ -64,7 +64,7 @@ def load_weights(
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         theirs = names[name]
-        stream.add(_place(config, checkpoint, theirs, shape), checkpoint.in_file_order(theirs, into))
+        stream.add(_place(config, checkpoint, theirs, shape, into), checkpoint.in_file_order(theirs, into))
 
     def read() -> None:
         nonlocal streamed
@@ -102,7 +102,7 @@ def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict
             return
         found.names[name] = theirs
         try:
-            _check_stored(_place(config, checkpoint, theirs, shape), into, theirs)
+            _check_stored(_place(config, checkpoint, theirs, shape, into), into, theirs)
         except WrongTensor as error:
             found.problems.append(error.message)
 
@@ -128,10 +128,12 @@ def _spellings(config: ModelConfig, name: str) -> list[str]:
     return names
 
 
-def _place(config: ModelConfig, checkpoint: Tensors, name: str, shape: tuple[int, ...]) -> Place:
+def _place(config: ModelConfig, checkpoint: Tensors, name: str, shape: tuple[int, ...], into: Tensor) -> Place:
     decode = None if config.weight_format is None else config.weight_format.made().decoder_of(name)
     if decode is None:
-        return checkpoint.place(name, shape)
+        place = checkpoint.place(name, shape)
+        packed = into.dtype is torch.uint8 and place.coding.decode is not None
+        return place._replace(coding=Coding(torch.uint8)) if packed else place
     entry = checkpoint.entry(name)
     coding = Coding(torch.float32, block_bytes=entry.num_bytes, decode=decode)
     return checkpoint.place(name, entry.shape)._replace(coding=coding)

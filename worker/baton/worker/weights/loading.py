@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.model_folder.form import gguf_file_of
 from baton.model_folder.tokenizers.vocabulary import check_tokenizer
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import Mismatch
@@ -23,10 +24,12 @@ from baton.worker.models.pooling.reading import with_pooler
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
 from baton.worker.models.supported.families import read_folder
-from baton.worker.models.weight_formats import quantized_as
+from baton.worker.models.weight_formats import in_gguf, quantized_as
+from baton.worker.quantization.formats.table import FORMATS, ONLINE
 from baton.worker.weights.build import dummy_weights, weight_bytes
 from baton.worker.weights.digest import dummy_digest, kv_facts, model_digest
 from baton.worker.weights.files.formats import open_tensors
+from baton.worker.weights.files.gguf import block_types
 from baton.worker.weights.filling import FilledWeights, load_weights
 from baton.worker.weights.heads import with_true_head
 from baton.worker.weights.kv_scales import load_kv_scales, unit_scales
@@ -60,6 +63,7 @@ class ModelOptions:
     convert: str = "auto"  # see baton.worker.models.pooling.reading.CONVERSIONS
     plugins: ModelPlugins = NO_MODEL_PLUGINS
     quantization: str = "auto"  # or the name of a weight format
+    packs_gguf: bool = True  # else GGUF files are dequantized at load
 
 
 _NO_OPTIONS = ModelOptions()
@@ -75,6 +79,7 @@ def model_options(config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> ModelO
         config.convert,
         start_model_plugins(plugins),
         config.quantization,
+        packs_gguf=config.executor in FORMATS["gguf"].executors,
     )
 
 
@@ -101,6 +106,8 @@ def read_config(model: str, load_format: str, options: ModelOptions = _NO_OPTION
 def _read_folder(folder: Path, options: ModelOptions) -> ModelConfig:
     config = load_config(folder, options.implementation, options.overrides, options.plugins)
     config = with_pooler(config, folder, read_folder(folder), options.convert)
+    if options.packs_gguf and options.quantization not in ONLINE and (file := gguf_file_of(folder)) is not None:
+        config = in_gguf(config, block_types(file))
     return quantized_as(config, options.quantization, str(folder)).at_length(options.max_model_len)
 
 

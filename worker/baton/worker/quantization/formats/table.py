@@ -27,6 +27,7 @@ _ROWS = (
     FormatRow("gptq", "gptq", "2, 4 or 8 bits, also in the order of activations; both versions of zeros"),
     FormatRow("mxfp4", "mxfp4", "experts of gpt-oss"),
     FormatRow("bitsandbytes", "bitsandbytes", "NF4 and FP4, also with nested scales; int8"),
+    FormatRow("gguf", "gguf", "GGUF files on CPUs: Q4_0 to Q8_0 and k-quants; other types are dequantized at load"),
     FormatRow("modelopt", "modelopt", "FP8 with a scale a tensor; NVFP4"),
 )
 FORMATS: Mapping[str, FormatRow] = {row.quant_method: row for row in _ROWS}

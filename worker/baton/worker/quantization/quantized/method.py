@@ -74,7 +74,7 @@ class PackedMethod(ABC):
 
     def blocks(self, params: Params) -> Iterator[slice]:
         """Yields runs of rows that are dequantized at once."""
-        columns = params[self._tensors[0].param].shape[1] * self._tensors[0].columns
+        columns = int(params[self._tensors[0].param].shape[1] * self._tensors[0].columns)
         step = max(1, _BLOCK_VALUES // max(1, columns) // self._unit) * self._unit
         total = self.out_features(params)
         for start in range(0, total, step):

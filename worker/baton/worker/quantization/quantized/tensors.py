@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class StoredTensor:
     ending: str  # of its name, behind that of the linear
     dtype: torch.dtype  # of the parameter; floats are converted to it
     rows: int = 1  # of the weight, which one row stands for
-    columns: int = 1  # of the weight, which one column stands for
+    columns: int | Fraction = 1  # of the weight, which one column stands for
     transposed: bool = False  # in the checkpoint
     one_a_part: bool = False  # one number a part, which is repeated for each of its rows
 

@@ -118,6 +118,14 @@ class GgufTensors:
         return file.read(min(num_bytes, entry.num_bytes - offset))
 
 
+def block_types(path: Path) -> dict[str, str]:
+    """Returns the types of a file's matrices by their names in Hugging Face form, without ".weight"."""
+    header = read_header(path)
+    kinds, architecture = _kinds(), architecture_of(header)
+    named = ((architecture.hugging_face_name(one.name), kinds.get(one.type_number)) for one in header.tensors.values())
+    return {name.removesuffix(".weight"): kind.name for name, kind in named if name and kind is not None}
+
+
 def _entries(header: GgufHeader, architecture: GgufArchitecture) -> Iterator[tuple[str, GgufTensor, TensorEntry]]:
     """Yields the name in Hugging Face form, the file's tensor, and the place of each tensor; of experts, each alone."""
     for tensor in header.tensors.values():

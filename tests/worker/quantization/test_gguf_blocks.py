@@ -1,0 +1,97 @@
+"""Blocks of GGUF are dequantized as the package gguf does, and a file's stay packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from support.engine.step_harness import StepHarness
+from support.engine.tiny_models import generate_greedily, prompts
+from support.engine.tiny_shape import SHAPE
+from support.gguf.files import write_gguf
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.quantization.base import LinearShape, Part
+from baton.worker.quantization.formats.gguf import Gguf
+from baton.worker.quantization.quantized.gguf_blocks import BLOCK_TYPES
+from baton.worker.weights.loading import ModelOptions, load_model, read_config
+
+COUNT = 8
+PROMPTS = prompts(2, 12)
+
+
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(5)
+    wide = {**SHAPE, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8}
+    return LlamaForCausalLM(LlamaConfig(**wide)).eval()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_a_block_means_what_the_package_says(name: str) -> None:
+    kind = BLOCK_TYPES[name]
+    assert gguf.GGML_QUANT_SIZES[Kind[name]] == (kind.num_values, kind.num_bytes)
+    blocks = np.random.default_rng(1).integers(0, 256, (300, kind.num_bytes), dtype=np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = gguf.quants.dequantize(blocks, Kind[name])
+    blocks, expected = blocks[np.isfinite(expected).all(1)], expected[np.isfinite(expected).all(1)]
+    assert len(blocks) > 200
+    found = kind.dequantize(torch.from_numpy(blocks))
+    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(Kind.Q4_K, 4.5), (Kind.Q6_K, 6.5625), (Kind.Q8_0, 8.5)])
+def test_a_file_stays_packed_and_has_the_tokens_of_transformers(kind: Kind, bits: float, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", model(), kind)
+    made = CpuExecutor(WorkerConfig(model=str(path), threads=1, num_blocks=64))
+    harness = StepHarness(made)
+    running = [harness.admit(prompt) for prompt in PROMPTS]
+    harness.run(COUNT, chunk=9)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+    assert [one.output[:COUNT] for one in running] == [generate_greedily(oracle, each, COUNT) for each in PROMPTS]
+    assert made.facts.weight_format == f"gguf {kind.name}"
+    layer = load_model(str(path), "auto", torch.float32).weights.layers[0]
+    for linear in (layer.attention.qkv, layer.mlp.gate_up, layer.mlp.down):
+        (packed,) = linear.params.values()
+        values = packed.shape[0] * 256
+        assert packed.nbytes * 8 == bits * values
+
+
+def test_whether_weights_are_packed_does_not_change_the_digest(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", model(), Kind.Q4_0)
+    packed, not_packed = (
+        load_model(str(path), "auto", torch.float32, options=ModelOptions(packs_gguf=packs)) for packs in (True, False)
+    )
+    assert packed.digest == not_packed.digest
+    assert packed.weights.num_bytes < not_packed.weights.num_bytes / 2
+
+
+def test_a_file_can_be_rounded_to_fp8_instead(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", model(), Kind.F16)
+    config = read_config(str(path), "auto", ModelOptions(quantization="fp8"))
+    assert config.weight_format is not None
+    assert config.weight_format.online
+
+
+def test_settings_without_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensors is missing"):
+        Gguf({"quant_method": "gguf"})
+
+
+def test_rows_that_blocks_do_not_divide_are_refused() -> None:
+    shape = LinearShape([Part("layers.0.down", 8)], 96)
+    with pytest.raises(
+        InvalidRequest, match=r"layers\.0\.down: 96 input features are no multiple of the 256 of a block"
+    ):
+        Gguf({"tensors": {"layers.0.down": "Q4_K"}}).method_of(shape).create(shape, torch.float32, torch.device("cpu"))
