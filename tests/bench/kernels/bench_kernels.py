@@ -24,7 +24,7 @@ from bench.kernels.timing import Ceilings, Timing, measure_ceilings, time_launch
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.models.presets import PRESETS
 
-_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts")
+_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts", "quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,11 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
         return experts_cases()
 
+    def quantized() -> list[Case]:
+        from bench.kernels.quantized import quantized_cases
+
+        return quantized_cases(shape)
+
     groups: Mapping[str, Callable[[], list[Case]]] = {
         "decode": lambda: attention("decode"),
         "prefill": lambda: attention("prefill"),
@@ -112,6 +117,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         "pointwise": pointwise,
         "sampling": sampling,
         "experts": experts,
+        "quantized": quantized,
     }
     return [case for name in options.only or _GROUPS for case in groups[name]()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  
 from baton.kernels.attention.prefill import TILE_ROWS, make_tiles  # noqa: E402
 from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_attention_hopper  # noqa: E402
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # noqa: E402
+from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
+from baton.kernels.linear.quantized.weight import Numbers, PackedWeight  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
@@ -36,6 +39,7 @@ from baton.worker.executors.cuda.compilation.ahead import KernelCollector, colle
 from baton.worker.executors.cuda.compilation.compiler import is_compiled, read_job  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
+FP8 = torch.float8_e4m3fn
 
 
 class Card:
@@ -111,6 +115,18 @@ def finish_on_hopper(activation: Activation) -> None:
     finish_vectors(torch.zeros(2, 384), torch.zeros(2, 2, dtype=torch.int64), activation)
 
 
+def quantized(numbers: Numbers, num_tokens: int) -> None:
+    n, k = 128, 256
+    x = torch.zeros(num_tokens, k, dtype=torch.bfloat16)
+    if numbers == "e4m3":
+        scale = torch.zeros(1, 2)
+        weight = PackedWeight(numbers, x.new_zeros(n, k).to(FP8), n, scale=scale, scale_rows=128, group=128)
+    else:
+        stored, scale = torch.zeros(n * k // 8, dtype=torch.int32), torch.zeros(n, k // 128)
+        weight = PackedWeight(numbers, stored, n, 4, scale, group=128)
+    quantized_linear(x, weight, None)
+
+
 def inputs() -> None:
     numbers = torch.zeros(2, 2, dtype=torch.int32)
     row = numbers[0]
@@ -166,6 +182,25 @@ def test_hoppers_kernels_compile_with_this_triton(cache: Path, launch: Callable[
     (said,) = collected(launch)
     job = read_job(said, HOPPER)
     assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
+
+
+@pytest.mark.parametrize("numbers", ["e4m3", "words", "rows_of_words"])
+def test_few_tokens_are_multiplied_by_hoppers_matrix_unit_without_a_copy_of_the_weight(
+    cache: Path, numbers: Numbers
+) -> None:
+    (said,) = collected(partial(quantized, numbers, 16))
+    job = read_job(said, HOPPER)
+    asm = triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm
+    assert "wgmma.mma_async" in asm["ptx"]
+    # The operand of the matrix unit that is dequantized stays in registers.
+    assert re.search(r"ttng.warp_group_dot %\S+, %\S+, %\S+ \{.*: tensor<", asm["ttgir"])
+
+
+def test_many_tokens_are_multiplied_in_8_bits(cache: Path) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(quantized, "e4m3", 128))]
+    compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["ptx"] for job in jobs]
+    assert len(compiled) == 2  # the other one rounds the tokens
+    assert any(".f32.e4m3.e4m3" in ptx for ptx in compiled)
 
 
 def test_without_collecting_kernels_are_compiled_where_they_are_launched(cache: Path, found: list[bool]) -> None:

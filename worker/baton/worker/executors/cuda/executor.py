@@ -61,6 +61,7 @@ from baton.worker.weights.loading import (
 
 _log = logging.getLogger(__name__)
 _NONE = np.empty(0, np.int32)
+_FEW_TOKENS = 128  # of a prompt whose linears use other kernels than decodes and the largest step
 _ROOM = 1.1  # of free memory, as a multiple of new weights
 
 
@@ -199,7 +200,7 @@ class CudaExecutor(DeviceExecutor):
         if self._generates:
             longest = self.model.max_model_len
             largest = [largest_step(most, longest, rows), scoring_step(most, longest)]
-            small = small_steps(rows, self.model.vocab_size)
+            small = [*small_steps(rows, self.model.vocab_size), largest_step(min(_FEW_TOKENS, most), longest, rows)]
         else:
             assert model.pooler is not None, "models that do not generate pool"
             largest = largest_pooled_steps(model.pooler, most, self.model.max_model_len, rows)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.kernels.reference.moe.experts import gated_by
 from baton.kernels.routing import Gate
+from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, QuantMethod, Source
 from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
 from baton.worker.quantization.neighbours import Kernels
@@ -42,12 +43,8 @@ class PackedExperts:
         return _Ops(kernels, {linear: method.on_cpu(kernels) for linear, method in self._methods.items()})
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
-        """Returns ops of the linears' formats, or raises Unsupported as they do."""
-        ops = {
-            linear: method.on_cuda(kernels, device, batch_invariant=batch_invariant)
-            for linear, method in self._methods.items()
-        }
-        return _Ops(kernels, ops)
+        """Raises Unsupported: there are no kernels for packed experts on GPUs."""
+        raise Unsupported(f"executor=cuda has no kernels for experts in {self.name}; use executor=cpu", field="model")
 
     def split(self, params: Params, expert: int) -> Iterator[tuple[QuantMethod, Params]]:
         """Yields the methods and the parameters of an expert's linears."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearShape, Params
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
@@ -56,6 +57,11 @@ class MxFp4(PackedMethod):
                     field="model",
                 )
 
+    def packed_weight(self, params: Params) -> PackedWeight:
+        return PackedWeight(
+            "e2m1", params["weight"], len(params["weight"]), 4, params["scale"], group=MX_GROUP, bias=params.get("bias")
+        )
+
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         scale = functional.embedding(params["scale"][rows].int(), _POWERS.unsqueeze(1)).squeeze(2)
         return scaled_pairs(params["weight"][rows], _PAIRS, scale)
@@ -92,6 +98,19 @@ class NvFp4(PackedMethod):
             value = float(params["global_scale"][rows.start])
             if value <= 0:
                 raise InvalidRequest(f"{part.name}{self._global_ending} is {value}; it must be above 0", field="model")
+
+    def packed_weight(self, params: Params) -> PackedWeight:
+        return PackedWeight(
+            "e2m1",
+            params["weight"],
+            len(params["weight"]),
+            4,
+            params["scale"],
+            group=NV_GROUP,
+            row_scale=params["global_scale"],
+            divides=self._divides,
+            bias=params.get("bias"),
+        )
 
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         scale, part_scale = params["scale"][rows].float(), params["global_scale"][rows]

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearShape, Params
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
 
 WORD = 32  # bits
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,26 @@ class Grouped(PackedMethod):
         zero = zero if isinstance(zero, float) else zero.unsqueeze(2)
         dequantized: Tensor = grouped.sub_(zero).mul_(scale.unsqueeze(2)).flatten(1)
         return dequantized
+
+    def packed_weight(self, params: Params) -> PackedWeight:
+        """Returns words along columns, or along rows in the order of AWQ. Raises Unsupported for others."""
+        packing = self._packing
+        along_rows = packing.weight.rows > 1
+        if packing.order != (_AWQ_ORDER if along_rows else ()):
+            return super().packed_weight(params)
+        groups = params.get("groups")
+        return PackedWeight(
+            "rows_of_words" if along_rows else "words",
+            params["weight"],
+            self.out_features(params),
+            bits=packing.bits,
+            scale=params["scale"],
+            group=packing.group,
+            zero=params.get("zero"),
+            zero_plus=packing.zero_plus,
+            groups=None if groups is None else groups[0],
+            bias=params.get("bias"),
+        )
 
     def _by_columns(self, packed: Tensor) -> Tensor:
         """Returns the integers of words [rows, columns / per word]."""

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, Source
 from baton.worker.quantization.neighbours import Kernels
@@ -84,9 +85,15 @@ class PackedMethod(ABC):
         """Returns ops that dequantize a block of rows at a time."""
         return PackedOps(kernels, self)
 
-    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
-        """Raises Unsupported: there are no kernels for packed weights on GPUs."""
+    def packed_weight(self, params: Params) -> PackedWeight:
+        """Returns the weight as the GPU's kernels read it. Raises Unsupported if they do not."""
         raise Unsupported(f"executor=cuda has no kernels for weights in {self.name}; use executor=cpu", field="model")
+
+    def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
+        """Returns ops that use the GPU's kernels."""
+        from baton.worker.quantization.quantized.cuda import CudaPackedOps  # imported here, because CPUs have no Triton
+
+        return CudaPackedOps(kernels, self, device, batch_invariant=batch_invariant)
 
     def _finish(self, params: Params, shape: LinearShape) -> None:
         for part, rows in parts_of(shape):

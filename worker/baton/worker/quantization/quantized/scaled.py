@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from baton.kernels.linear.quantized.weight import Numbers, PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearShape, Params
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
@@ -56,6 +57,24 @@ class Scaled(PackedMethod):
         if "zero" in params:
             weight.sub_(self._spread(params["zero"], rows, weight).float())
         return weight.mul_(self._spread(params["scale"], rows, weight))
+
+    def packed_weight(self, params: Params) -> PackedWeight:
+        """Returns numbers of 8 bits, with scales of rows where neither blocks nor zeros need a finer one."""
+        stored = params["weight"]
+        numbers: Numbers = "e4m3" if self._is_fp8 else "bytes"
+        if self._block is None and "zero" not in params:
+            return PackedWeight(numbers, stored, len(stored), row_scale=params["scale"], bias=params.get("bias"))
+        rows, columns = self._block or (1, 0)
+        return PackedWeight(
+            numbers,
+            stored,
+            len(stored),
+            scale=params["scale"],
+            scale_rows=rows,
+            group=columns,
+            zero=params.get("zero"),
+            bias=params.get("bias"),
+        )
 
     def _spread(self, values: Tensor, rows: slice, like: Tensor) -> Tensor:
         """Returns the values of a weight's rows, which broadcast over it."""

@@ -1,0 +1,60 @@
+"""The arguments that the kernels of packed weights share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear.quantized.weight import PackedWeight
+
+
+def pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns what is stored, scales, zeros and groups; `nothing` for those that the weight lacks."""
+    scale, zero, groups = (nothing if one is None else one for one in (weight.scale, weight.zero, weight.groups))
+    return weight.stored, scale, zero, groups
+
+
+def constants(weight: PackedWeight, k: int, block_k: int, most: int) -> dict[str, Any]:
+    """Returns the constants of a weight for steps of `block_k` columns, of which `most` may share one scale."""
+    factors = weight.zero if weight.scale is None else weight.scale
+    return {
+        "K": k,
+        "NUMBERS": weight.numbers,
+        "BITS": weight.bits,
+        "NUM_GROUPS": 1 if factors is None else factors.shape[1],
+        "GROUP": -1 if weight.groups is not None else weight.group,
+        "SCALE_ROWS": weight.scale_rows,
+        "SCALED": weight.scale is not None,
+        "ZEROED": weight.zero is not None,
+        "ZERO_PLUS": weight.zero_plus,
+        "UNIT": _unit(weight, min(block_k, most)),
+    }
+
+
+def row_pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the factors of rows and the bias."""
+    return (
+        nothing if weight.row_scale is None else weight.row_scale,
+        nothing if weight.bias is None else weight.bias,
+    )
+
+
+def row_constants(weight: PackedWeight) -> dict[str, Any]:
+    return {"ROW_SCALED": weight.row_scale is not None, "DIVIDES": weight.divides, "BIASED": weight.bias is not None}
+
+
+def _unit(weight: PackedWeight, most: int) -> int:
+    """Returns how many columns, a power of 2, surely share scale and zero."""
+    if weight.groups is not None:
+        return 1
+    unit = most
+    while weight.group % unit:
+        unit //= 2
+    return unit
+
+
+def has_e4m3(device: torch.device) -> bool:
+    """Returns whether kernels may use floats of 8 bits."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,0 +1,50 @@
+"""Products with packed weights: the kernel for a number of tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear.quantized.dequantize import dequantize
+from baton.kernels.linear.quantized.fp8 import fp8_linear, rounds
+from baton.kernels.linear.quantized.matrix import INVARIANT_TILING, matrix_linear
+from baton.kernels.linear.quantized.vector import vector_linear
+from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.linear.small_linear import Workspace
+
+FEW = 64  # tokens, for which a product takes as long as reading the weight
+MANY = 768  # tokens, for which dequantizing first costs less than doing so in each tile
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    workspace: Workspace | None,
+    out: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """Returns x @ weight^T + bias [m, n] for x [m, k].
+
+    More than 64 tokens are rounded to 8 bits for weights of e4m3 on devices that multiply them. With `batch_invariant`,
+    nothing is rounded, and a row's result does not depend on other rows, bit for bit.
+    """
+    m = len(x)
+    if out is None:
+        out = torch.empty(m, weight.num_rows, dtype=x.dtype, device=x.device)
+    if not m:
+        return out
+    if batch_invariant:
+        return matrix_linear(x, weight, out, None, INVARIANT_TILING)
+    if m == 1:
+        return vector_linear(x, weight, out)
+    if m <= FEW:
+        return matrix_linear(x, weight, out, workspace)
+    if rounds(weight) and x.dtype != torch.float32:
+        return fp8_linear(x, weight, out)
+    if m < MANY:
+        return matrix_linear(x, weight, out, workspace)
+    whole = dequantize(weight, x.shape[1], x.dtype)
+    if weight.bias is None:
+        return torch.mm(x, whole.t(), out=out)
+    return torch.addmm(weight.bias, x, whole.t(), out=out)

@@ -1,0 +1,203 @@
+"""Reads tiles of packed weights. Shared by the kernels of all formats."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_ONES: tl.constexpr = tl.constexpr(0x4B000000)  # the bits of 2^23, whose last bits are an integer's
+_OFFSET: tl.constexpr = tl.constexpr(8388608.0)
+
+
+@triton.jit
+def load_stored(
+    stored_ptr,
+    first,
+    start,
+    n,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Returns what is stored of rows from `first` on and columns from `start` on."""
+    if NUMBERS == "rows_of_words":
+        rows = first // 8 + tl.arange(0, BLOCK_N // 8)
+        columns = start + tl.arange(0, BLOCK_K)
+        inside = (rows < n // 8)[:, None] & (columns < K)[None, :]
+        at = rows.to(tl.int64)[:, None] * K + columns[None, :]
+    else:
+        per: tl.constexpr = 32 // BITS if NUMBERS == "words" else 8 // BITS
+        rows = first + tl.arange(0, BLOCK_N)
+        columns = start // per + tl.arange(0, BLOCK_K // per)
+        inside = (rows < n)[:, None] & (columns < K // per)[None, :]
+        at = rows.to(tl.int64)[:, None] * (K // per) + columns[None, :]
+    return tl.load(stored_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Returns the stored numbers [BLOCK_N, BLOCK_K] fp32."""
+    if NUMBERS == "e4m3":
+        if stored.dtype == tl.uint8:
+            # As float16, whose exponents are 8 larger.
+            wide = stored.to(tl.int32)
+            halves = ((wide & 0x7F) << 7 | (wide & 0x80) << 8).to(tl.int16)
+            numbers = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        else:
+            numbers = stored.to(tl.float32)
+    elif NUMBERS == "bytes":
+        numbers = stored.to(tl.float32)
+    elif NUMBERS == "e2m1":
+        # As float16, whose exponents are 14 larger; `factors_of` multiplies the scales.
+        wide = stored.to(tl.int32)
+        pairs = tl.join(wide, wide >> 4)
+        halves = ((pairs & 7) << 9 | (pairs & 8) << 12).to(tl.int16)
+        numbers = tl.reshape(halves.to(tl.float16, bitcast=True).to(tl.float32), [BLOCK_N, BLOCK_K])
+    elif NUMBERS == "rows_of_words":
+        parts = tl.join(stored, stored >> 8)
+        parts = tl.join(parts, parts >> 4)
+        parts = tl.join(parts, parts >> 16)
+        numbers = tl.reshape(tl.permute(_floats(parts, BITS), (0, 2, 3, 4, 1)), [BLOCK_N, BLOCK_K])
+    else:
+        parts = tl.join(stored, stored >> 16)
+        parts = tl.join(parts, parts >> 8)
+        if BITS <= 4:
+            parts = tl.join(parts, parts >> 4)
+        if BITS <= 2:
+            parts = tl.join(parts, parts >> 2)
+        numbers = tl.reshape(_floats(parts, BITS), [BLOCK_N, BLOCK_K])
+    return numbers
+
+
+@triton.jit
+def _floats(words, BITS: tl.constexpr):
+    """Returns the last bits of words as fp32."""
+    mask: tl.constexpr = (1 << BITS) - 1
+    return (words & mask | _ONES).to(tl.float32, bitcast=True) - _OFFSET
+
+
+@triton.jit
+def units_of(start, groups_ptr, K: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr):
+    """Returns the group of each unit of columns [UNITS], and whether it is within K."""
+    columns = start + tl.arange(0, UNITS) * UNIT
+    inside = columns < K
+    if GROUP < 0:  # in any order
+        group = tl.load(groups_ptr + columns, mask=inside, other=0)
+    elif GROUP == 0:
+        group = columns * 0
+    else:
+        group = columns // GROUP
+    return group, inside
+
+
+@triton.jit
+def scales_of(
+    scale_ptr, rows, group, inside, NUM_GROUPS: tl.constexpr, SCALE_ROWS: tl.constexpr, NUMBERS: tl.constexpr
+):
+    """Returns the scales [rows, units] fp32."""
+    at = (rows // SCALE_ROWS).to(tl.int64)[:, None] * NUM_GROUPS + group[None, :]
+    stored = tl.load(scale_ptr + at, mask=inside, other=0.0)
+    if stored.dtype == tl.uint8:
+        scale = (stored.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    else:
+        scale = stored.to(tl.float32)
+    if NUMBERS == "e2m1":
+        scale *= 16384.0
+    return scale
+
+
+@triton.jit
+def zeros_of(
+    zero_ptr,
+    rows,
+    group,
+    inside,
+    NUM_GROUPS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO_PLUS: tl.constexpr,
+):
+    """Returns the zeros [rows, units] fp32."""
+    if NUMBERS == "bytes":
+        at = (rows // SCALE_ROWS).to(tl.int64)[:, None] * NUM_GROUPS + group[None, :]
+        zero = tl.load(zero_ptr + at, mask=inside, other=0)
+    else:
+        per: tl.constexpr = 32 // BITS
+        at = (rows // per).to(tl.int64)[:, None] * NUM_GROUPS + group[None, :]
+        place = rows % per
+        if NUMBERS == "rows_of_words":
+            place = place // 2 + place % 2 * 4
+        words = tl.load(zero_ptr + at, mask=inside, other=0)
+        zero = ((words >> (place * BITS)[:, None]) + ZERO_PLUS) & ((1 << BITS) - 1)
+    return zero.to(tl.float32)
+
+
+@triton.jit
+def tile_of(
+    stored,
+    scale_ptr,
+    zero_ptr,
+    groups_ptr,
+    first,
+    start,
+    n,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ZEROED: tl.constexpr,
+    ZERO_PLUS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Returns the weights [BLOCK_N, BLOCK_K] fp32 and scales [BLOCK_N, 1], which are still to be multiplied."""
+    units: tl.constexpr = BLOCK_K // UNIT
+    rows = first + tl.arange(0, BLOCK_N)
+    group, within = units_of(start, groups_ptr, K, GROUP, units, UNIT)
+    inside = (rows < n)[:, None] & within[None, :]
+    tile = numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+    if ZEROED:
+        zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
+        tile -= _spread(zero, BLOCK_N, BLOCK_K, UNIT)
+    elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+        middle: tl.constexpr = 1 << (BITS - 1)
+        tile -= middle
+    scale = tl.full([BLOCK_N, 1], 1.0, tl.float32)
+    if SCALED:
+        scales = scales_of(scale_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS)
+        if units == 1:
+            scale = scales
+        else:
+            tile *= _spread(scales, BLOCK_N, BLOCK_K, UNIT)
+    return tile, scale
+
+
+@triton.jit
+def _spread(values, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UNIT: tl.constexpr):
+    """Returns a value of each unit [BLOCK_N, BLOCK_K / UNIT] for each column, or values that broadcast."""
+    if UNIT == 1 or UNIT == BLOCK_K:
+        return values
+    else:  # noqa: RET505 - only one branch is compiled
+        wide = tl.broadcast_to(values[:, :, None], [BLOCK_N, BLOCK_K // UNIT, UNIT])
+        return tl.reshape(wide, [BLOCK_N, BLOCK_K])
+
+
+@triton.jit
+def finished(
+    acc, rows, row_scale_ptr, bias_ptr, n, ROW_SCALED: tl.constexpr, DIVIDES: tl.constexpr, BIASED: tl.constexpr
+):
+    """Returns sums [rows, columns] with what belongs to whole rows."""
+    inside = rows < n
+    if ROW_SCALED:
+        scale = tl.load(row_scale_ptr + rows, mask=inside, other=1.0)
+        acc = acc / scale[:, None] if DIVIDES else acc * scale[:, None]
+    if BIASED:
+        acc += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)[:, None]
+    return acc

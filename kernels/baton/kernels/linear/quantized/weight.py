@@ -1,0 +1,47 @@
+"""The weight of a linear as a checkpoint packs it, as kernels read it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+# e4m3: floats of 8 bits. bytes: integers of 8 bits. e2m1: floats of 4 bits, two a byte. words: integers in int32, along
+# input features. rows_of_words: 8 integers of 4 bits in int32, along output features, the even ones first.
+Numbers = Literal["e4m3", "bytes", "e2m1", "words", "rows_of_words"]
+
+
+class PackedWeight(NamedTuple):
+    """w_nk = (stored_nk - zero_ng) * scale_ng * row_scale_n, for the group g of column k"""
+
+    numbers: Numbers
+    stored: Tensor
+    num_rows: int  # n
+    bits: int = 8
+    # fp32, e4m3, or uint8: exponents of 2, plus 127
+    scale: Tensor | None = None  # [n / scale_rows, num_groups]
+    scale_rows: int = 1
+    group: int = 0  # columns of a scale
+    zero: Tensor | None = None  # int8 as `scale`, or int32 [n / per word, num_groups]
+    zero_plus: int = 0  # what stored zeros of words lack
+    groups: Tensor | None = None  # [k] int32, of each column; None: columns are in the order of the groups
+    row_scale: Tensor | None = None  # [n] fp32
+    divides: bool = False  # by row_scale
+    bias: Tensor | None = None  # [n]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a product reads at least."""
+        tensors = (self.stored, self.scale, self.zero, self.groups, self.row_scale)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def has_row_factors(self) -> bool:
+        """Whether scales are of whole rows alone."""
+        return self.scale is None and self.zero is None
+
+
+def readable(stored: Tensor, *, has_e4m3: bool) -> Tensor:
+    """Returns e4m3 as bytes for a device without these floats."""
+    return stored if has_e4m3 or stored.dtype != torch.float8_e4m3fn else stored.view(torch.uint8)

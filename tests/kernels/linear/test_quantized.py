@@ -1,0 +1,104 @@
+"""Products with packed weights, in every format of checkpoints, against what the packed weights mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.engine.packed_linears import PackedLinear, packed_linear
+from support.kernels.harness import BOUNDS, cases, poisoned, relative_error
+from torch import Tensor
+
+from baton.kernels.linear.quantized.dequantize import dequantize
+from baton.kernels.linear.quantized.fp8 import fp8_linear, rounded, rounds, scaled_mm_linear
+from baton.kernels.linear.quantized.linear import MANY, quantized_linear
+from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.linear.small_linear import Workspace
+
+BLOCKS = {"weight_block_size": [128, 128]}
+# A format of each way that the kernels read: numbers, scales, zeros, and the order of groups.
+NAMES = [
+    "compressed-fp8-channel",
+    "fp8-blocks",
+    "compressed-int8-zeros",
+    "compressed-w4a16",
+    "compressed-w4a16-order",
+    "compressed-w8a16-channel",
+    "gptq-zeros",
+    "gptq-8-rows-v2",
+    "gptq-2",
+    "awq",
+    "compressed-mxfp4",
+    "compressed-nvfp4",
+    "modelopt-nvfp4",
+]
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+SMALL = [*((name, FP32, (1, 3)) for name in NAMES), ("awq", FP16, (70,)), ("gptq-order", FP16, (2, 17))]
+TOKENS = (1, 2, 16, 17, 64, 65, 200, MANY)
+GRID = [*((name, BF16, TOKENS) for name in NAMES), ("gptq-zeros", FP16, TOKENS), ("awq", FP32, (1, 3, 70))]
+ROUNDED = 5e-2  # of tokens in e4m3, whose numbers have 4 digits
+
+
+def weight_of(linear: PackedLinear) -> PackedWeight:
+    return linear.method.packed_weight(linear.params)  # type: ignore[attr-defined,no-any-return]
+
+
+def exact(linear: PackedLinear, x: Tensor) -> Tensor:
+    return x.double() @ linear.weight.double().t() + linear.bias.double()
+
+
+@pytest.mark.parametrize(("name", "dtype", "tokens", "device"), [
+    pytest.param(*param.values[0], param.values[1], id=param.id, marks=param.marks) for param in cases(SMALL, GRID)
+])  # fmt: skip
+def test_products_equal_those_with_the_weights_that_are_meant(
+    name: str, dtype: torch.dtype, tokens: tuple[int, ...], device: str
+) -> None:
+    # Neither size is a multiple of the kernels' tiles.
+    rows, columns = (48, 160) if device == "cpu" else (1072, 2080)
+    linear = packed_linear(name, (rows,), columns, dtype, device)
+    weight, workspace = weight_of(linear), Workspace(torch.device(device), 1 << 21)
+    workspace.partial.fill_(float("nan"))
+    for num_tokens in tokens:
+        x = torch.randn(num_tokens, columns, device=device).to(dtype)
+        out = poisoned(num_tokens, rows, dtype=dtype, device=device)
+        assert quantized_linear(x, weight, workspace, out) is out
+        bound = ROUNDED if num_tokens > 64 and rounds(weight) else BOUNDS[dtype]
+        assert relative_error(out, exact(linear, x)) <= bound, num_tokens
+    assert not workspace.arrived.any()
+    whole = dequantize(weight, columns, dtype)
+    assert relative_error(whole, linear.weight) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    cases(["compressed-fp8-channel", "fp8-blocks-across-parts"], ["fp8-tensor", "fp8-blocks-across-parts"]),
+)
+def test_many_tokens_are_rounded_to_8_bits_with_scales_of_their_own(name: str, device: str) -> None:
+    dtype, rows, columns, num_tokens = (FP16, 48, 160, 5) if device == "cpu" else (BF16, 1072, 2080, 300)
+    linear = packed_linear(name, (rows,), columns, dtype, device)
+    weight = weight_of(linear)
+    assert rounds(weight)
+    # Tokens of very different sizes keep their digits.
+    x = torch.randn(num_tokens, columns, device=device) * torch.logspace(-3, 2, num_tokens, device=device)[:, None]
+    x = x.to(dtype)
+    group = weight.group if weight.scale is not None else 0
+    narrow, scale = rounded(x, group)
+    spread = scale.t().repeat_interleave(group or columns, 1)[:, :columns]
+    used = narrow.float() * spread
+    assert relative_error(used, x) <= ROUNDED
+    out = poisoned(num_tokens, rows, dtype=dtype, device=device)
+    fp8_linear(x, weight, out)
+    assert relative_error(out, exact(linear, used)) <= BOUNDS[dtype]
+    if device == "cuda" and weight.scale is None:
+        assert relative_error(scaled_mm_linear(x, weight, out), exact(linear, used)) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(("name", "device"), cases(["gptq-zeros"], ["fp8-tensor", "fp8-blocks", "gptq-zeros", "awq"]))
+def test_a_batch_invariant_product_of_a_token_does_not_depend_on_others(name: str, device: str) -> None:
+    dtype, rows, columns = (FP32, 48, 160) if device == "cpu" else (BF16, 1072, 2080)
+    linear = packed_linear(name, (rows,), columns, dtype, device)
+    weight = weight_of(linear)
+    x = torch.randn(67 if device == "cpu" else 900, columns, device=device).to(dtype)
+    whole = quantized_linear(x, weight, None, batch_invariant=True)
+    assert relative_error(whole, exact(linear, x)) <= BOUNDS[dtype]
+    for first, last in ((0, 1), (1, 4), (60, 67)):
+        assert torch.equal(quantized_linear(x[first:last], weight, None, batch_invariant=True), whole[first:last])

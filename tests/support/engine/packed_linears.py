@@ -1,0 +1,49 @@
+"""Packed linears of random weights, read as checkpoints are, and the weights that they mean."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from support.engine.packed_models import FORMATS
+from torch import Tensor
+
+from baton.worker.quantization.base import LinearShape, Params, Part, QuantMethod
+from baton.worker.quantization.formats.table import FORMATS as ROWS
+
+
+class PackedLinear(NamedTuple):
+    """A linear, and what it means."""
+
+    method: QuantMethod
+    params: Params
+    weight: Tensor  # [out, in] fp32
+    bias: Tensor  # [out]
+
+
+def packed_linear(
+    name: str, rows: tuple[int, ...], columns: int, dtype: torch.dtype, device: str, **more: Any
+) -> PackedLinear:
+    """Returns a linear of parts with so many rows in a format of packed_models; `more`: of its settings."""
+    shape = LinearShape([Part(f"part{index}", each) for index, each in enumerate(rows)], columns, bias=True)
+    settings = {**FORMATS[name].settings, **more}
+    module = import_module(f"baton.worker.quantization.formats.{ROWS[settings['quant_method']].module}")
+    method = module.FORMAT(settings).method_of(shape)
+    tensors: dict[str, Tensor] = {}
+    weights = []
+    for part in shape.parts:
+        packed = FORMATS[name].pack(torch.randn(part.rows, columns) * 0.1)
+        tensors |= {part.name + ending: one for ending, one in packed.tensors.items()}
+        tensors[f"{part.name}.bias"] = torch.randn(part.rows).to(dtype)
+        weights.append(packed.weight)
+    params = method.create(shape, dtype, torch.device(device))
+
+    def source(wanted: str, size: tuple[int, ...], into: Tensor) -> None:
+        found = tensors[wanted if wanted in tensors else wanted.replace("_inv", "")]
+        into.copy_(found.reshape(size))
+
+    if finish := method.load(params, shape, source):
+        finish()
+    biases = torch.cat([tensors[f"{part.name}.bias"] for part in shape.parts])
+    return PackedLinear(method, params, torch.cat(weights).to(device), biases.to(device))

@@ -1,0 +1,51 @@
+"""Ops of packed linears on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear.quantized.launch import has_e4m3
+from baton.kernels.linear.quantized.linear import quantized_linear
+from baton.kernels.linear.quantized.weight import PackedWeight, readable
+from baton.kernels.linear.small_linear import Workspace
+from baton.rpc.errors import Unsupported
+from baton.worker.quantization.base import LinearOps, Params
+from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.quantized.method import PackedMethod
+
+_SPLIT_FLOATS = 1 << 21  # of partial sums
+
+
+class CudaPackedOps(LinearOps):
+    """Products that read the weight as it is packed."""
+
+    def __init__(
+        self, kernels: Kernels, method: PackedMethod, device: torch.device, *, batch_invariant: bool = False
+    ) -> None:
+        super().__init__(kernels)
+        self._method = method
+        self._invariant = batch_invariant
+        self._has_e4m3 = has_e4m3(device)
+        self._workspace = Workspace(device, _SPLIT_FLOATS)
+
+    def reset(self) -> None:
+        self._workspace.arrived.zero_()
+
+    def prepared(self, params: Params) -> Params:
+        """Returns the parameters as they are. Raises Unsupported for a weight that the kernels do not read."""
+        scale = self._weight(params).scale
+        if scale is not None and scale.dtype == torch.float8_e4m3fn and not self._has_e4m3:
+            raise Unsupported(
+                f"weights in {self._method.name} have scales in FP8, which need compute capability 8.9; use "
+                "executor=cpu, or a newer GPU",
+                field="model",
+            )
+        return params
+
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return quantized_linear(x, self._weight(params), self._workspace, out, batch_invariant=self._invariant)
+
+    def _weight(self, params: Params) -> PackedWeight:
+        weight = self._method.packed_weight(params)
+        return weight._replace(stored=readable(weight.stored, has_e4m3=self._has_e4m3))
