@@ -1,7 +1,5 @@
 """The playground's modules in headless Chromium, and the page on answers that a test writes."""
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,7 +7,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 from support.gateway import browser
 from support.gateway.browser import Tab
-from support.gateway.rest_harness import FakeGeneration, Script, rest_side
+from support.gateway.rest_harness import FakeGeneration, rest_side
+from support.gateway.threaded import in_thread
 
 from baton.rpc.errors import Unavailable
 
@@ -33,30 +32,6 @@ RENDER = """async (text) => {
 }"""
 
 
-@contextmanager
-def scripted(script: Script | None) -> Iterator[str]:
-    """Yields the address of a gateway with scripted generations, on a loop in another thread."""
-    loop = asyncio.new_event_loop()
-    stop, ports = asyncio.Event(), []
-    started = threading.Event()
-
-    async def serve() -> None:
-        async with rest_side(script) as rest:
-            ports.append(rest.port)
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    try:
-        assert started.wait(30)
-        yield f"http://127.0.0.1:{ports[0]}"
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
-        loop.close()
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with browser.running() as one:
@@ -65,7 +40,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page_url() -> Iterator[str]:
-    with scripted(None) as url:
+    with in_thread(rest_side()) as url:
         yield url
 
 
@@ -77,7 +52,7 @@ def tab(chromium: Browser, page_url: str) -> Iterator[Tab]:
 
 @contextmanager
 def answered(chromium: Browser, script: Callable[[FakeGeneration], None]) -> Iterator[Tab]:
-    with scripted(script) as url, browser.open_tab(chromium, url) as tab:
+    with in_thread(rest_side(script)) as url, browser.open_tab(chromium, url) as tab:
         tab["#prompt"].fill("Hi <b>there</b>")
         tab["#prompt"].press("Enter")
         expect(tab[".answer"]).to_have_attribute("aria-busy", "false")

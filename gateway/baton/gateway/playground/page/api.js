@@ -21,6 +21,12 @@ export async function listModels(apiKey) {
   return (await bodyOf(response)).data;
 }
 
+/** Returns the documents' scores, the highest first. Abort the signal to stop it. */
+export async function rerank(body, apiKey, signal) {
+  const headers = { "content-type": "application/json", ...headersOf(apiKey) };
+  return bodyOf(await send("v1/rerank", { method: "POST", headers, body: JSON.stringify(body), signal }));
+}
+
 /** Yields the chunks of a chat's response. Abort the signal to stop it. */
 export async function* streamChat(body, apiKey, signal) {
   const headers = { "content-type": "application/json", ...headersOf(apiKey) };

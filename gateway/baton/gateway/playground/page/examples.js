@@ -11,6 +11,16 @@ export const EXAMPLE_SCHEMA = {
   additionalProperties: false,
 };
 
+export const EXAMPLE_QUERY = "How can I sleep better?";
+
+export const EXAMPLE_DOCUMENTS = [
+  "Photosynthesis turns sunlight, water and carbon dioxide into sugar.",
+  "Avoid coffee after noon, and keep the bedroom dark and cool at night.",
+  "Tectonic plates stick, bend and suddenly slip along faults.",
+  "Simmer lentils, carrots and cumin in vegetable stock for half an hour.",
+  "Items with defects can be sent back within 30 days for a refund.",
+];
+
 export const EXAMPLE_TOOLS = [
   {
     name: "get_weather",

@@ -8,9 +8,11 @@ import { Conversation } from "./conversation.js";
 import { byId } from "./dom.js";
 import { tokens } from "./figures.js";
 import { ModelPicker } from "./model_picker.js";
+import { Modes } from "./modes.js";
 import { Panel } from "./panel.js";
 import { controlOf, showProblem } from "./problems.js";
 import { asCurl, requestBody } from "./request.js";
+import { Search } from "./search.js";
 import { Settings } from "./settings.js";
 import { forget, keep, recall } from "./store.js";
 import { Transcript } from "./transcript.js";
@@ -21,7 +23,9 @@ class Playground {
   constructor() {
     this.settings = new Settings();
     this.panel = new Panel();
-    this.picker = new ModelPicker(() => this.settings.apiKey);
+    this.search = new Search(() => ({ model: this.picker.model, apiKey: this.settings.apiKey }), (text) => this._say(text));
+    this.modes = new Modes();
+    this.picker = new ModelPicker(() => this.settings.apiKey, (tasks) => this.modes.suit(tasks));
     this.conversation = Conversation.from(recall("conversation", []));
     this.running = null; // the AbortController of the running answer
     this.transcript = new Transcript({
@@ -36,7 +40,7 @@ class Playground {
     this.transcript.show(this.conversation);
     this._listen();
     this.picker.load();
-    if (!this.panel.coversChat) this.composer.focus();
+    if (!this.panel.coversChat) (this.modes.name === "chat" ? this.composer : this.search.query).focus();
   }
 
   /** Sends a new message. */
@@ -81,17 +85,24 @@ class Playground {
   }
 
   showCurl() {
+    if (this.modes.name === "search") this._showCurl("v1/rerank", this.search.body, "next search");
+    else this._showChatCurl();
+  }
+
+  _showChatCurl() {
     const values = this._values();
     if (!values) return;
     const messages = this.conversation.toMessages(this.settings.system);
     const draft = byId("prompt").value.trim();
     if (draft) messages.push({ role: "user", content: draft });
-    const body = requestBody(this.picker.model, values, messages);
-    const url = new URL("v1/chat/completions", document.baseURI).href;
-    byId("curl-text").textContent = asCurl(url, body, this.settings.apiKey);
-    byId("curl-note").textContent = this.settings.apiKey
-      ? "What the next answer would be asked with. Put your key into BATON_API_KEY."
-      : "What the next answer would be asked with.";
+    this._showCurl("v1/chat/completions", requestBody(this.picker.model, values, messages), "next answer");
+  }
+
+  _showCurl(path, body, what) {
+    const key = this.settings.apiKey;
+    byId("curl-text").textContent = asCurl(new URL(path, document.baseURI).href, body, key);
+    const note = `What the ${what} would be asked with.`;
+    byId("curl-note").textContent = key ? `${note} Put your key into BATON_API_KEY.` : note;
     byId("curl").showModal();
   }
 
@@ -162,6 +173,7 @@ class Playground {
     document.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || byId("curl").open) return;
       if (this.panel.coversChat) this.panel.close();
+      else if (this.modes.name === "search") this.search.stop();
       else this.stop();
     });
   }

@@ -8,8 +8,10 @@ import { keep, recall } from "./store.js";
 
 /** Fills the selection, and explains in the notice why it is empty. */
 export class ModelPicker {
-  constructor(apiKey) {
+  constructor(apiKey, onPick) {
     this.apiKey = apiKey;
+    this.onPick = onPick; // called with the tasks of the model
+    this.tasks = new Map(); // by model
     this.select = byId("model");
     this.select.addEventListener("change", () => {
       keep("model", this.select.value);
@@ -38,6 +40,7 @@ export class ModelPicker {
   _fill(models) {
     const chosen = recall("model", "");
     this.select.replaceChildren(...models.map(optionOf));
+    this.tasks = new Map(models.map((model) => [model.id, model.tasks ?? []]));
     this.select.disabled = models.length === 0;
     if (models.some((model) => model.id === chosen)) this.select.value = chosen;
     this._name();
@@ -45,6 +48,7 @@ export class ModelPicker {
 
   _name() {
     byId("welcome-model").textContent = this.model || "the model";
+    this.onPick(this.tasks.get(this.model) ?? []);
   }
 
   _notice(text) {

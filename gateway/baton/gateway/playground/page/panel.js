@@ -43,6 +43,6 @@ export class Panel {
     byId("settings").hidden = !isOpen;
     byId("show-settings").setAttribute("aria-expanded", String(isOpen));
     byId("shade").hidden = !this.coversChat;
-    for (const node of [byId("chat"), document.querySelector(".bar")]) node.inert = this.coversChat;
+    for (const node of [byId("chat"), byId("search"), document.querySelector(".bar")]) node.inert = this.coversChat;
   }
 }
