@@ -234,6 +234,11 @@ class WorkerConfig(ModelSettings):
                 f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} exclude each other: set one",
                 field="num_blocks",
             )
+        if self.host_cache_min_uses > 1 and not self.host_cache_gb:
+            raise InvalidRequest(
+                f"host_cache_min_uses={self.host_cache_min_uses} needs host memory: set host_cache_gb too",
+                field="host_cache_min_uses",
+            )
         if 0 < self.max_num_batched_tokens < self.max_num_requests:
             raise InvalidRequest(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least"

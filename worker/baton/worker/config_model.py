@@ -168,6 +168,14 @@ class ModelSettings:
             "maximum": 65536.0,
         },
     )
+    host_cache_min_uses: int = field(
+        default=1,
+        metadata={
+            "help": "Requests that must have had a block before it is copied to host memory. 1: every evicted block.",
+            "minimum": 1,
+            "maximum": 1000,
+        },
+    )
     gpu_memory_utilization: float = field(
         default=0.9,
         metadata={

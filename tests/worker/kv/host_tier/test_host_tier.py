@@ -12,6 +12,7 @@ from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.slots import HostTier
+from baton.worker.kv.host_tier.uses import BlockUses
 from baton.worker.scheduling.rates import Rates
 from baton.worker.scheduling.restores import RestoreCost
 
@@ -124,8 +125,10 @@ def test_the_audit_sees_a_pin_that_no_restore_has():
 # What is copied out.
 
 
-def make_pool(num_blocks: int, num_slots: int = 8, target: int = 0, capacity: int = 100) -> tuple[BlockPool, Offloads]:
-    offloads = Offloads(HostTier(num_slots), target)
+def make_pool(
+    num_blocks: int, num_slots: int = 8, target: int = 0, capacity: int = 100, min_uses: int = 1
+) -> tuple[BlockPool, Offloads]:
+    offloads = Offloads(HostTier(num_slots), target, min_uses)
     offloads.capacity = capacity
     return BlockPool(num_blocks, offloads), offloads
 
@@ -158,6 +161,32 @@ def test_the_coldest_blocks_are_copied_before_they_are_evicted():
     assert pool.allocate(2) == [block_ids[3], block_ids[2]]
     assert offloads.take(pool.num_empty) == [(block_ids[1], 2), (block_ids[0], 3)]
     pool.audit()
+
+
+def test_blocks_that_few_requests_have_had_are_not_copied():
+    pool, offloads = make_pool(3, min_uses=2, target=3)
+    once, found, again = cache(pool, 1, 2, 3)
+    pool.touch(pool.lookup([hash_of(2)]))
+    pool.free([found])
+    assert offloads.take(pool.num_empty) == [(found, 0)]
+    assert set(pool.allocate(2)) == {once, again}
+    assert offloads.take(pool.num_empty) == []
+    assert offloads.num_dropped == 0
+    pool.free([once, again])
+    cache(pool, 3)  # computed again, so that two requests have had it
+    assert [block_id for block_id, _ in offloads.take(pool.num_empty)] != []
+    pool.audit()
+
+
+def test_uses_of_blocks_that_are_long_unused_are_forgotten():
+    uses = BlockUses(2, most=2)
+    uses.add([hash_of(1), hash_of(2)])
+    uses.add([hash_of(1)])
+    uses.add([hash_of(3)])
+    uses.add([hash_of(2)])
+    assert [uses.are_enough(hash_of(number)) for number in (1, 2, 3)] == [False, False, False]
+    uses.add([hash_of(2)])
+    assert uses.are_enough(hash_of(2))
 
 
 def test_part_of_the_capacity_is_reserved_for_urgent_copies():
@@ -251,9 +280,14 @@ def test_more_slots_than_a_small_host_memory_has_are_never_promised():
 class OffloadMachine(RuleBasedStateMachine):
     """Random operations on a pool and its host memory, compared with a naive memory."""
 
-    @initialize(num_blocks=st.integers(1, 8), num_slots=st.integers(1, 8), num_ahead=st.integers(0, 6))
-    def start(self, num_blocks: int, num_slots: int, num_ahead: int) -> None:
-        self.offloads = Offloads(HostTier(num_slots), min(num_ahead, num_slots))
+    @initialize(
+        num_blocks=st.integers(1, 8),
+        num_slots=st.integers(1, 8),
+        num_ahead=st.integers(0, 6),
+        min_uses=st.integers(1, 3),
+    )
+    def start(self, num_blocks: int, num_slots: int, num_ahead: int, min_uses: int) -> None:
+        self.offloads = Offloads(HostTier(num_slots), min(num_ahead, num_slots), min_uses)
         self.pool = BlockPool(num_blocks, self.offloads)
         self.device: dict[BlockId, int] = {}  # what each block holds
         self.slots: dict[HostSlot, int] = {}

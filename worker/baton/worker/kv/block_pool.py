@@ -112,6 +112,8 @@ class BlockPool:
                 if offloads is not None:
                     offloads.held(block_id, self._hash(block_id))
             references[block_id] += 1
+        if offloads is not None:
+            offloads.used(map(self._hash, block_ids))
         if self._residency is not None:
             self._residency.used(block_ids)
 
@@ -154,6 +156,8 @@ class BlockPool:
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
             hash_of[block_id] = block_hash
         self._events.stored(*block_hashes)
+        if self._offloads is not None:
+            self._offloads.used(block_hashes)
         if self._residency is not None:
             self._residency.stored(block_ids)
 

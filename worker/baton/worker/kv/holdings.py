@@ -35,8 +35,9 @@ class Holdings:
         num_ahead: int,
         residency: ResidencyMeter | None = None,
         origins: BlockOrigins | None = None,
+        min_host_uses: int = 1,
     ) -> None:
-        self.offloads = Offloads(HostTier(num_host_slots), num_ahead)
+        self.offloads = Offloads(HostTier(num_host_slots), num_ahead, min_host_uses)
         self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None, residency=residency)
         self.origins = origins
         self.prefixes = PrefixesInProgress()

@@ -182,6 +182,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_long_partial_prefills=config.max_long_partial_prefills,
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
+        min_host_uses=config.host_cache_min_uses,
         prefix_caching=config.prefix_caching,
         block_origins=config.kv_events is not None and config.kv_events.enabled,
         residency_sample=config.kv_cache_metrics_sample,

@@ -53,7 +53,14 @@ class Scheduler:
         self.origins = BlockOrigins(block_size) if settings.block_origins else None
         self.residency = ResidencyMeter(sample, clock) if sample else None
         holdings = self._holdings = Holdings(
-            num_blocks, block_size, max_model_len, num_host_slots, num_ahead, self.residency, self.origins
+            num_blocks,
+            block_size,
+            max_model_len,
+            num_host_slots,
+            num_ahead,
+            self.residency,
+            self.origins,
+            settings.min_host_uses,
         )
         self.offloads = holdings.offloads
         self.pool = holdings.pool

@@ -21,6 +21,7 @@ class EngineSettings:
     max_queue_depth: int = 1024  # waiting requests; more are refused with NoCapacity
     min_remote_prefill_tokens: int = 64  # with fewer uncached tokens, a prompt is always computed here
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
+    min_host_uses: int = 1  # requests that have had a block before it is copied to host memory
     prefix_caching: bool = True
     cache_outputs: bool = True  # makes blocks of generated tokens findable, too
     block_origins: bool = False  # records the tokens of blocks that become findable, for take_origins
@@ -40,6 +41,7 @@ class EngineSettings:
             "max_queue_depth": 0,
             "min_remote_prefill_tokens": 0,
             "min_host_hit_tokens": 0,
+            "min_host_uses": 1,
         }
         for name, minimum in least.items():
             value = getattr(self, name)

@@ -9,10 +9,12 @@ that order (a peer, a restore), a copy in progress is void, and none begins.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, BlockId, HostSlot
 from baton.worker.kv.host_tier.slots import HostTier
+from baton.worker.kv.host_tier.uses import BlockUses
 
 # Early copies use this part of a step's capacity: most of it is for copies that cannot wait, and reading many blocks
 # at once would delay the next token.
@@ -22,36 +24,48 @@ _STEPS_TO_FILL = 8
 class Offloads:
     """Cached blocks that are not held:
 
-    `clean` ones have a copy in host memory, or one in progress; others are `dirty`.
+    `clean` ones have a copy in host memory, or one in progress; `rare` ones get none, because fewer than `min_uses`
+    requests have had them; others are `dirty`.
     """
 
-    def __init__(self, tier: HostTier, target: int) -> None:
+    def __init__(self, tier: HostTier, target: int, min_uses: int = 1) -> None:
         self.tier = tier
         self.capacity = 0  # blocks that the executor can copy now without waiting; set by the caller of `take`
-        self.num_dropped = 0  # blocks evicted without a copy
+        self.num_dropped = 0  # blocks evicted without a copy, which should have one
         self._target = target
         self._dirty: OrderedDict[BlockId, BlockHash] = OrderedDict()  # the next to evict first
         self._clean: dict[BlockHash, BlockId] = {}
+        self._rare: dict[BlockId, BlockHash] = {}
+        self._uses = BlockUses(min_uses) if min_uses > 1 else None
         self._begun: list[tuple[BlockId, HostSlot]] = []
         self._block_of: dict[HostSlot, BlockId] = {}  # of copies that have not landed
         self._slot_of: dict[BlockId, HostSlot] = {}  # the last one, if a block has several
+
+    def used(self, block_hashes: Iterable[BlockHash]) -> None:
+        """Records that a request has these blocks: it computed, received or found them."""
+        if self._uses is not None:
+            self._uses.add(block_hashes)
 
     def cached(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Records that a findable block is no longer held."""
         if block_hash in self.tier:
             self._clean[block_hash] = block_id
-        else:
+        elif self._uses is None or self._uses.are_enough(block_hash):
             self._dirty[block_id] = block_hash
+        else:
+            self._rare[block_id] = block_hash
 
     def held(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Records that a block is held again."""
-        if self._clean.pop(block_hash, None) is None:
+        if self._clean.pop(block_hash, None) is None and self._rare.pop(block_id, None) is None:
             del self._dirty[block_id]
 
     def evicted(self, block_id: BlockId, block_hash: BlockHash, in_order: bool) -> None:
         """Records that a block has a new holder. `in_order`: only steps will write it."""
         if self._clean.pop(block_hash, None) is not None:
             self.tier.touch(block_hash)
+            return
+        if self._rare.pop(block_id, None) is not None:
             return
         del self._dirty[block_id]
         if not (in_order and self._begin(block_id, block_hash)):
@@ -92,15 +106,19 @@ class Offloads:
         """Forgets all cached blocks, here and in host memory. Copies in progress continue."""
         self._dirty.clear()
         self._clean.clear()
+        self._rare.clear()
+        if self._uses is not None:
+            self._uses.clear()
         self.tier.reset()
 
     def audit(self, cached: dict[BlockId, BlockHash]) -> None:
-        """Raises DataLoss unless exactly these blocks are clean or dirty, each correctly."""
-        known = {**self._dirty, **{block_id: block_hash for block_hash, block_id in self._clean.items()}}
-        if known != cached or len(known) != len(self._dirty) + len(self._clean):
-            raise DataLoss(f"{len(cached)} blocks are cached, {len(self._dirty)} dirty, {len(self._clean)} clean")
-        if any(block_hash in self.tier for block_hash in self._dirty.values()):
-            raise DataLoss("a block in host memory counts as dirty")
+        """Raises DataLoss unless exactly these blocks are clean, dirty or rare, each correctly."""
+        dirty, clean, rare = self._dirty, self._clean, self._rare
+        known = {**dirty, **rare, **{block_id: block_hash for block_hash, block_id in clean.items()}}
+        if known != cached or len(known) != len(dirty) + len(clean) + len(rare):
+            raise DataLoss(f"{len(cached)} blocks are cached, {len(dirty)} dirty, {len(clean)} clean, {len(rare)} rare")
+        if any(block_hash in self.tier for block_hash in (*dirty.values(), *rare.values())):
+            raise DataLoss("a block in host memory counts as dirty or rare")
         if not all(block_hash in self.tier for block_hash in self._clean):
             raise DataLoss("a block that is not in host memory counts as clean")
 
