@@ -33,6 +33,7 @@ from baton.worker.models.registry import load_config
 from baton.worker.weights.build import build_weights
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.filling import load_weights
+from baton.worker.weights.stream.fresh_memory import populate
 from baton.worker.weights.stream.streaming import StreamSettings, stream_settings
 
 _DENSE = {
@@ -102,7 +103,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
         "load": lambda: load(folder, config, dtype, device, settings),
     }
     if options.device == "cpu":
-        ways["touch"] = lambda: touch(size * dtype.itemsize // torch.bfloat16.itemsize, settings.num_readers)
+        ways["touch"] = lambda: touch(size * dtype.itemsize // torch.bfloat16.itemsize, settings)
     if hasattr(os, "O_DIRECT"):
         ways["raw direct"] = lambda: read_raw(paths, settings, direct=True)
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -160,10 +161,16 @@ def load(
     return filled.weights
 
 
-def touch(num_bytes: int, num_threads: int) -> torch.Tensor:
-    """Writes to fresh memory in several threads."""
+def touch(num_bytes: int, settings: StreamSettings) -> torch.Tensor:
+    """Writes to fresh memory in several threads, by parts of the size of a read, as a load does."""
     memory = torch.empty(num_bytes, dtype=torch.uint8)
-    threads = [threading.Thread(target=part.fill_, args=(1,)) for part in memory.chunk(num_threads)]
+
+    def run(share: torch.Tensor) -> None:
+        for part in share.split(settings.read_bytes):
+            populate(part)
+            part.fill_(1)
+
+    threads = [threading.Thread(target=run, args=(share,)) for share in memory.chunk(settings.num_readers)]
     for thread in threads:
         thread.start()
     for thread in threads:

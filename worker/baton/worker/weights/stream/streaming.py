@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
+from baton.worker.weights.stream.fresh_memory import populate
 from baton.worker.weights.stream.pieces import Fill, Place, Read, planned_reads
 
 # Progress: bytes that are read, bytes of the whole stream, seconds since its begin.
@@ -30,7 +31,7 @@ class StreamSettings:
     """How many readers there are, and how much each reads at once."""
 
     num_readers: int
-    read_bytes: int = 16 << 20
+    read_bytes: int
 
     @property
     def staging_bytes(self) -> int:
@@ -39,8 +40,8 @@ class StreamSettings:
 
 
 def stream_settings(device: torch.device) -> StreamSettings:
-    """Returns the settings for a device. On a CPU, readers share the cores with the conversion of what is read."""
-    return StreamSettings(num_readers=4 if device.type == "cpu" else 8)
+    """Returns the settings for a device. What a CPU converts is read in parts that stay in its caches."""
+    return StreamSettings(num_readers=8, read_bytes=4 << 20 if device.type == "cpu" else 16 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +185,14 @@ class _HostReader(_Reader):
         for read in self._work.taken():
             if all(_is_direct(fill) for fill in read.fills):
                 for fill in read.fills:
+                    populate(fill.into)
                     self._work.read(read.path, fill.place.start, _bytes_of(fill.into))
                 continue
             if buffer is None:
                 buffer = _bytes_of(torch.empty(self._read_bytes, dtype=torch.uint8))
             self._work.read(read.path, read.start, buffer[: read.num_bytes])
             for fill in read.fills:
+                populate(fill.into)
                 fill.into.copy_(_staged(buffer, read, fill))
 
 
