@@ -4,8 +4,8 @@ baton bench loading [--device cpu|cuda] [--gb 4] [--shards 4] [--experts] [--rea
 
 Writes a checkpoint of random bytes into a temporary folder. Before each read its pages are dropped from the page cache
 (posix_fadvise); --warm leaves them there. `raw` reads the files into reused buffers, `raw direct` past the page cache
-(O_DIRECT). On a CPU, `touch` writes as much fresh memory as the weights take, without a read: its rate is in bytes of
-the files too, so no load can be faster.
+(O_DIRECT). On a CPU, `touch` populates and writes as much fresh memory as the weights take, without a read: its rate is
+in bytes of the files too.
 """
 
 from __future__ import annotations
