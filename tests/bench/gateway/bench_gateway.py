@@ -39,8 +39,8 @@ from bench.gateway.rig import SAMPLE, PacedWorker, Server, gateway
 from support.gateway.scripted_services import ScriptedRouter
 from tokenizers import Tokenizer
 
+from baton.services.bench.datasets.source import BenchFailed
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
-from baton.services.bench.serve.client import BenchFailed
 
 STEP_SECONDS = 0.02
 _CANCEL_STEP_SECONDS = 0.002

@@ -23,8 +23,8 @@ if __name__ == "__main__":
 from bench.gateway.load import PATH, chat, open_stream
 from support.processes.stack import start_stack
 
+from baton.services.bench.datasets.source import BenchFailed
 from baton.services.bench.report import render_table
-from baton.services.bench.serve.client import BenchFailed
 from baton.services.bench.serve.http_stream import HttpPool
 
 _NUM_OTHERS = 64

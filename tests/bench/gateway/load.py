@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
-from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.datasets.source import BenchFailed
 from baton.services.bench.serve.http_stream import HttpPool
 
 PATH = "/v1/chat/completions"

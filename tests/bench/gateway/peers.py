@@ -18,7 +18,7 @@ import httptools
 from bench.gateway.rig import Server, started
 from support.processes.ports import free_ports
 
-from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.datasets.source import BenchFailed
 
 _INSTALL_SECONDS = 1200.0
 _LEAVE_SECONDS = 120.0

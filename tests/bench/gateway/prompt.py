@@ -15,8 +15,8 @@ from bench.gateway.rig import SAMPLE, cpu_seconds
 from support.processes.stack import Stack, start_stack
 from tokenizers import Tokenizer
 
+from baton.services.bench.datasets.source import BenchFailed
 from baton.services.bench.report import render_table
-from baton.services.bench.serve.client import BenchFailed
 
 SERVICES = ("gateway", "router", "kvstore")
 SHARED = 0.95

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from bench.gateway.rig import Server
 from support.processes.child import Child, ChildFailed
 
-from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.datasets.source import BenchFailed
 
 _FIRST_SECONDS = 120.0  # until every stream has begun
 _LAST_SECONDS = 60.0  # until the reader has started and responded

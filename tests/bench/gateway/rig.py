@@ -15,7 +15,7 @@ import psutil
 from support.processes.ports import free_ports
 
 from baton.rpc.server.server import RpcServer, Service
-from baton.services.bench.serve.client import BenchFailed
+from baton.services.bench.datasets.source import BenchFailed
 from baton.services.bench.serve.http_stream import HttpPool
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
