@@ -27,6 +27,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     # The interpreter multiplies with NumPy, whose BLAS sums a row in an order that depends on the row's place on some
     # processors. The kernels' own promise, that it does not, is looked at here with sums in one order.
     import types
+    from dataclasses import replace
     from typing import Any
 
     import numpy as np
@@ -58,6 +59,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         return [self.to_tensor(*pair) for pair in zip(data, kinds, strict=True)]
 
     interpreter.ReduceOps.generic_reduce = _in_halves
+
+    # The interpreter computes each sum and product of integers again, in 64 bits, and looks at it only if it debugs.
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 
     # Every call from one function to another would look for what to replace in the whole language.
     _replace = interpreter._patch_lang
