@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModel, BertConfig
 from baton.worker.config import WorkerConfig
 from baton.worker.core import HeadKind, PoolingParams, PoolingTask, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
+from baton.worker.executors.base import Executor
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.scheduling.settings import EngineSettings
 
@@ -55,12 +56,9 @@ class PlainLoop:
 class EngineThread:
     """Baton's engine on a thread of its own, as a worker runs it."""
 
-    def __init__(self, folder: str, threads: int, rows: int, budget: int, dtype: str) -> None:
-        config = WorkerConfig(
-            model=folder, threads=threads, max_num_requests=rows, max_num_batched_tokens=budget, dtype=dtype
-        )
+    def __init__(self, executor: Executor, rows: int, budget: int) -> None:
         settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
-        self._engine = Engine(CpuExecutor(config), settings, epoch=1)
+        self._engine = Engine(executor, settings, epoch=1)
         self._submitted: queue.SimpleQueue[tuple[Request, Future[np.ndarray]] | None] = queue.SimpleQueue()
         self._futures: dict[str, Future[np.ndarray]] = {}
         self._count = 0
@@ -185,9 +183,15 @@ def main() -> None:
         shape = (options.texts, options.tokens)
         texts = np.random.default_rng(0).integers(1000, vocabulary, shape).tolist()
         plain = PlainLoop(folder)
-        engine = EngineThread(
-            folder, options.threads, max(options.texts, options.clients), options.budget, options.dtype
+        rows = max(options.texts, options.clients)
+        config = WorkerConfig(
+            model=folder,
+            threads=options.threads,
+            max_num_requests=rows,
+            max_num_batched_tokens=options.budget,
+            dtype=options.dtype,
         )
+        engine = EngineThread(CpuExecutor(config), rows, options.budget)
         try:
             cosines = (plain.encode_all(texts) * engine.encode_all(texts)).sum(-1)
             clients = f"{options.clients} clients at once"

@@ -41,7 +41,7 @@ def watched(executor: str) -> Iterator[ExpertHits]:
     if executor != "cuda":
         yield hits
         return
-    from baton.worker.layers.cuda.device import CudaKernels
+    from baton.worker.layers.cuda.base import CudaKernels
 
     choose = CudaKernels.route
 

@@ -115,6 +115,18 @@ def test_without_graphs_the_tokens_are_the_same(llama: tuple[Path, PreTrainedMod
     assert tokens_of(found) == tokens_of(generate(engine_over(executor), prompts, sampling=SAMPLING))
 
 
+def test_steps_that_fill_the_budget_are_replayed_with_the_same_tokens(llama: tuple[Path, PreTrainedModel]) -> None:
+    prompts = make_prompts((700, 650, 700, 300), seed=5)  # 1,200 and 1,150 tokens a step
+    executor = executor_for(llama[0], max_num_batched_tokens=1200)
+    pieces = leader_of(executor)._stepper.pieces
+    assert pieces is not None
+    assert pieces.fit(1150)
+    assert not pieces.fit(1100)
+    found = tokens_of(generate(engine_over(executor, budget=1200), prompts))
+    assert check_greedy(llama[1], prompts, found, FP32_ROUNDING) > 80
+    executor.close()
+
+
 def test_requests_that_enter_and_leave_between_steps_are_not_disturbed(
     llama: tuple[Path, PreTrainedModel], executor: Executor
 ) -> None:

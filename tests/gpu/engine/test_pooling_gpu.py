@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from support.engine.pooled_runs import normalized, pooling_engine_over, run_pooled
 from support.engine.pooling_models import make_classifier, make_embedder
 from transformers import (
     BertConfig,
     ModernBertConfig,
-    NomicBertConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -29,6 +29,7 @@ from baton.worker.executors.factory import make_executor
 pytestmark = pytest.mark.gpu
 
 ROWS = 300
+STD = 0.04  # of weights: scores of attention are about 1
 EMBED = PoolingParams(PoolingTask.EMBED, reads_all=True)
 _BASE: dict[str, Any] = {
     "vocab_size": 2000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4,
@@ -42,10 +43,11 @@ MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     "xlm-roberta-64": lambda: XLMRobertaConfig(**_BASE, type_vocab_size=1),
     "modernbert-64": lambda: ModernBertConfig(**_BASE, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                                               cls_token_id=1, sep_token_id=2),
-    "nomic-64": lambda: NomicBertConfig(**_BASE),
-    "nomic-128": lambda: NomicBertConfig(**_BASE | {"num_attention_heads": 6}),
 }  # fmt: skip
-LEAST_COSINES = {"float32": 0.99999, "float16": 0.9995, "bfloat16": 0.997}
+if hasattr(transformers, "NomicBertConfig"):  # not in older versions
+    MODELS["nomic-64"] = lambda: transformers.NomicBertConfig(**_BASE)
+    MODELS["nomic-128"] = lambda: transformers.NomicBertConfig(**_BASE | {"num_attention_heads": 6})
+LEAST_COSINES = {"float32": 0.99999, "float16": 0.9998, "bfloat16": 0.999}  # two of the texts: 0.91
 
 
 def texts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
@@ -59,10 +61,11 @@ RAGGED = texts_of([1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300, 512, 1000])
 def vectors_on_gpu(
     folder: Path, texts: Sequence[Sequence[int]], params: Any = EMBED, budget: int = 4096, **fields: Any
 ) -> list[np.ndarray]:
-    defaults = {"dtype": "float32", "num_blocks": 600, "max_num_batched_tokens": budget, "max_num_requests": ROWS}
+    rows = min(ROWS, budget)
+    defaults = {"dtype": "float32", "num_blocks": 600, "max_num_batched_tokens": budget, "max_num_requests": rows}
     executor = make_executor(WorkerConfig(model=str(folder), executor="cuda", **{**defaults, **fields}))
     try:
-        return run_pooled(pooling_engine_over(executor, budget, ROWS), texts, params)
+        return run_pooled(pooling_engine_over(executor, budget, rows), texts, params)
     finally:
         executor.close()
 
@@ -83,7 +86,7 @@ def least_cosine(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) ->
 
 @pytest.mark.parametrize("name", MODELS)
 def test_embeddings_of_encoders_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    model = make_embedder(MODELS[name](), tmp_path, ["mean_tokens"])
+    model = make_embedder(MODELS[name](), tmp_path, ["mean_tokens"], std=STD)
     expected = [normalized(states_of(model, text).mean(0)) for text in RAGGED]
     for dtype, least in LEAST_COSINES.items():
         assert least_cosine(vectors_on_gpu(tmp_path, RAGGED, dtype=dtype), expected) > least, dtype
@@ -91,7 +94,7 @@ def test_embeddings_of_encoders_are_those_of_transformers(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", ["bert-64", "modernbert-64"])
 def test_graphs_and_neighbours_change_no_embedding(name: str, tmp_path: Path) -> None:
-    model = make_embedder(MODELS[name](), tmp_path, ["cls_token"])
+    model = make_embedder(MODELS[name](), tmp_path, ["cls_token"], std=STD)
     short = texts_of([1, 3, 40, 60, 16, 90, 128, 400, 512], seed=1)
     expected = [normalized(states_of(model, text)[0]) for text in short]
     for budget in (4096, 512, 16):  # together, as graphs of several texts, and one at a time
@@ -101,7 +104,7 @@ def test_graphs_and_neighbours_change_no_embedding(name: str, tmp_path: Path) ->
 
 
 def test_batch_invariant_embeddings_are_equal_bit_for_bit(tmp_path: Path) -> None:
-    make_embedder(MODELS["bert-64"](), tmp_path, ["mean_tokens"])
+    make_embedder(MODELS["bert-64"](), tmp_path, ["mean_tokens"], std=STD)
     options: dict[str, Any] = {"dtype": "bfloat16", "batch_invariant": True}
     together = vectors_on_gpu(tmp_path, RAGGED, **options)
     alone = vectors_on_gpu(tmp_path, RAGGED, budget=16, **options)
@@ -110,7 +113,7 @@ def test_batch_invariant_embeddings_are_equal_bit_for_bit(tmp_path: Path) -> Non
 
 @torch.inference_mode()
 def test_scores_of_classes_and_of_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    model = make_classifier(MODELS["bert-64"](), tmp_path).cuda()
+    model = make_classifier(MODELS["bert-64"](), tmp_path, std=STD).cuda()
     params = [
         PoolingParams(PoolingTask.CLASSIFY, activation=False, second_text_start=len(text) // 2, reads_all=True)
         for text in RAGGED
@@ -121,7 +124,7 @@ def test_scores_of_classes_and_of_tokens_are_those_of_transformers(tmp_path: Pat
         types = types if len(text) // 2 else torch.zeros_like(types)
         expected = model(ids, attention_mask=torch.ones_like(ids), token_type_ids=types).logits
         np.testing.assert_allclose(found, expected.cpu().numpy(), rtol=2e-3, atol=2e-3)
-    tokens = make_classifier(MODELS["bert-64"](), tmp_path, by_token=True).cuda()
+    tokens = make_classifier(MODELS["bert-64"](), tmp_path, by_token=True, std=STD).cuda()
     by_token = PoolingParams(PoolingTask.TOKEN_CLASSIFY, reads_all=True)
     for text, found in zip(RAGGED[:8], vectors_on_gpu(tmp_path, RAGGED[:8], by_token), strict=True):
         ids = torch.tensor([text], device="cuda")
@@ -131,7 +134,7 @@ def test_scores_of_classes_and_of_tokens_are_those_of_transformers(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["lasttoken", "mean_tokens"])
 def test_causal_embedders_are_those_of_transformers_with_any_chunks(mode: str, tmp_path: Path) -> None:
-    model = make_embedder(Qwen3Config(**_CAUSAL), tmp_path, [mode])
+    model = make_embedder(Qwen3Config(**_CAUSAL), tmp_path, [mode], std=STD)
     picked = (lambda states: states[-1]) if mode == "lasttoken" else (lambda states: states.mean(0))
     expected = [normalized(picked(states_of(model, text))) for text in RAGGED]
     params = PoolingParams(PoolingTask.EMBED, reads_all=mode != "lasttoken")
@@ -143,7 +146,7 @@ def test_causal_embedders_are_those_of_transformers_with_any_chunks(mode: str, t
 
 
 def test_classes_of_causal_models_run(tmp_path: Path) -> None:
-    model = make_classifier(Qwen3Config(**_CAUSAL, pad_token_id=0), tmp_path).cuda()
+    model = make_classifier(Qwen3Config(**_CAUSAL, pad_token_id=0), tmp_path, std=STD).cuda()
     params = PoolingParams(PoolingTask.CLASSIFY, activation=False)
     for text, found in zip(RAGGED, vectors_on_gpu(tmp_path, RAGGED, params), strict=True):
         with torch.inference_mode():
@@ -152,7 +155,7 @@ def test_classes_of_causal_models_run(tmp_path: Path) -> None:
 
 
 def test_hundreds_of_texts_share_steps_and_survive_a_sleep(tmp_path: Path) -> None:
-    model = make_embedder(MODELS["bert-32"](), tmp_path, ["mean_tokens"])
+    model = make_embedder(MODELS["bert-32"](), tmp_path, ["mean_tokens"], std=STD)
     texts = texts_of([int(length) for length in np.random.default_rng(3).integers(1, 200, 600)])
     config = WorkerConfig(
         model=str(tmp_path), executor="cuda", dtype="float32", max_num_batched_tokens=8192, max_num_requests=ROWS

@@ -55,6 +55,9 @@ def test_conversations_give_their_first_turn_and_the_length_of_its_answer(tmp_pa
     assert lengths[4:] == lengths[:4]
     fixed = made(dataset("--dataset-name", "sharegpt", "--dataset-path", path, "--output-len", 7), 4)
     assert {one.num_output for one in fixed} == {7}
+    drawn = made(dataset("--dataset-name", "sharegpt", "--dataset-path", path, "--output-len", "5:500"), 4)
+    assert all(5 <= one.num_output <= 500 for one in drawn)
+    assert len({one.num_output for one in drawn}) > 1
 
 
 def test_lines_of_ones_own_keep_their_order(tmp_path):

@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from support.gateway.rest_harness import SAMPLE, rest_side
+from support.gateway.rest_harness import SAMPLE, FakeGenerator, rest_side
 from support.gateway.scripted_services import ScriptedRouter, ScriptedWorker
 from support.processes.ports import free_ports
 
@@ -16,6 +16,8 @@ from baton.services.bench.datasets.prompts import Lengths
 from baton.services.bench.serve import command as bench_serve
 from baton.services.bench.serve.http_stream import EventSplitter
 from baton.services.bench.serve.load import Load, _Level, progress_line
+from baton.services.bench.serve.openai_client import _Answer
+from baton.services.bench.serve.show import remarks
 from baton.services.bench.serve.stats import Limits, Record, Spread, percentile, summarize
 
 
@@ -141,6 +143,39 @@ async def test_prompts_and_answers_over_http_have_the_exact_lengths(endpoint, tm
     assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
     assert level["rate"] is None
     assert level["ttft"]["p50"] > 0
+
+
+def answered(*deltas):
+    """The record of a chat whose stream has these deltas, a second apart."""
+    made = Record(0.0)
+    answer = _Answer(made)
+    for second, delta in enumerate(deltas, 1):
+        answer.feed(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode(), float(second))
+    return made
+
+
+def test_reasoning_and_calls_are_output_as_text_is():
+    call = {"index": 0, "function": {"arguments": "{}"}}
+    made = answered({"role": "assistant"}, {"reasoning": "Hm"}, {"content": "Yes"}, {"tool_calls": [call]}, {})
+    assert (made.first, list(made.gaps)) == (2.0, [1.0, 1.0])
+
+
+async def test_a_ramp_and_a_trace_are_named_and_late_requests_too(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 2}\n' * 3)
+    ramp = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "100", "--ramp-up-end-rps", "500")
+    generator = FakeGenerator(all_tokens)
+    generator.refusal = NoCapacity("full")
+    async with rest_side(generator=generator) as rest:
+        url = ("--url", f"http://127.0.0.1:{rest.port}", "--endpoint", "completions", "--warm-up", "0")
+        for flags, named in (
+            (("--num-requests", "3", "--input-len", "9", *ramp), "100 to 500/s: 3 x HTTP 429"),
+            (("--dataset-name", "trace", "--dataset-path", str(trace)), "as recorded: 3 x HTTP 429"),
+        ):
+            await asyncio.to_thread(bench_serve.main, [*url, *flags])
+            assert named in capsys.readouterr().out
+    late = summarize([Record(due=0.0, sent=1.0, ended=2.0)], math.inf, None, Limits(), 0.0)
+    assert any("sent late, p99 1000 ms" in line for line in remarks([late]))
 
 
 async def test_refusals_are_counted_by_their_message(capsys):

@@ -33,12 +33,19 @@ class Event:
         return 1.0
 
 
+class Stream:
+    """A stream that nothing is queued on."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Takes the options of a stream."""
+
+
 def use_interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the CUDA executors run here. Starts run no warm-up."""
     empty = torch.empty
     fakes = {
         "Event": Event,
-        "Stream": lambda *_, **__: None,
+        "Stream": Stream,
         "synchronize": lambda *_: None,
         "get_device_capability": lambda *_: (8, 0),
         "get_device_name": lambda *_: "Triton's interpreter",

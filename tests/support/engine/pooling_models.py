@@ -15,10 +15,10 @@ NUM_LABELS = 3
 
 
 def make_embedder(
-    config: Any, folder: Path, modes: Sequence[str] = ("lasttoken",), *, normalize: bool = True
+    config: Any, folder: Path, modes: Sequence[str] = ("lasttoken",), *, normalize: bool = True, std: float = 0.3
 ) -> PreTrainedModel:
     """Writes a model without a head, and what sentence-transformers keeps beside it."""
-    model = _made(AutoModel, config, folder)
+    model = _made(AutoModel, config, folder, std)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), *((("Normalize", "2_Normalize"),) if normalize else ())]
     listed = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -31,16 +31,16 @@ def make_embedder(
     return model
 
 
-def make_classifier(config: Any, folder: Path, *, by_token: bool = False) -> PreTrainedModel:
+def make_classifier(config: Any, folder: Path, *, by_token: bool = False, std: float = 0.3) -> PreTrainedModel:
     kind = AutoModelForTokenClassification if by_token else AutoModelForSequenceClassification
-    return _made(kind, config, folder)
+    return _made(kind, config, folder, std)
 
 
-def _made(kind: Any, config: Any, folder: Path) -> PreTrainedModel:
+def _made(kind: Any, config: Any, folder: Path, std: float) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = kind.from_config(config).eval()
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3) if parameter.dim() > 1 else None
+        torch.nn.init.normal_(parameter, 0.0, std) if parameter.dim() > 1 else None
     model.save_pretrained(folder)
     return model
 

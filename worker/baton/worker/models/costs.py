@@ -74,13 +74,18 @@ class ModelCosts:
         return StepCost(flops, weights + seen_bytes, num_layers * self.kv_layer_bytes * num_tokens)
 
 
+def active_values(config: ModelConfig) -> int:
+    """Returns how many weights of its layers a token is multiplied with. For models that Baton's layers compute."""
+    return sum(_active_values(config.hidden_size, layer) for layer in config.layers)
+
+
 def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCosts:
     """Returns the costs of a model whose weights have so many bytes together."""
     head = config.hidden_size * config.vocab_size
     experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsSpec)]
     expert_values = [one.router.num_experts * _expert_values(config.hidden_size, one) for one in experts]
     if config.transformers is None:
-        active = sum(_active_values(config.hidden_size, layer) for layer in config.layers)
+        active = active_values(config)
         idle = [
             values - _active_experts(config.hidden_size, one)
             for values, one in zip(expert_values, experts, strict=True)

@@ -59,7 +59,7 @@ def make_dataset(options: argparse.Namespace, vocabulary: Vocabulary, chat: bool
     if name == "trace":
         return TraceDataset(vocabulary, path, options.trace_speed, options.trace_block_size, options.seed)
     if name in _OF_FILES:
-        num_output = None if options.output_len is None else Lengths.parse(options.output_len).most
+        num_output = None if options.output_len is None else Lengths.parse(options.output_len)
         reader = read_sharegpt if name == "sharegpt" else read_custom
         return FileDataset(vocabulary, path, num_output, options.seed, reader, shuffled=name == "sharegpt")
     return PromptMaker(vocabulary, shape_of(options, chat), options.seed)

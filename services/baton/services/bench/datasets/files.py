@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.services.bench.datasets.prompts import Lengths
 from baton.services.bench.datasets.source import BenchFailed, Prompt, Vocabulary
 
 _LEAST_TOKENS = 4
@@ -30,7 +31,7 @@ class FileDataset:
         self,
         vocabulary: Vocabulary,
         path: Path,
-        num_output: int | None,
+        num_output: Lengths | None,
         seed: int,
         reader: Callable[[Path], list[tuple[str, Any]]],
         shuffled: bool,
@@ -71,10 +72,11 @@ class FileDataset:
 
     async def _entry(self, text: str, answer: Any) -> _Entry | None:
         """Returns an entry. The answer is a number of tokens, a text of which they are counted, or None."""
+        given = None if self._num_output is None else self._num_output.draw(self._random)
         if not isinstance(answer, str):
-            return _Entry(text, answer or self._num_output or _OUTPUT)
+            return _Entry(text, answer or given or _OUTPUT)
         num_prompt = await self._vocabulary.count_tokens(text) - self._overhead
-        num_output = self._num_output or await self._vocabulary.count_tokens(answer) - self._overhead
+        num_output = given or await self._vocabulary.count_tokens(answer) - self._overhead
         is_usual = _LEAST_TOKENS <= num_prompt <= _MOST_PROMPT and num_prompt + num_output <= _MOST_TOTAL
         return _Entry(text, num_output) if is_usual and num_output >= _LEAST_TOKENS else None
 

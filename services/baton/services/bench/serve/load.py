@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from baton.services.bench.datasets.source import BenchFailed, Dataset, Prompt
@@ -31,6 +31,17 @@ class Load:
     num_requests: int | None
     duration: float | None  # seconds during which requests are sent
     arrivals: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def is_timed(self) -> bool:
+        """Returns whether requests have times, without those of a trace."""
+        return not math.isinf(self.rate) or self.arrivals.ramp is not None
+
+    @property
+    def ramp_text(self) -> str:
+        """Returns how the rate changes, in words; empty: it does not."""
+        arrivals = self.arrivals
+        return f"{arrivals.first:g} to {arrivals.last:g}/s" if arrivals.ramp is not None else ""
 
 
 @dataclass(slots=True)
@@ -67,7 +78,8 @@ async def run_level(
         gc.unfreeze()
     if not level.records:
         raise BenchFailed("the dataset has no requests")
-    return summarize(level.records, load.rate, load.concurrency, limits, _cpu_seconds() - cpu, percentiles)
+    summary = summarize(level.records, load.rate, load.concurrency, limits, _cpu_seconds() - cpu, percentiles)
+    return replace(summary, schedule="as recorded" if dataset.size is not None else load.ramp_text)
 
 
 async def warm_up(client: Client, dataset: Dataset, count: int) -> str:
@@ -123,7 +135,8 @@ async def _send_all(
         now = time.perf_counter()
         if load.duration is not None and now - level.began > load.duration:
             break
-        record = Record(now if math.isinf(load.rate) and prompt.at is None else due)
+        is_due = load.is_timed or prompt.at is not None
+        record = Record(due if is_due else now)
         record.wanted_prompt, record.wanted_output = prompt.num_tokens, prompt.num_output
         level.records.append(record)
         task = asyncio.create_task(_send(client, level, request, record, slots))

@@ -15,6 +15,7 @@ from baton.services.bench.serve.stats import Record
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
 _MOST_OF_REFUSAL = 4096  # bytes of an error's body that are kept
 _SHOWN_OF_REFUSAL = 200  # bytes of an error that is not in OpenAI's form
+_OUTPUTS = ("content", "reasoning", "reasoning_content", "tool_calls")  # of a chat's delta
 
 
 class OpenAiClient:
@@ -123,8 +124,8 @@ class _Answer:
             record.error = str(event["error"].get("message", event["error"]))
             return
         for choice in event["choices"]:
-            text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-            if text:
+            delta = choice.get("delta")
+            if choice.get("text") if delta is None else any(map(delta.get, _OUTPUTS)):
                 record.token(now)
         usage = event.get("usage")
         if usage:

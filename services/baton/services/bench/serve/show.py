@@ -90,7 +90,7 @@ def _show_levels(summaries: Sequence[Summary], markdown: bool) -> None:
 
 
 def _load_text(summary: Summary) -> str:
-    rate = "" if math.isinf(summary.rate) else f"{summary.rate:g}/s"
+    rate = summary.schedule if math.isinf(summary.rate) else f"{summary.rate:g}/s"
     limit = "" if summary.concurrency is None else f"{summary.concurrency} in flight"
     return ", ".join(filter(None, (rate, limit))) or "all at once"
 
@@ -104,7 +104,7 @@ def remarks(summaries: Sequence[Summary]) -> list[str]:
         if summary.num_inexact_prompts:
             lines.append(f"{load}: the server counted {summary.num_inexact_prompts} prompts to another length")
         late = summary.lateness
-        if late is not None and late.p99 > _LATE_SECONDS and not math.isinf(summary.rate):
+        if late is not None and late.p99 > _LATE_SECONDS:
             lines.append(f"{load}: requests were sent late, p99 {1000 * late.p99:.0f} ms: a limit, or a busy client")
         if summary.cpu_share > _BUSY_SHARE:
             lines.append(f"{load}: the load generator used {100 * summary.cpu_share:.0f} % of a core: it is the limit")

@@ -111,6 +111,7 @@ class Summary:
     e2e: Spread | None
     lateness: Spread | None  # of the load generator itself, or of its concurrency limit
     cpu_share: float  # of one core, of the load generator
+    schedule: str = ""  # of requests, in words, where neither rate nor concurrency is
 
     @property
     def num_whole(self) -> int:

@@ -1,11 +1,13 @@
-"""Graphs between attentions, for steps of few tokens that are not all decodes. Only attention is launched separately.
+"""Graphs between attentions, for steps that are not all decodes. Only attention is launched separately.
 
-The launches of such a step take the host longer than the kernels take the device.
+They are for steps whose launches could take the host longer than the kernels take the device: those of few tokens, and
+in a small model those that fill the budget.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,17 +15,37 @@ import torch
 from baton.worker.executors.cuda.steps.graphs import Progress, capture
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.costs import active_values
 from baton.worker.models.decoder import Buffers, Decoder, Flow
 
-# Tokens. With more, the device is slower than the host. From 512 on in steps that matrix products pad to anyway.
+# Tokens. From 512 on in steps that matrix products pad to anyway.
 SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 
 _BYTES_PER_GRAPH = 1 << 17
+# Of a layer: what a device computes while a host, at its slowest, launches the kernels of the layer (0.9 ms).
+_FLOPS_PER_LAUNCH = 6e11
+_MOST_PADDING = 1 / 16  # of a step that fills the budget
+
+
+def piece_sizes(model: ModelConfig, max_tokens: int) -> tuple[int, ...]:
+    """Returns the numbers of tokens that there are graphs for. `max_tokens`: the budget of a step."""
+    sizes = tuple(size for size in SIZES if size <= max_tokens)
+    flops = 2 * active_values(model) * max_tokens
+    return sizes if max_tokens <= SIZES[-1] or flops > _FLOPS_PER_LAUNCH * model.num_layers else (*sizes, max_tokens)
+
+
+def piece_size(sizes: Sequence[int], num_tokens: int) -> int | None:
+    """Returns the one of `sizes` that a step of so many tokens is padded to; None if it is launched as it is."""
+    place = bisect_left(sizes, num_tokens)
+    if place == len(sizes):
+        return None
+    size = sizes[place]
+    return size if size <= SIZES[-1] or num_tokens >= size * (1 - _MOST_PADDING) else None
 
 
 def piece_bytes(model: ModelConfig, dtype: torch.dtype, max_tokens: int) -> int:
     """Estimates the memory of all graphs on the device."""
-    sizes = [size for size in SIZES if size <= max_tokens]
+    sizes = piece_sizes(model, max_tokens)
     width = 3 * model.hidden_size + 2 * model.num_qkv_heads * model.head_dim + 3 * model.intermediate_size
     return len(sizes) * (model.num_layers + 1) * _BYTES_PER_GRAPH + 2 * max(sizes, default=0) * width * dtype.itemsize
 
@@ -41,8 +63,8 @@ class Pieces:
     ) -> None:
         self._decoder = decoder
         self._device = device
-        self._sizes = [size for size in SIZES if size <= max_tokens]
-        most = self._sizes[-1] if self._sizes else 0
+        self._sizes = piece_sizes(model, max_tokens)
+        most = max(self._sizes, default=0)
         self._inputs = torch.zeros(3, most, dtype=torch.int32, device=device)  # tokens, positions, slot mapping
         self._buffers = Buffers(
             torch.zeros(most, model.hidden_size, dtype=dtype, device=device),
@@ -53,13 +75,15 @@ class Pieces:
         self._size = 0  # of the step in replay
 
     def fit(self, num_tokens: int) -> bool:
-        """Returns whether there are graphs for this many tokens."""
-        return bool(self._sizes) and num_tokens <= self._sizes[-1]
+        """Returns whether a step of this many tokens is replayed."""
+        return piece_size(self._sizes, num_tokens) is not None
 
     def begin(self, step: StepInputs) -> Flow:
         """Copies the inputs. Padding writes nothing to the pool."""
         num_tokens = step.tokens.shape[0]
-        size = self._size = self._sizes[bisect_left(self._sizes, num_tokens)]
+        size = piece_size(self._sizes, num_tokens)
+        assert size is not None, "fit was asked"
+        self._size = size
         for own, given in zip(self._inputs, (step.tokens, step.positions, step.slot_mapping), strict=True):
             own[:num_tokens].copy_(given)
         if num_tokens < size:

@@ -38,7 +38,7 @@ class Stepper:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        self.pieces: Pieces | None = None  # graphs for steps of few tokens
+        self.pieces: Pieces | None = None  # graphs for steps that a host launches too slowly
         self._batch = batch
         self._decoder = decoder
         self._paged = paged
