@@ -13,6 +13,10 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertModel,
+    GteConfig,
+    GteModel,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3Model,
     ModernBertConfig,
     ModernBertModel,
     NomicBertConfig,
@@ -73,5 +77,7 @@ ENCODERS: Mapping[str, Encoder] = {
                   "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
     ),
     "nomic_bert": Encoder(NomicBertModel, NomicBertConfig, _SIZES, has_types=True),
+    "gte": Encoder(GteModel, GteConfig, _SIZES | {"type_vocab_size": 2}, has_types=True),
+    "jina_v3": Encoder(JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, _SIZES),
 }  # fmt: skip
 MAKERS = {name: partial(_made, encoder) for name, encoder in ENCODERS.items()}

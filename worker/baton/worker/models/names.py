@@ -37,6 +37,7 @@ class TensorNames:
     mlp_input_norm: str = "post_attention_layernorm"
     mlp_output_norm: str = ""
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one, gates first
+    up_first: bool = False  # the one tensor of gate_up has the gates last
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     router_correction: str = "mlp.gate.e_score_correction_bias"  # with its ending

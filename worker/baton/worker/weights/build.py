@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from baton.rpc.errors import InvalidRequest
 from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights
 from baton.worker.layers.linear import LinearWeights
@@ -209,12 +210,27 @@ def _qk_norm_shape(attention: AttentionSpec, num_heads: int) -> tuple[int, ...]:
 
 def _mlp(layer: _LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:
     names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
+    gate_up = layer.linear(names.gate_up, (ffn, ffn) if mlp.gated else (ffn,), hidden, mlp.bias)
+    if names.up_first:
+        layer.maker.finish(partial(_put_gates_first, gate_up))
     return MlpWeights(
         input_norm=layer.norm(names.mlp_input_norm, spec.input_norms),
-        gate_up=layer.linear(names.gate_up, (ffn, ffn) if mlp.gated else (ffn,), hidden, mlp.bias),
+        gate_up=gate_up,
         down=layer.linear((names.down,), (hidden,), ffn, mlp.bias or mlp.down_bias),
         output_norm=layer.norm(names.mlp_output_norm, spec.output_norms or spec.sum_norms),
     )
+
+
+def _put_gates_first(gate_up: LinearWeights) -> None:
+    """Swaps the halves of a linear's rows."""
+    if gate_up.method is not UNQUANTIZED:
+        raise InvalidRequest(
+            f"the gates behind the up projection cannot be moved in the format {gate_up.method.name}; the weights must "
+            "be unquantized",
+            field="model",
+        )
+    for tensor in gate_up.params.values():
+        tensor.copy_(tensor.roll(len(tensor) // 2, 0))
 
 
 def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> ExpertsWeights:

@@ -49,6 +49,9 @@ class Allocator:
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.fill(name, shape, self.empty(shape))
 
+    def finish(self, change: Finish) -> None:
+        """Calls `change` when what was made so far is filled."""
+
     def complete(self) -> None:
         """Completes what was made."""
 
@@ -79,6 +82,9 @@ class Loader(Allocator):
         if plus:
             self.finishes.append(partial(into.add_, plus))
         return into
+
+    def finish(self, change: Finish) -> None:
+        self._add(change)
 
     def complete(self) -> None:
         self.read()

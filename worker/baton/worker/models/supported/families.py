@@ -52,6 +52,8 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "DistilBertModel": "encoders.distilbert",
     "ModernBertModel": "encoders.modernbert",
     "NomicBertModel": "encoders.nomic_bert",
+    "GteModel": "encoders.gte",
+    "JinaEmbeddingsV3Model": "encoders.jina_v3",
     "MixtralForCausalLM": "moe.mixtral",
     "Qwen2MoeForCausalLM": "moe.qwen2",
     "Qwen3MoeForCausalLM": "moe.qwen3",
@@ -118,7 +120,7 @@ def family_of(fields: Fields) -> Family | None:
     if name not in FAMILIES:
         name = _present_name(name)
     if name not in FAMILIES and purpose_of(fields) is not Purpose.GENERATE:
-        name = _BY_BASE.get(base_name(name), name)  # the same layers under another head
+        name = _BY_BASE.get(base_name(name)) or _of_former_base(name)  # the same layers under another head
     return FAMILIES.get(name)
 
 
@@ -131,6 +133,12 @@ def _present_name(architecture: str) -> str:
     """Returns the name of an architecture that had this one in older checkpoints; an unknown name is itself."""
     former = {one.former_name: one.architecture for one in FAMILIES.values() if one.former_name}
     return former.get(architecture, architecture)
+
+
+def _of_former_base(name: str) -> str:
+    """Returns the architecture whose older name has the same layers under another head; else the name itself."""
+    former = {base_name(one.former_name): one.architecture for one in FAMILIES.values() if one.former_name}
+    return former.get(base_name(name), name)
 
 
 def read_by(family: Family, fields: Fields) -> ModelConfig:
