@@ -18,7 +18,7 @@ from baton.kernels.linear.quantized.linear import FEW, quantized_linear
 from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.kernels.linear.small_linear import Workspace
 
-_FEW_TOKENS, _MANY_TOKENS = (1, 4, 16, 64), (128, 512, 4096)
+_FEW_TOKENS, _MANY_TOKENS = (1, 4, 16, 64), (512, 4096)
 _CHECKED_TOKENS = 64
 _ROUNDED = 5e-2  # of tokens in e4m3
 _GROUP, _BLOCK = 128, 128

@@ -1,0 +1,50 @@
+"""Models with packed weights on the CUDA executor, in Triton's interpreter, have the tokens of Transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engine import packed_models
+from support.engine.interpreted_card import use_interpreted_card
+from support.engine.packed_models import FORMATS, write
+from support.engine.step_harness import StepHarness
+from support.engine.tiny_models import generate_greedily
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config import WorkerConfig
+from baton.worker.executors.cuda.start import start_cuda_executor
+
+pytestmark = pytest.mark.interpreted
+
+COUNT = 2
+PROMPT = [7, 8, 9, 10, 11]
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_interpreted_card(monkeypatch)
+
+
+def config(folder: Path) -> WorkerConfig:
+    return WorkerConfig(
+        model=str(folder), executor="cuda", dtype="float32", max_num_requests=4, num_blocks=32, cuda_graphs=False
+    )
+
+
+# The parts of the fused linears of the first share a matrix, those of the second are kept apart.
+@pytest.mark.parametrize("name", ["awq", "fp8-blocks-across-parts"])
+def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, packed_models.dense(), FORMATS[name])
+    executor = start_cuda_executor(config(tmp_path))
+    harness = StepHarness(executor)
+    running = harness.admit(PROMPT)
+    harness.run(COUNT, chunk=8)
+    assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
+    assert "unquantized" not in executor.facts.weight_format
+
+
+def test_packed_experts_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, packed_models.with_experts(), FORMATS["awq"])
+    with pytest.raises(InvalidRequest, match="MixtralForCausalLM has experts, whose weights executor=cuda does not"):
+        start_cuda_executor(config(tmp_path))
