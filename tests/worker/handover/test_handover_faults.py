@@ -80,6 +80,35 @@ def test_bytes_corrupted_again_and_again_are_a_local_prefill(proxied):
     assert decode.handover.counters().num_transfers == 1
 
 
+@pytest.fixture
+def strict(network):
+    """The same, where prompts whose KV does not arrive are not computed by the decode worker."""
+    settings = HandoverSettings(lease_seconds=0.4, connect_seconds=0.8, recompute=False)
+    return make_node(network, "prefill", settings=settings), make_node(network, "decode", settings=settings)
+
+
+@pytest.mark.parametrize("stage", ["before", "midway", "after the first token"])
+def test_a_prompt_whose_kv_does_not_arrive_fails_where_nothing_is_recomputed(strict, stage):
+    prefill, decode = strict
+    request = make_request(prompt_of(450), 6)
+    decode.submit(request, prefill)
+    if stage == "midway":
+        run_until((prefill, decode), lambda: decode.transport.totals().num_received_bytes > 0)
+    if stage == "after the first token":
+        run_until((prefill, decode), lambda: request.request_id in decode.seen.tokens)
+    prefill.kill()
+    run_until((prefill, decode), finished(decode, request))
+    if request.request_id not in decode.seen.finishes:  # it may have landed before
+        error = decode.seen.failures[request.request_id]
+        assert "did not arrive from prefill" in error.message
+        assert error.retryable
+    run_until((prefill, decode), idle(decode))
+    decode.assert_nothing_held()
+    assert decode.engine.counters().num_local_fallbacks == 0
+    if stage == "before":
+        assert request.request_id in decode.seen.failures
+
+
 def test_a_retry_after_the_first_token_gives_no_token_twice(proxied):
     prefill, decode, proxy = proxied
     proxy.bytes_per_second = 8_000

@@ -106,6 +106,14 @@ class WorkerConfig(ModelSettings):
         metadata={"help": "Silence after which a KV transfer's lease ends.", "minimum": 100, "maximum": 60000},
     )
     verify_transfers: bool = field(default=False, metadata={"help": "Checksum every piece of transferred KV."})
+    kv_load_failure_policy: str = field(
+        default="recompute",
+        metadata={
+            "help": "What happens to a prompt whose KV does not arrive: it is computed here, or the request fails, so "
+            "that another worker gets it.",
+            "choices": ("recompute", "fail"),
+        },
+    )
 
     drain_timeout: float = field(
         default=30.0, metadata={"help": "Seconds that running requests get at shutdown.", "minimum": 0.0}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import BlockHash, BlockId, FinishReason, Request, Tier, TokenLogprobs
 from baton.worker.engine.constraints import Constraints
 from baton.worker.engine.host_copies import HostCopier
@@ -313,6 +313,13 @@ class Engine:
             self._scheduler.prefill_locally(state)
         else:
             self.free_lease(request_id)
+
+    def fail_remote(self, request_id: str, error: ServiceError) -> None:
+        """Ends a request whose remote prefill has failed, and frees leased blocks, after the fence."""
+        state = self._states.get(request_id)
+        if state is not None and state.phase is Phase.REMOTE:
+            self._requests.fail(state, error)
+        self.free_lease(request_id)
 
     def free_lease(self, request_id: str) -> None:
         """Frees the leased blocks of a request that has ended, after the fence. Idempotent."""

@@ -25,6 +25,7 @@ class HandoverSettings:
     stall_seconds: float = 30.0  # of a transfer without progress, though the peer is alive
     hang_seconds: float = 30.0  # without progress of the engine, after which leases are not renewed
     piece_bytes: int = 4 << 20
+    recompute: bool = True  # prompts whose KV does not arrive are computed here; False: their requests fail
 
     @property
     def silence_seconds(self) -> float:

@@ -197,7 +197,11 @@ def _make_grammars(config: WorkerConfig, executor: Executor, wake: Callable[[], 
 
 
 def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSettings:
-    settings = HandoverSettings(lease_seconds=config.lease_ms / 1000, verify=config.verify_transfers)
+    settings = HandoverSettings(
+        lease_seconds=config.lease_ms / 1000,
+        verify=config.verify_transfers,
+        recompute=config.kv_load_failure_policy == "recompute",
+    )
     return settings if executor.kv is None else dataclasses.replace(settings, piece_bytes=DEVICE_PIECE_BYTES)
 
 

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError
+from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import BlockId, FinishReason, Request
 from baton.worker.engine.engine import Engine
@@ -382,9 +382,14 @@ class DecodeSide:
         again.first_token_at = prefill.first_token_at
 
     def _fall_back(self, prefill: RemotePrefill, reason: str) -> None:
-        """Returns the request to the engine, or the blocks of one that has ended."""
+        """Returns the request to the engine, or the blocks of one that has ended. Ends it if nothing is recomputed."""
         request = prefill.request
         _log.info("remote prefill ended: %s", reason, extra={"request_id": public_id(request)})
         self._prefills.remove(prefill, self._clock())
         request.num_prefill_cached_tokens = 0
-        self._engine.prefill_locally(request.request_id)
+        if self._settings.recompute:
+            self._engine.prefill_locally(request.request_id)
+            return
+        worker = prefill.peer.endpoint.worker_id
+        message = f"the prompt's KV did not arrive from {worker}, and is not computed here: {reason}"
+        self._engine.fail_remote(request.request_id, Unavailable(message, phase=types_pb2.PHASE_TRANSFER))
