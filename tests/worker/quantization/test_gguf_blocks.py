@@ -18,8 +18,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.layers.cpu.device import CpuKernels
 from baton.worker.quantization.base import LinearShape, Part
 from baton.worker.quantization.formats.gguf import Gguf
+from baton.worker.quantization.quantized.few_rows import FewRows
 from baton.worker.quantization.quantized.gguf_blocks import BLOCK_TYPES
 from baton.worker.weights.loading import ModelOptions, load_model, read_config
 
@@ -49,6 +51,25 @@ def test_a_block_means_what_the_package_says(name: str) -> None:
     assert len(blocks) > 200
     found = kind.dequantize(torch.from_numpy(blocks))
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K"])
+def test_a_product_of_few_rows_in_bfloat16_is_that_of_the_dequantized_weight(name: str) -> None:
+    kind = BLOCK_TYPES[name]
+    shape = LinearShape([Part("layers.0.down", 48)], 512)
+    method = Gguf({"tensors": {"layers.0.down": name}}).method_of(shape)
+    assert isinstance(method, FewRows)
+    params = method.create(shape, torch.bfloat16, torch.device("cpu"))
+    blocks = torch.randint(0, 256, (48 * 512 // kind.num_values, kind.num_bytes), dtype=torch.uint8)
+    blocks[:, :4] = torch.tensor([0.02, 0.01]).half().view(torch.uint8)
+    params["weight"].copy_(blocks.view(48, -1))
+    expected = torch.from_numpy(gguf.quants.dequantize(params["weight"].numpy(), Kind[name])).double()
+    ops = method.on_bfloat16(CpuKernels())
+    prepared = ops.prepared(params)
+    assert "int4" in prepared
+    x = torch.randn(3, 512).bfloat16()
+    error = (ops.multiply(prepared, x).double() - x.double() @ expected.t()).abs()
+    assert bool((error <= 2**-7 * (x.double().abs() @ expected.abs().t())).all())
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(Kind.Q4_K, 4.5), (Kind.Q6_K, 6.5625), (Kind.Q8_0, 8.5)])

@@ -18,6 +18,7 @@ from baton.worker.quantization.base import LinearShape, Params, Part, QuantMetho
 from baton.worker.quantization.formats.modules import Modules
 from baton.worker.quantization.formats.table import FORMATS as ROWS
 from baton.worker.quantization.quantized.experts import PackedExperts
+from baton.worker.quantization.quantized.few_rows import FewRows
 
 KERNELS = CpuKernels()
 CPU = torch.device("cpu")
@@ -80,6 +81,30 @@ def test_products_stay_within_the_bound(name: str, dtype: torch.dtype, bound: fl
     for product in (ops.multiply(params, x), ops.multiply(params, x, out)):
         assert product.dtype == dtype
         assert bool(((product.double() - exact).abs() <= allowed).all())
+
+
+# What the kernels take. Groups of 16 columns are smaller than theirs.
+FEW_ROWS = {
+    "compressed-int8": ["row_scale"],
+    **{name: ["int4"] for name in ("compressed-w4a16", "awq", "gptq", "gptq-zeros")},
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_of_few_rows_in_bfloat16_stay_within_the_bound(name: str) -> None:
+    shape = shape_of(96, 32, 32)
+    method, params, weight, bias = loaded(name, shape, torch.bfloat16)
+    assert isinstance(method, FewRows)
+    ops = method.on_bfloat16(KERNELS)
+    params = ops.prepared(params)
+    assert [one for one in ("int4", "row_scale") if one in params] == FEW_ROWS.get(name, [])
+    for num_tokens in (1, 7):
+        x = torch.randn(num_tokens, shape.in_features).to(torch.bfloat16)
+        exact = x.double() @ weight.double().t() + bias.to(torch.bfloat16).double()
+        allowed = 2**-7 * (x.double().abs() @ weight.double().abs().t() + bias.double().abs())
+        out = torch.empty(num_tokens, 160, dtype=torch.bfloat16)
+        for product in (ops.multiply(params, x), ops.multiply(params, x, out)):
+            assert bool(((product.double() - exact).abs() <= allowed).all())
 
 
 def test_blocks_of_rows_are_dequantized_alike(monkeypatch: pytest.MonkeyPatch) -> None:

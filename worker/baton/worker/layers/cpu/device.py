@@ -20,6 +20,7 @@ from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
 from baton.worker.quantization.packed import PackedOps
+from baton.worker.quantization.quantized.few_rows import cpu_ops
 from baton.worker.quantization.registry import UNQUANTIZED
 
 CpuInputs = StepInputs | WholeInputs
@@ -64,7 +65,7 @@ class CpuDevice:
     def linear_ops(self, method: QuantMethod) -> LinearOps:
         """Returns the ops of a weight format."""
         if method.name not in self._linear_ops:
-            self._linear_ops[method.name] = method.on_cpu(self.kernels)
+            self._linear_ops[method.name] = cpu_ops(method, self.kernels, self.dtype)
         return self._linear_ops[method.name]
 
     def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:

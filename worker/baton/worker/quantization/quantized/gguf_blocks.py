@@ -16,6 +16,8 @@ class BlockType:
     num_values: int
     num_bytes: int
     dequantize: Callable[[Tensor], Tensor]
+    # Returns integers from 0 to 15 [n, num_values], and the scale and the least value of each of n's groups, in fp32.
+    int4: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -41,12 +43,22 @@ def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
     return ((values >> torch.arange(8, dtype=torch.uint8, device=blocks.device)) & 1).flatten(1) << 4
 
 
+def _int4_of_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scale = _half(blocks, 0)
+    return _nibbles(blocks, slice(2, 18), 16), scale, -8 * scale
+
+
 def _q4_0(blocks: Tensor) -> Tensor:
     return (_nibbles(blocks, slice(2, 18), 16).float() - 8) * _half(blocks, 0)
 
 
+def _int4_of_q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _nibbles(blocks, slice(4, 20), 16), _half(blocks, 0), _half(blocks, 2)
+
+
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks, slice(4, 20), 16).float() * _half(blocks, 0) + _half(blocks, 2)
+    stored, scale, least = _int4_of_q4_1(blocks)
+    return stored.float() * scale + least
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
@@ -100,6 +112,11 @@ def _scales_and_least(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return _half(blocks, 0) * scales.float(), _half(blocks, 2) * least.float()
 
 
+def _int4_of_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scale, least = _scales_and_least(blocks)
+    return _nibbles(blocks, slice(16, 144), 32), scale, -least
+
+
 def _q4_k(blocks: Tensor) -> Tensor:
     return _shifted(_nibbles(blocks, slice(16, 144), 32), *_scales_and_least(blocks))
 
@@ -117,14 +134,14 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = {
-    "Q4_0": BlockType(32, 18, _q4_0),
-    "Q4_1": BlockType(32, 20, _q4_1),
+    "Q4_0": BlockType(32, 18, _q4_0, _int4_of_q4_0),
+    "Q4_1": BlockType(32, 20, _q4_1, _int4_of_q4_1),
     "Q5_0": BlockType(32, 22, _q5_0),
     "Q5_1": BlockType(32, 24, _q5_1),
     "Q8_0": BlockType(32, 34, _q8_0),
     "Q2_K": BlockType(256, 84, _q2_k),
     "Q3_K": BlockType(256, 110, _q3_k),
-    "Q4_K": BlockType(256, 144, _q4_k),
+    "Q4_K": BlockType(256, 144, _q4_k, _int4_of_q4_k),
     "Q5_K": BlockType(256, 176, _q5_k),
     "Q6_K": BlockType(256, 210, _q6_k),
 }

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest
-from baton.worker.quantization.base import LinearShape, Params
+from baton.worker.quantization.base import LinearOps, LinearShape, Params
+from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.quantized.int4 import INT4_MIDDLE, Int4Ops, Int4Rows
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
 
 WORD = 32  # bits
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+_INT4_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,33 @@ class Grouped(PackedMethod):
                     field="model",
                 )
 
-    def dequantized(self, params: Params, rows: slice) -> Tensor:
+    def on_bfloat16(self, kernels: Kernels) -> LinearOps:
+        """Returns ops of a kernel for 4 bits, if columns are in the order of their groups."""
+        if self._packing.bits > _INT4_BITS or self._packing.groups is not None:
+            return self.on_cpu(kernels)
+        return Int4Ops(kernels, self, self._int4)
+
+    def _int4(self, params: Params, rows: slice) -> Int4Rows:
+        scale, zero = params["scale"][rows], self._zero(params, rows)
+        least = scale * (INT4_MIDDLE - zero)
+        return Int4Rows(self._stored(params, rows), scale, least)
+
+    def _stored(self, params: Params, rows: slice) -> Tensor:
         packing = self._packing
         packed = params["weight"][packing.weight.span(rows)]
-        weight = self._by_rows(packed) if packing.weight.rows > 1 else self._by_columns(packed)
-        scale = params["scale"][rows]
-        zero: Tensor | float = float(1 << (packing.bits - 1))
-        if packing.zero is not None:
-            stored = self._by_rows(params["zero"][packing.zero.span(rows)])
-            zero = (stored + packing.zero_plus & self._mask).float()
+        return self._by_rows(packed) if packing.weight.rows > 1 else self._by_columns(packed)
+
+    def _zero(self, params: Params, rows: slice) -> Tensor | float:
+        """Returns the zero of each group, or that of all."""
+        packing = self._packing
+        if packing.zero is None:
+            return float(1 << (packing.bits - 1))
+        stored = self._by_rows(params["zero"][packing.zero.span(rows)])
+        return (stored + packing.zero_plus & self._mask).float()
+
+    def dequantized(self, params: Params, rows: slice) -> Tensor:
+        packing = self._packing
+        weight, scale, zero = self._stored(params, rows), params["scale"][rows], self._zero(params, rows)
         if packing.groups is not None:
             columns = params["groups"][0]
             zero = zero if isinstance(zero, float) else zero.index_select(1, columns)

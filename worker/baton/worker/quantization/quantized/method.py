@@ -31,6 +31,15 @@ class PackedMethod(ABC):
     def name(self) -> str:
         return self._name
 
+    @property
+    def unit(self) -> int:
+        """Rows of the weight that are dequantized together."""
+        return self._unit
+
+    def on_bfloat16(self, kernels: Kernels) -> LinearOps:
+        """Returns ops for a CPU that has kernels for few rows of bfloat16."""
+        return self.on_cpu(kernels)
+
     @abstractmethod
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         """Returns rows of the weight, [rows, in_features] fp32. They begin at a whole unit."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, QuantMethod, Source
 from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.quantized.few_rows import cpu_ops
 
 
 class PerPart:
@@ -35,6 +36,9 @@ class PerPart:
     def on_cpu(self, kernels: Kernels) -> LinearOps:
         return _Ops(kernels, [method.on_cpu(kernels) for method in self._methods])
 
+    def on_bfloat16(self, kernels: Kernels) -> LinearOps:
+        return _Ops(kernels, [cpu_ops(method, kernels, torch.bfloat16) for method in self._methods])
+
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
         ops = [method.on_cuda(kernels, device, batch_invariant=batch_invariant) for method in self._methods]
         return _Ops(kernels, ops)
@@ -57,6 +61,14 @@ class _Ops(LinearOps):
     def reset(self) -> None:
         for ops in self._ops:
             ops.reset()
+
+    def prepared(self, params: Params) -> Params:
+        """Returns those of each part."""
+        return {
+            f"{index}.{name}": tensor
+            for index, ops in enumerate(self._ops)
+            for name, tensor in ops.prepared(part_of(params, index)).items()
+        }
 
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         products = [ops.multiply(part_of(params, index), x) for index, ops in enumerate(self._ops)]

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from baton.kernels.linear.quantized.weight import Numbers, PackedWeight
 from baton.rpc.errors import InvalidRequest
-from baton.worker.quantization.base import LinearShape, Params
+from baton.worker.quantization.base import LinearOps, LinearShape, Params
+from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.quantized.int4 import Int8Ops
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
 
 FP8 = torch.float8_e4m3fn
 _FP8_NAN = 0x7F  # without its sign
+_WEIGHT_AND_SCALE = 2
 _NAMES = {torch.float8_e4m3fn: "fp8_e4m3", torch.int8: "int8"}
 
 
@@ -51,6 +54,12 @@ class Scaled(PackedMethod):
                     "download it again",
                     field="model",
                 )
+
+    def on_bfloat16(self, kernels: Kernels) -> LinearOps:
+        """Returns ops of a kernel for int8, if each row has a scale and no zero."""
+        if self._is_fp8 or self._block is not None or len(self._tensors) > _WEIGHT_AND_SCALE:
+            return self.on_cpu(kernels)
+        return Int8Ops(kernels, self)
 
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         weight = _floats(params["weight"][rows])
