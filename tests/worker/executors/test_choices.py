@@ -41,7 +41,7 @@ def test_hoppers_kernels_are_chosen_up_to_the_table_s_limits() -> None:
     assert kernels(choices, "decode_attention") == [(DECODE, f"up to {most} requests"), others]
     small = f"up to {SMALL_ADD.tokens.stop - 1} tokens"
     assert kernels(choices, "add") == [("linear.small_linear.small_linear", small), ("torch.addmm", "from 65 tokens")]
-    assert choices.refused == ()
+    assert choices.off == ()
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 33, 34, 64, 65, 255, 256])
@@ -63,18 +63,18 @@ def test_each_size_is_in_the_range_of_its_row(count: int) -> None:
     ],
 )
 def test_a_setting_that_rules_hoppers_prefill_out_is_named(case: Case, reason: str) -> None:
-    assert Off(PREFILL, reason) in choose(case).refused
+    assert Off(PREFILL, reason) in choose(case).off
 
 
 def test_a_model_s_properties_that_rule_kernels_out_are_named_with_their_layers() -> None:
     windows = model_of("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=64, max_window_layers=24)
-    assert Off(PREFILL, "windows, 8 of 32 layers") in choose(HOPPER, windows).refused
+    assert Off(PREFILL, "windows, 8 of 32 layers") in choose(HOPPER, windows).off
     gemma = model_of("Gemma2ForCausalLM", head_dim=256)
-    assert Off(DECODE, "head_dim 256, soft caps") in choose(HOPPER, replace(gemma, layers=gemma.layers[1:2])).refused
+    assert Off(DECODE, "head_dim 256, soft caps") in choose(HOPPER, replace(gemma, layers=gemma.layers[1:2])).off
 
 
 def test_an_older_card_is_refused_nothing_that_is_not_made_for_it() -> None:
-    assert choose(Case("cuda", 8)).refused == ()
+    assert choose(Case("cuda", 8)).off == ()
 
 
 def test_biases_norms_and_scales_leave_linears_unfused() -> None:
@@ -85,8 +85,7 @@ def test_biases_norms_and_scales_leave_linears_unfused() -> None:
     ):
         assert kernels(choose(HOPPER, model), "project") == [("torch.addmm", "")]
         assert (
-            Off("linear.small_linear.small_linear", "biases, LayerNorm or scaled updates")
-            in choose(HOPPER, model).refused
+            Off("linear.small_linear.small_linear", "biases, LayerNorm or scaled updates") in choose(HOPPER, model).off
         )
 
 
@@ -103,7 +102,7 @@ def test_experts_have_kernels_by_the_tokens_of_a_step() -> None:
 
 def test_sinks_rule_hoppers_attention_out() -> None:
     sinks = tuple(replace(layer, attention=replace(layer.attention, sinks=True)) for layer in LLAMA.layers)
-    assert Off(PREFILL, "sinks") in choose(HOPPER, replace(LLAMA, layers=sinks)).refused
+    assert Off(PREFILL, "sinks") in choose(HOPPER, replace(LLAMA, layers=sinks)).off
 
 
 def test_quantized_linears_are_their_format_s_own() -> None:
@@ -113,3 +112,12 @@ def test_quantized_linears_are_their_format_s_own() -> None:
 def test_a_cpu_has_the_reference() -> None:
     (decode,) = (one for one in choose(Case("cpu", dtype=torch.float32)).kernels if one.op == "decode_attention")
     assert decode == KernelChoice("decode_attention", "reference.attention.paged_attention.attend_decode")
+
+
+def test_images_of_a_model_whose_text_part_is_served_are_off() -> None:
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "head_dim": 16},
+    }
+    choices = choose(Case("cpu"), parse_config(config, "config"))
+    assert choices.off == (Off("images", "only the text part of Gemma3ForConditionalGeneration is served"),)

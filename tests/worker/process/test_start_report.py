@@ -56,25 +56,35 @@ def test_whole_blocks_bound_the_requests_of_full_length() -> None:
 def test_people_read_every_fact() -> None:
     text = said(report())
     for part in (
-        "m, LlamaForCausalLM by baton, 32 layers, unquantized weights, bfloat16",
+        "m, LlamaForCausalLM by baton, 32 layers; weights unquantized, computed in bfloat16",
         "NVIDIA H200, compute capability 9.0; role both",
         "decode_attention: attention.decode_hopper.split_decode (up to 33 requests)",
         "weights 15.0 GiB, steps 2.0 GiB, graphs about 512.0 MiB, KV 19.5 GiB",
         "160,000 tokens in blocks of 16, bfloat16",
-        "20.0 requests of 8,001 tokens, at most 64",
+        "20.0 requests of 8,001 tokens; at most 64 of shorter ones",
         "ipc, tcp",
         "prefill_attention_hopper: windows, 16 of 32 layers",
-        "KV on the host: --host-cache-gb is 0",
+        "host cache of KV: --host-cache-gb is 0",
         "transport rdma: nixl is not installed",
     ):
         assert part in text, part
+
+
+def test_operations_of_one_kernel_share_a_line() -> None:
+    kernels = (KernelChoice("gate", "linear"), KernelChoice("add", "linear"), KernelChoice("add", "linear", "once"))
+    text = said(replace(report(), facts=replace(FACTS, kernels=kernels)))
+    assert "  kernels     gate, add: linear\n              add: linear (once)\n" in text
+
+
+def test_a_batch_that_bounds_the_requests_is_named() -> None:
+    assert "  at once     64 requests of 16 tokens (--max-num-requests)" in said(report(max_model_len=16))
 
 
 def test_what_is_on_is_not_said_to_be_off() -> None:
     config = replace(CONFIG, host_cache_gb=4.0, kvstore="127.0.0.1:1", verify_transfers=True)
     one = report(config)
     assert [off.feature for off in one.off] == ["transport rdma"]
-    assert "KV on the host 3.7 GiB" in said(one)
+    assert "host cache of KV 3.7 GiB" in said(one)
 
 
 def test_programs_read_the_same_facts() -> None:

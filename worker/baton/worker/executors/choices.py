@@ -34,10 +34,10 @@ _WORDS: Mapping[str, Callable[[Case], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The kernels of a model, and those that it would have with other properties or settings."""
+    """The kernels of a model; those that it would have with other properties or settings; and its unserved parts."""
 
     kernels: tuple[KernelChoice, ...]
-    refused: tuple[Off, ...]
+    off: tuple[Off, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,13 @@ def choices_of(
 
     return Choices(
         tuple(KernelChoice(op, name, _joined(where, some(count))) for (op, name, where), count in chosen.items()),
-        tuple(Off(name, _joined(why, some(count))) for (name, why), count in refused.items()),
+        (*_unserved(model), *(Off(name, _joined(why, some(count))) for (name, why), count in refused.items())),
     )
+
+
+def _unserved(model: ModelConfig) -> Iterator[Off]:
+    if model.text_part:
+        yield Off("images", f"only the text part of {model.architecture} is served")
 
 
 def _attention(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:

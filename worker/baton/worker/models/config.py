@@ -41,6 +41,7 @@ class ModelConfig:
     dtype: str  # of the checkpoint, as its config states it; "" if it does not
     eos_token_ids: tuple[int, ...]
     names: TensorNames = TensorNames()  # noqa: RUF009 - frozen
+    text_part: bool = False  # of a model that reads images too
     embedding_scale: float = 1.0
     logits_divisor: float = 1.0
     lm_head_bias: bool = False

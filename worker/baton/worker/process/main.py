@@ -58,7 +58,7 @@ from baton.worker.transfer.transports import Transports
 from baton.worker.transfer.wire.tls import KvTls
 from baton.worker.weights.resolve import resolve_model
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("baton.worker.process.main")  # also as a process of its own
 
 _MAX_MASK_THREADS = 8
 EXIT_OK = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.worker.config import WorkerConfig
-from baton.worker.executors.facts import DeviceFacts, Off
+from baton.worker.executors.facts import DeviceFacts, KernelChoice, Off
 from baton.worker.kv_spec import KvSpec
 
 _GIB = 1 << 30
@@ -61,19 +61,23 @@ class StartReport:
     def lines(self) -> Iterator[str]:
         """Yields the report for people."""
         facts = self.facts
-        name = f"{self.model}, {facts.architecture} by {facts.implementation}"
-        yield _line("model", f"{name}, {facts.num_layers} layers, {facts.weight_format} weights, {facts.dtype}")
+        name = f"{self.model}, {facts.architecture} by {facts.implementation}, {facts.num_layers} layers"
+        yield _line("model", f"{name}; weights {facts.weight_format}, computed in {facts.dtype}")
         yield _line("device", f"{facts.device}; role {self.role}")
-        for index, choice in enumerate(facts.kernels):
-            where = f" ({choice.where})" if choice.where else ""
-            yield _line("" if index else "kernels", f"{choice.op}: {choice.kernel}{where}")
+        for index, kernel in enumerate(_kernels(facts.kernels)):
+            yield _line("" if index else "kernels", kernel)
         yield _line("memory", ", ".join(self._memory()))
-        length = f"{self.max_model_len:,} tokens"
         yield _line("KV", self._kv())
-        yield _line("at once", f"{self.concurrency:.1f} requests of {length}, at most {self.max_num_requests}")
+        yield _line("at once", self._at_once())
         yield _line("transports", ", ".join(self.transports) or "none")
         for index, one in enumerate(self.all_off):
             yield _line("" if index else "off", f"{one.feature}: {one.reason}")
+
+    def _at_once(self) -> str:
+        length = f"{self.max_model_len:,} tokens"
+        if self.concurrency == self.max_num_requests:
+            return f"{self.max_num_requests} requests of {length} (--max-num-requests)"
+        return f"{self.concurrency:.1f} requests of {length}; at most {self.max_num_requests} of shorter ones"
 
     def _kv(self) -> str:
         if not self.num_blocks:
@@ -89,7 +93,7 @@ class StartReport:
             yield f"graphs about {_size(facts.graph_bytes)}"
         yield f"KV {_size(self.num_blocks * self.bytes_per_block)}"
         if self.num_host_blocks:
-            yield f"KV on the host {_size(self.num_host_blocks * self.bytes_per_block)}"
+            yield f"host cache of KV {_size(self.num_host_blocks * self.bytes_per_block)}"
 
 
 def start_report(
@@ -120,13 +124,22 @@ def start_report(
 
 def _off(config: WorkerConfig, unused_transports: Mapping[str, str]) -> Iterator[Off]:
     if not config.host_cache_gb:
-        yield Off("KV on the host", "--host-cache-gb is 0")
+        yield Off("host cache of KV", "--host-cache-gb is 0")
     if not config.kvstore:
         yield Off("KV events", "--kvstore is empty: routers cannot place by prefix")
     if not config.verify_transfers:
         yield Off("checksums of moved KV", "--verify-transfers is not set")
     for name, reason in unused_transports.items():
         yield Off(f"transport {name}", reason)
+
+
+def _kernels(choices: Sequence[KernelChoice]) -> Iterator[str]:
+    """Yields each kernel with the operations that it computes in the same cases."""
+    ops: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        ops.setdefault((choice.kernel, choice.where), []).append(choice.op)
+    for (kernel, where), names in ops.items():
+        yield f"{', '.join(names)}: {kernel}" + (f" ({where})" if where else "")
 
 
 def _line(title: str, text: str) -> str:

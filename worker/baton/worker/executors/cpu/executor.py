@@ -262,10 +262,10 @@ def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: 
         num_layers=loaded.config.num_layers,
         device=f"CPU, {torch.get_num_threads()} threads",
         dtype=str(dtype).removeprefix("torch."),
-        weight_format=", ".join(formats),
+        weight_format=" and ".join(formats),
         weight_bytes=loaded.weights.num_bytes,
         kernels=choices.kernels,
-        off=choices.refused,
+        off=choices.off,
         costs=model_costs(loaded.config, loaded.weights.num_bytes, spec),
     )
 

@@ -168,7 +168,7 @@ class Grammars:
             self._make_compiler()
             self._trials.start()
         except (OSError, ServiceError) as error:
-            _log.info("constraints are not prepared for: %s", error)
+            _log.info("requests with constraints will be refused: %s", error)
 
     def _open(self, match: GrammarMatch) -> None:
         """Opens a match that is plain or cached; queues any other."""

@@ -37,12 +37,12 @@ def device_facts(
         num_layers=loaded.config.num_layers,
         device=f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}",
         dtype=str(dtype).removeprefix("torch."),
-        weight_format=", ".join(formats),
+        weight_format=" and ".join(formats),
         weight_bytes=loaded.weights.num_bytes,
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
         kernels=choices.kernels,
-        off=(*choices.refused, *_without_graphs(config, loaded.config)),
+        off=(*choices.off, *_without_graphs(config, loaded.config)),
         costs=model_costs(loaded.config, loaded.weights.num_bytes, spec),
     )
 

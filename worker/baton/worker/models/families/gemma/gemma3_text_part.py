@@ -21,7 +21,7 @@ _ABSENT = {
 def read(fields: Fields) -> ModelConfig:
     """Reads the text model."""
     config = gemma3.read(read_text_part(fields, _ABSENT))
-    return replace(config, architecture=ARCHITECTURE, names=config.names.of_text())
+    return replace(config, architecture=ARCHITECTURE, names=config.names.of_text(), text_part=True)
 
 
 FAMILY = Family(ARCHITECTURE, "gemma3", read)

@@ -20,7 +20,7 @@ def read(fields: Fields) -> ModelConfig:
     if kind not in _TEXT:
         raise text.error("model_type", f"one of {', '.join(_TEXT)}")
     config = _TEXT[kind](text)
-    return replace(config, architecture=ARCHITECTURE, names=config.names.of_text())
+    return replace(config, architecture=ARCHITECTURE, names=config.names.of_text(), text_part=True)
 
 
 FAMILY = Family(ARCHITECTURE, "mistral3", read)
