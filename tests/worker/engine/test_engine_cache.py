@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import pytest
 from support.engine.engine_harness import DEPTHS, check_all, make_executor, make_request, make_rig, prompt_of
 
+from baton.rpc.errors import InvalidRequest
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.requests.outputs import EngineListener
 
 # Prefixes that are being computed.
+
+
+@DEPTHS
+def test_with_dummy_kv_every_step_decodes(depth: int):
+    rig = make_rig(make_executor(depth=depth), max_num_batched_tokens=32, prefix_caching=False, dummy_kv=True)
+    requests = [make_request(prompt_of(200 + i), 10) for i in range(3)]
+    assert [len(tokens) for tokens in rig.run(*requests)] == [10, 10, 10]
+    rig.assert_nothing_held()
+    counters = rig.engine.counters()
+    assert counters.num_cached_tokens == 0
+    assert counters.num_steps <= 10 + depth
+
+
+def test_dummy_kv_is_never_findable():
+    with pytest.raises(InvalidRequest, match="needs prefix_caching=false"):
+        make_rig(make_executor(), dummy_kv=True)
 
 
 @DEPTHS

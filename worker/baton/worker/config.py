@@ -93,6 +93,13 @@ class WorkerConfig(ModelSettings):
         default=True,
         metadata={"help": "Keep computed KV blocks, and find them again for prompts that begin alike."},
     )
+    dummy_kv: bool = field(
+        default=False,
+        metadata={
+            "help": "For benchmarks of decoding alone: prompts count as computed, so that outputs mean nothing. Needs "
+            "prefix_caching=false and role=both.",
+        },
+    )
     max_queue: int = field(
         default=1024, metadata={"help": "Requests that may wait; more are refused.", "minimum": 1, "maximum": 1048576}
     )
@@ -241,6 +248,12 @@ class WorkerConfig(ModelSettings):
             raise InvalidRequest(
                 f"num_blocks={self.num_blocks} and kv_cache_memory={self.kv_cache_memory} exclude each other: set one",
                 field="num_blocks",
+            )
+        if self.dummy_kv and (self.prefix_caching or self.role != "both"):
+            raise InvalidRequest(
+                f"dummy_kv=true needs prefix_caching=false and role=both, got prefix_caching={self.prefix_caching} and "
+                f"role={self.role}: nobody may find or receive KV that was not computed",
+                field="dummy_kv",
             )
         if self.host_cache_min_uses > 1 and not self.host_cache_gb:
             raise InvalidRequest(

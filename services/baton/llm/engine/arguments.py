@@ -35,6 +35,7 @@ OF_SERVICES = frozenset({
     "worker_id", "role", "listen", "advertise", "metrics_listen", "tls_certificate", "tls_key", "tls_ca",
     "metrics_plain", "kv_plain", "transfer_listen", "transports", "kvstore", "min_remote_prefill_tokens", "lease_ms",
     "verify_transfers", "drain_timeout", "step_timeout", "engine_silence_ms", "step_stall_ms", "engine_process",
+    "kv_load_failure_policy",
     "otlp_endpoint", "log_stats_interval", "max_queue", "max_shared_prefill_tokens", "max_background_prefill_tokens",
 })  # fmt: skip
 # vLLM's arguments that only have these values here.

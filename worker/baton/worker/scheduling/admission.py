@@ -35,6 +35,7 @@ class Admissions:
         background: Background,
         counters: EngineCounters,
         clock: Callable[[], float],
+        dummy_kv: bool = False,
     ) -> None:
         self._holdings = holdings
         self._pool = holdings.pool
@@ -47,6 +48,7 @@ class Admissions:
         self._background = background
         self._counters = counters
         self._clock = clock
+        self._dummy_kv = dummy_kv  # whether prompts count as computed up to their last token
         self._shares = TenantShares(queues)
         self._pin_blocked: Rank | None = None  # of a request that waits for pinned blocks since the last step
 
@@ -151,7 +153,7 @@ class Admissions:
             state.num_cached_tokens = num_cached_tokens
             self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
-        self._start(state, num_cached_tokens, draft)
+        self._start(state, len(state.token_ids) - 1 if self._dummy_kv else num_cached_tokens, draft)
         return Admission.DONE
 
     def _fits_beside_pinned(self, state: RequestState, num_blocks: int) -> bool:

@@ -89,6 +89,7 @@ class Scheduler:
                 self._background,
                 counters,
                 clock,
+                settings.dummy_kv,
             )
         self._block_size = block_size
         self._settings = settings

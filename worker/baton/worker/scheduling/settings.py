@@ -23,6 +23,7 @@ class EngineSettings:
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     min_host_uses: int = 1  # requests that have had a block before it is copied to host memory
     prefix_caching: bool = True
+    dummy_kv: bool = False  # prompts are not computed: their KV is what the blocks contain
     cache_outputs: bool = True  # makes blocks of generated tokens findable, too
     block_origins: bool = False  # records the tokens of blocks that become findable, for take_origins
     residency_sample: float = 0.0  # part of the cached blocks whose times are measured; 0: none
@@ -52,6 +53,11 @@ class EngineSettings:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_requests is "
                 f"{self.max_num_requests}: a step must hold one token of every request",
                 field="max_num_batched_tokens",
+            )
+        if self.dummy_kv and self.prefix_caching:
+            raise InvalidRequest(
+                "dummy_kv=true needs prefix_caching=false: KV that was not computed must not be found again",
+                field="dummy_kv",
             )
         self._check_long_prompts()
 
