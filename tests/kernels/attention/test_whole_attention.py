@@ -19,15 +19,24 @@ GRID = [
 ]
 
 
-def error(shape: Shape, seq_lens: list[int], device: str, window: int = 0, rows: int = 0) -> float:
+def error(
+    shape: Shape, seq_lens: list[int], device: str, window: int = 0, rows: int = 0, relative: bool = False
+) -> float:
     num_q_heads, num_tokens = shape.group * shape.num_kv_heads, sum(seq_lens)
     size = (num_tokens, num_q_heads + 2 * shape.num_kv_heads, shape.head_dim)
     qkv = torch.randn(size, device=device).to(shape.dtype)
     scale = 1 / math.sqrt(shape.head_dim)
     out = poisoned(num_tokens, num_q_heads * shape.head_dim, dtype=shape.dtype, device=device)
     tiles = make_whole_tiles(seq_lens, torch.device(device), rows)
-    assert whole_attention(qkv, tiles, shape.num_kv_heads, scale, window, out=out) is out
-    expected = oracle.whole_attention(qkv.double(), oracle.runs_of(seq_lens), shape.num_kv_heads, scale, window)
+    scores: dict[str, torch.Tensor] = {}
+    wide = scores
+    if relative:
+        table = torch.randn(7, num_q_heads, device=device).to(shape.dtype)
+        buckets = torch.randint(7, (2 * max(seq_lens) + 3,), dtype=torch.int32, device=device)
+        scores, wide = {"relative": table, "buckets": buckets}, {"relative": table.double(), "buckets": buckets}
+    assert whole_attention(qkv, tiles, shape.num_kv_heads, scale, window, out=out, **scores) is out
+    runs = oracle.runs_of(seq_lens)
+    expected = oracle.whole_attention(qkv.double(), runs, shape.num_kv_heads, scale, window, **wide)
     return relative_error(out, expected)
 
 
@@ -36,6 +45,12 @@ def error(shape: Shape, seq_lens: list[int], device: str, window: int = 0, rows:
 def test_sequences_of_any_length_see_themselves(shape: Shape, device: str, window: int) -> None:
     lengths = [33, 1, 2, 70] if device == "cpu" else [*edge_lengths(16), 512, 1, 3]
     assert error(shape, lengths, device, window) <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(SMALL[:2], [GRID[3], GRID[7], GRID[11]]))
+def test_scores_of_distances_are_added(shape: Shape, device: str) -> None:
+    lengths = [33, 1, 2, 70] if device == "cpu" else [*edge_lengths(16), 512, 1, 3]
+    assert error(shape, lengths, device, relative=True) <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL[:1], GRID[:3]))

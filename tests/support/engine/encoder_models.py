@@ -19,6 +19,8 @@ from transformers import (
     JinaEmbeddingsV3Model,
     ModernBertConfig,
     ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
     NomicBertConfig,
     NomicBertModel,
     PretrainedConfig,
@@ -77,6 +79,7 @@ ENCODERS: Mapping[str, Encoder] = {
                   "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
     ),
     "nomic_bert": Encoder(NomicBertModel, NomicBertConfig, _SIZES, has_types=True),
+    "mpnet": Encoder(MPNetModel, MPNetConfig, _SIZES | {"max_position_embeddings": 98}),
     "gte": Encoder(GteModel, GteConfig, _SIZES | {"type_vocab_size": 2}, has_types=True),
     "jina_v3": Encoder(JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, _SIZES),
 }  # fmt: skip

@@ -33,7 +33,11 @@ def _tile(
     value_offset,
     scale_log2,
     window,
+    relative_ptr,
+    buckets_ptr,
+    num_q_heads,
     MASKED: tl.constexpr,
+    RELATIVE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -50,6 +54,12 @@ def _tile(
         key = tl.load(key_base + where)
         value = tl.load(key_base + value_offset + where)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if RELATIVE:
+        near = (rows < seq_len)[:, None] & (tokens < seq_len)[None, :]
+        bucket = tl.load(buckets_ptr + tokens[None, :] - rows[:, None], mask=near, other=0)
+        added = tl.load(relative_ptr + bucket * num_q_heads, mask=near, other=0.0).to(tl.float32)
+        score = score * scale_log2 + added * 1.4426950408889634
+        scale_log2 = 1.0
     if MASKED:
         hidden = (tokens >= seq_len)[None, :]
         distance = rows[:, None] - tokens[None, :]
@@ -71,6 +81,9 @@ def _whole_kernel(
     starts_ptr,  # [num_seqs + 1] int32, first token of each sequence
     tile_seq_ptr,  # [num_tiles] int32
     tile_start_ptr,  # [num_tiles] int32, within the sequence
+    relative_ptr,  # [num_buckets, num_q_heads]
+    buckets_ptr,  # [2 num_positions - 1] int32, by j - i + num_positions - 1
+    num_positions,
     scale_log2,
     qkv_stride,
     num_kv_heads,
@@ -82,8 +95,9 @@ def _whole_kernel(
     BLOCK_N: tl.constexpr,
     PARTS: tl.constexpr,  # programs per tile
     STAGES: tl.constexpr,
+    RELATIVE: tl.constexpr,
 ):
-    """out_i = softmax_j(scale q_i k_j) v_j over the tokens j of the sequence; with a window, |i - j| < window"""
+    """out_i = softmax_j(scale q_i k_j + r_ij) v_j over the tokens j of the sequence; with a window, |i - j| < window"""
     # grid: (num_q_heads, num_tiles * PARTS)
     head = tl.program_id(0)
     num_q_heads = tl.num_programs(0)
@@ -103,6 +117,8 @@ def _whole_kernel(
     key_base = qkv_ptr + first.to(tl.int64) * qkv_stride + (num_q_heads + head // GROUP) * HEAD_DIM
     value_offset = num_kv_heads * HEAD_DIM
 
+    relative_ptr += head
+    buckets_ptr += num_positions - 1
     begin = 0
     unmasked = seq_len // BLOCK_N * BLOCK_N
     last = seq_len
@@ -118,12 +134,12 @@ def _whole_kernel(
     for start in tl.range(begin, unmasked, BLOCK_N, num_stages=STAGES):
         acc, top, total = _tile(
             acc, top, total, query, rows, key_base, start, seq_len, qkv_stride, value_offset, scale_log2, window,
-            False, HEAD_DIM, DIM_PAD, BLOCK_N,
+            relative_ptr, buckets_ptr, num_q_heads, False, RELATIVE, HEAD_DIM, DIM_PAD, BLOCK_N,
         )  # fmt: skip
     for start in tl.range(unmasked, last, BLOCK_N, num_stages=1):
         acc, top, total = _tile(
             acc, top, total, query, rows, key_base, start, seq_len, qkv_stride, value_offset, scale_log2, window,
-            True, HEAD_DIM, DIM_PAD, BLOCK_N,
+            relative_ptr, buckets_ptr, num_q_heads, True, RELATIVE, HEAD_DIM, DIM_PAD, BLOCK_N,
         )  # fmt: skip
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]  # rows beyond the sequence may see no key of a window
     where = (token * num_q_heads + head) * HEAD_DIM + dims[None, :]
@@ -197,13 +213,17 @@ def whole_attention(
     scale: float,
     window: int = 0,
     *,
+    relative: Tensor | None = None,
+    buckets: Tensor | None = None,
     out: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Returns softmax_j(scale q_i K_j) V_j over the tokens j of each sequence, [num_tokens, num_q_heads * head_dim].
+    """Returns softmax_j(scale q_i K_j + r_ij) V_j over the tokens j of each sequence, [num_tokens, num_q_heads *
+    head_dim].
 
-    qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim]. With a window, |i - j| < window. A row's result does not
-    depend on the other sequences, if tiles have equally many rows.
+    qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim]. With a window, |i - j| < window. r_ij is 0, or
+    relative [num_buckets, num_q_heads] of the bucket of j - i; buckets [2 n - 1] int32 begin with that of 1 - n. A
+    row's result does not depend on the other sequences, if tiles have equally many rows.
     """
     num_tokens, num_heads, head_dim = qkv.shape
     num_q_heads = num_heads - 2 * num_kv_heads
@@ -218,6 +238,9 @@ def whole_attention(
         tiles.starts,
         tiles.seq,
         tiles.start,
+        qkv if relative is None else relative,
+        tiles.seq if buckets is None else buckets,
+        0 if buckets is None else len(buckets) // 2 + 1,
         scale * _LOG2E,
         qkv.stride(0),
         num_kv_heads,
@@ -229,6 +252,7 @@ def whole_attention(
         BLOCK_N=blocks.block_n,
         PARTS=parts,
         STAGES=blocks.num_stages,
+        RELATIVE=relative is not None,
         num_warps=blocks.num_warps,
     )
     return out

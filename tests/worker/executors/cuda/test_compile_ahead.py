@@ -101,6 +101,12 @@ def whole_attention_on_hopper(head_dim: int, longest: int, window: int = 0) -> N
     whole_attention(qkv, make_whole_tiles([longest], qkv.device), 2, 1.0, window)
 
 
+def relative_attention_on_hopper() -> None:
+    qkv, buckets = torch.zeros(99, 6, 64, dtype=torch.bfloat16), torch.zeros(199, dtype=torch.int32)
+    tiles = make_whole_tiles([99], qkv.device)
+    whole_attention(qkv, tiles, 2, 1.0, relative=torch.zeros(32, 2, dtype=torch.bfloat16), buckets=buckets)
+
+
 def rotation_on_hopper() -> None:
     qkv, positions = torch.zeros(2, 6 * 64, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
     rope_in_place(qkv, positions, torch.zeros(4, 64), 2)
@@ -173,6 +179,7 @@ def test_collected_kernels_are_compiled_and_found_by_the_launch(cache: Path, fou
         prefill_on_hopper,
         experts_on_hopper,
         rotation_on_hopper,
+        relative_attention_on_hopper,
         *(partial(whole_attention_on_hopper, *shape) for shape in ((32, 128), (64, 64), (128, 128), (64, 128, 65))),
         *(partial(pooling_on_hopper, pick) for pick in PICKS),
         *(partial(finish_on_hopper, activation) for activation in ACTIVATIONS),

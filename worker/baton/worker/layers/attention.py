@@ -27,6 +27,7 @@ class AttentionWeights:
     o: LinearWeights  # [hidden_size, num_q_heads * head_dim]
     output_norm: Tensor | None  # [hidden_size]
     sinks: Tensor | None = None  # [num_q_heads]
+    relative: Tensor | None = None  # [relative_buckets, num_q_heads], shared by all layers
 
 
 class Attention(Generic[S]):
@@ -51,7 +52,7 @@ class Attention(Generic[S]):
         self._qkv = Linear(weights.qkv, device)
         self._kernels = device.kernels
         self._projection_norms = none if spec.qk_norm == "head" else norms
-        self._ops = device.attention(index, spec, q_norm, k_norm, weights.sinks)
+        self._ops = device.attention(index, spec, q_norm, k_norm, weights.sinks, weights.relative)
         self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device, norms_sum=norms_sum)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:

@@ -53,6 +53,13 @@ class Device(Protocol[S_contra]):
         """Returns the rows of `table` [max_position, hidden_size] for the step's positions."""
 
     def attention(
-        self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
+        self,
+        index: int,
+        spec: AttentionSpec,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        sinks: Tensor | None,
+        relative: Tensor | None = None,
     ) -> AttentionOps[S_contra]:
-        """Returns the ops of layer `index`. `q_norm` and `k_norm` apply to single heads; sinks [num_q_heads]."""
+        """Returns the ops of layer `index`. `q_norm` and `k_norm` apply to single heads; sinks [num_q_heads];
+        relative [relative_buckets, num_q_heads]."""

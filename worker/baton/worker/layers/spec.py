@@ -42,6 +42,7 @@ class AttentionSpec:
     qkv_clip: float = 0.0  # the largest magnitude of queries, keys and values; 0: any
     soft_cap: float = 0.0  # scores are soft_cap * tanh(score / soft_cap); 0: not capped
     sinks: bool = False  # each query head has a learned score that belongs to no key
+    relative_buckets: int = 0  # of distances between tokens, each with a learned score a head; 0: none
     causal: bool = (
         True  # a query attends to no later key; if not, keys of a token depend on later ones: none are cached
     )

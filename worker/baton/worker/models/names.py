@@ -30,6 +30,7 @@ class TensorNames:
     attention_input_norm: str = "input_layernorm"
     attention_output_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, in this order
+    relative: str = ""  # one table for all layers
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     o: str = "self_attn.o_proj"

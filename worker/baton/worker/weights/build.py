@@ -95,7 +95,8 @@ def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     names, hidden, vocab = config.names, config.hidden_size, config.vocab_size
     embed = maker.tensor(f"{names.embed}.weight", (vocab, hidden))
     lm_head = _lm_head(config, maker, embed)
-    layers = tuple(_layer(config, maker, index, spec) for index, spec in enumerate(config.layers))
+    relative = _relative(config, maker)
+    layers = tuple(_layer(config, maker, index, spec, relative) for index, spec in enumerate(config.layers))
     positions = None
     if config.learned_positions:
         positions = maker.tensor(f"{names.positions}.weight", (config.max_position_embeddings, hidden))
@@ -105,6 +106,14 @@ def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     embed_norm = _norm(maker, names.embed_norm, (hidden,), config.norm) if config.embedding_norm else None
     norm = _norm(maker, names.norm, (hidden,), config.norm) if config.final_norm else None
     return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker), types, embed_norm)
+
+
+def _relative(config: ModelConfig, maker: Allocator) -> Tensor | None:
+    """Makes the scores of distances."""
+    attention = config.layers[0].attention
+    if not attention.relative_buckets:
+        return None
+    return maker.tensor(f"{config.names.relative}.weight", (attention.relative_buckets, attention.num_q_heads))
 
 
 def _dense(config: ModelConfig, maker: Allocator) -> tuple[DenseWeights, ...]:
@@ -179,13 +188,13 @@ class _LayerMaker:
         return _norm(self.maker, self.prefix + suffix, shape or (self.hidden,), self.norms) if wanted else None
 
 
-def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec) -> LayerWeights:
+def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec, relative: Tensor | None) -> LayerWeights:
     names = config.names
     if names.layout is Layout.COLUMNS:
         maker = maker.reading(by_columns)
     layer = _LayerMaker(maker, names, names.layer.format(index), config.hidden_size, config.norm)
     mlp = _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
-    return LayerWeights(_attention(layer, spec), mlp)
+    return LayerWeights(replace(_attention(layer, spec), relative=relative), mlp)
 
 
 def _attention(layer: _LayerMaker, spec: LayerSpec) -> AttentionWeights:

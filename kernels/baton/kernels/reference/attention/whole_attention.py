@@ -35,16 +35,40 @@ def runs_of(seq_lens: Iterable[int]) -> list[Run]:
     return runs
 
 
-def whole_attention(qkv: Tensor, runs: list[Run], num_kv_heads: int, scale: float, window: int = 0) -> Tensor:
-    """Returns softmax_j(scale q_i K_j) V_j over the tokens j of each sequence, [num_tokens, num_q_heads * head_dim].
+def whole_attention(
+    qkv: Tensor,
+    runs: list[Run],
+    num_kv_heads: int,
+    scale: float,
+    window: int = 0,
+    *,
+    relative: Tensor | None = None,
+    buckets: Tensor | None = None,
+) -> Tensor:
+    """Returns softmax_j(scale q_i K_j + r_ij) V_j over the tokens j of each sequence, [num_tokens, num_q_heads *
+    head_dim].
 
-    qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim]. With a window, |i - j| < window.
+    qkv [num_tokens, num_q_heads + 2 num_kv_heads, head_dim]. With a window, |i - j| < window. r_ij is 0, or
+    relative [num_buckets, num_q_heads] of the bucket of j - i; buckets [2 n - 1] int32 begin with that of 1 - n.
     """
-    parts = [_attend(qkv[run.start : run.stop], run, num_kv_heads, scale, window) for run in runs]
+    assert not (window and relative is not None), "no family has both"
+    parts = [
+        _attend(qkv[run.start : run.stop], run, num_kv_heads, scale, window, _scores(relative, buckets, run.seq_len))
+        for run in runs
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend(qkv: Tensor, run: Run, num_kv_heads: int, scale: float, window: int) -> Tensor:
+def _scores(relative: Tensor | None, buckets: Tensor | None, seq_len: int) -> Tensor | None:
+    """Returns the scores [num_q_heads, seq_len, seq_len] of distances."""
+    if relative is None or buckets is None:
+        return None
+    middle = len(buckets) // 2
+    by_distance = relative.t().index_select(1, buckets[middle - seq_len + 1 : middle + seq_len])
+    return by_distance.unfold(1, seq_len, 1).flip(1)
+
+
+def _attend(qkv: Tensor, run: Run, num_kv_heads: int, scale: float, window: int, scores: Tensor | None) -> Tensor:
     heads = qkv.unflatten(0, (run.num_seqs, run.seq_len)).transpose(1, 2)
     num_q_heads = heads.shape[1] - 2 * num_kv_heads
     query, keys, values = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -53,7 +77,8 @@ def _attend(qkv: Tensor, run: Run, num_kv_heads: int, scale: float, window: int)
     if window and run.seq_len > window:
         out = _windowed(query, keys, values, scale, window)
     else:
-        out = functional.scaled_dot_product_attention(query, keys, values, scale=scale)
+        scores = None if scores is None else scores.to(query.dtype)
+        out = functional.scaled_dot_product_attention(query, keys, values, attn_mask=scores, scale=scale)
     return out.transpose(1, 2).reshape(run.num_seqs * run.seq_len, -1)
 
 

@@ -81,11 +81,18 @@ class CpuDevice:
         return table.index_select(0, step.positions)
 
     def attention(
-        self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
+        self,
+        index: int,
+        spec: AttentionSpec,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        sinks: Tensor | None,
+        relative: Tensor | None = None,
     ) -> Any:
         """Returns layer `index`'s ops, for steps of the kind that the model needs."""
         cos_sin = self._cos_sin[spec.rope]
         if not spec.causal:
-            return CpuWholeAttention(spec, cos_sin, q_norm, k_norm)
+            return CpuWholeAttention(spec, cos_sin, q_norm, k_norm, relative)
+        assert relative is None, "no family with a cache has such scores"
         scales = query_scales(spec.rope, len(cos_sin))
         return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks)

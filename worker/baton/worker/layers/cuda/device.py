@@ -50,9 +50,16 @@ class CudaDevice(CudaLinears):
         return functional.embedding(step.positions, table)
 
     def attention(
-        self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
+        self,
+        index: int,
+        spec: AttentionSpec,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        sinks: Tensor | None,
+        relative: Tensor | None = None,
     ) -> CudaAttention:
         """Returns layer `index`'s ops."""
+        assert relative is None, "no family with a cache has such scores"
         cos_sin = self._cos_sin[spec.rope]
         self._layers[index] = CudaAttention(
             index, spec, self.paged, cos_sin, self._query_scales[spec.rope], q_norm, k_norm, sinks

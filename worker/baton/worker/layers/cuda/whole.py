@@ -13,6 +13,7 @@ from baton.kernels.attention.whole import WholeTiles
 from baton.kernels.rope.rope_cache import rope_in_place
 from baton.kernels.table import Case, find
 from baton.worker.layers.cuda.base import CudaLinears
+from baton.worker.layers.relative import distance_buckets
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
@@ -36,7 +37,13 @@ class CudaWholeAttention:
     """Implements AttentionOps without a cache: `write` returns queries, keys and values."""
 
     def __init__(
-        self, spec: AttentionSpec, dtype: torch.dtype, cos_sin: Tensor, q_norm: Norm | None, k_norm: Norm | None
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        cos_sin: Tensor,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        relative: Tensor | None,
     ) -> None:
         case = Case(
             "cuda",
@@ -49,6 +56,10 @@ class CudaWholeAttention:
         self._attend = find("whole_attention", case).load()
         self._spec = spec
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
+        self._relative = relative
+        self._buckets = None if relative is None else distance_buckets(spec.relative_buckets, len(cos_sin))
+        if self._buckets is not None:
+            self._buckets = self._buckets.to(cos_sin.device)
         self._rotates = spec.rope.kind != NO_ROPE or q_norm is not None
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 1e-6 if q_norm is None else q_norm.eps
@@ -73,7 +84,16 @@ class CudaWholeAttention:
         """Returns the attention of the queries, keys and values that `write` returned."""
         spec = self._spec
         heads = query.view(len(query), spec.num_qkv_heads, spec.head_dim)
-        attended: Tensor = self._attend(heads, step.tiles, spec.num_kv_heads, spec.scale, spec.window, out=out)
+        attended: Tensor = self._attend(
+            heads,
+            step.tiles,
+            spec.num_kv_heads,
+            spec.scale,
+            spec.window,
+            relative=self._relative,
+            buckets=self._buckets,
+            out=out,
+        )
         return attended
 
 
@@ -109,7 +129,13 @@ class WholeDevice(CudaLinears):
         return functional.embedding(step.positions, table)
 
     def attention(
-        self, index: int, spec: AttentionSpec, q_norm: Norm | None, k_norm: Norm | None, sinks: Tensor | None
+        self,
+        index: int,
+        spec: AttentionSpec,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        sinks: Tensor | None,
+        relative: Tensor | None = None,
     ) -> CudaWholeAttention:
         """Returns layer `index`'s ops."""
-        return CudaWholeAttention(spec, self._dtype, self._cos_sin[spec.rope], q_norm, k_norm)
+        return CudaWholeAttention(spec, self._dtype, self._cos_sin[spec.rope], q_norm, k_norm, relative)

@@ -52,6 +52,7 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "DistilBertModel": "encoders.distilbert",
     "ModernBertModel": "encoders.modernbert",
     "NomicBertModel": "encoders.nomic_bert",
+    "MPNetModel": "encoders.mpnet",
     "GteModel": "encoders.gte",
     "JinaEmbeddingsV3Model": "encoders.jina_v3",
     "MixtralForCausalLM": "moe.mixtral",
