@@ -10,7 +10,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine.packed_weights import Format, fp8, gptq, int8, int8_with_zeros, nvfp4, packed_integers, packed_mxfp4
+from support.engine.packed_weights import (
+    Format,
+    Packed,
+    fp8,
+    gptq,
+    int8,
+    int8_with_zeros,
+    nvfp4,
+    packed_integers,
+    packed_mxfp4,
+)
 from support.engine.packed_weights import awq as packed_awq
 from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_shape import SHAPE
@@ -27,7 +37,7 @@ from transformers import (
 )
 
 WHOLE, ROW = (10_000, 10_000), (1, 10_000)
-LINEARS = re.compile(r".*(_proj|\.w[123])\.weight")
+LINEARS = re.compile(r".*(_proj|_linear|\.w[123])\.weight")
 
 
 def _compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def write(folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$
         if not LINEARS.fullmatch(name) or re.fullmatch(left_out, name):
             meant[name] = packed[name] = tensor
             continue
-        found = form.pack(tensor)
+        found = _packed_stack(form, tensor) if tensor.dim() == 3 else form.pack(tensor)
         meant[name] = found.weight.contiguous()
         packed |= {name.removesuffix(".weight") + ending: one.contiguous() for ending, one in found.tensors.items()}
     save_file(meant, folder / "model.safetensors", {"format": "pt"})
@@ -129,6 +139,12 @@ def write(folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$
     save_file(packed, folder / "model.safetensors")
     change_config(folder, quantization_config=dict(form.settings))
     return oracle
+
+
+def _packed_stack(form: Format, stack: torch.Tensor) -> Packed:
+    each = [form.pack(one) for one in stack.contiguous()]
+    tensors = {ending: torch.stack([one.tensors[ending] for one in each]) for ending in each[0].tensors}
+    return Packed(tensors, torch.stack([one.weight for one in each]))
 
 
 def change_config(folder: Path, **values: Any) -> None:

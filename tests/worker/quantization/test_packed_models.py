@@ -60,6 +60,12 @@ def test_packed_experts_have_the_tokens_of_their_dequantized_weights(name: str, 
     check_tokens(tmp_path, write(tmp_path, packed_models.with_experts(), FORMATS[name]))
 
 
+@pytest.mark.parametrize("name", ["fp8-tensor", "fp8-blocks", "compressed-fp8-channel", "awq", "compressed-mxfp4"])
+def test_stacked_experts_have_the_tokens_of_their_dequantized_weights(name: str, tmp_path: Path) -> None:
+    made = check_tokens(tmp_path, write(tmp_path, MODELS["granitemoe"](), FORMATS[name]))
+    assert made.facts.weight_bytes == weight_bytes(load_config(tmp_path), torch.float32)
+
+
 def test_experts_of_gpt_oss_have_the_tokens_of_their_dequantized_weights(tmp_path: Path) -> None:
     model = MODELS["gpt_oss"]()
     packed = {}

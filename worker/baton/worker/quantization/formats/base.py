@@ -35,16 +35,17 @@ class FormatOfLinears(WeightFormat):
         return PerPart([method or UNQUANTIZED for method in methods])
 
     def experts_method_of(self, shape: ExpertsShape) -> ExpertsMethod:
-        """Returns one method for all experts. Raises InvalidRequest for experts that differ, or are stacked."""
+        """Returns one method for all experts. Raises InvalidRequest for experts that differ, or are laid out
+        as gpt-oss has them."""
         ways = [self._ways(shape, expert) for expert in range(shape.num_experts)]
         if all(method is None for method in ways[0]):
             if any(method is not None for way in ways for method in way):
                 raise _uneven(shape)
             return UNQUANTIZED_EXPERTS
-        if "{}" not in shape.names.down:
+        if shape.names.transposed or shape.names.interleaved:
             raise InvalidRequest(
-                f"{shape.prefix}{shape.names.down}: experts in one tensor are not read in this format; a checkpoint "
-                "that names each expert's linears is",
+                f"{shape.prefix}{shape.names.down}: experts whose matrices are transposed or alternate are not read in "
+                "this format; a checkpoint that names each expert's linears is",
                 field="model",
             )
         if any(way != ways[0] for way in ways):

@@ -14,13 +14,14 @@ from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Param
 from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
 from baton.worker.quantization.neighbours import Kernels
 from baton.worker.quantization.quantized.per_part import joined
+from baton.worker.quantization.quantized.stacked import StackedSource
 
 _META = torch.device("meta")
 GATE_UP, DOWN = "gate_up", "down"
 
 
 class PackedExperts:
-    """Implements ExpertsMethod for checkpoints that name each expert's linears."""
+    """Implements ExpertsMethod for checkpoints that name each expert's linears, or stack their tensors."""
 
     def __init__(self, gate_up: QuantMethod, down: QuantMethod) -> None:
         self._methods = {GATE_UP: gate_up, DOWN: down}
@@ -36,7 +37,12 @@ class PackedExperts:
 
     def load(self, params: Params, shape: ExpertsShape, source: Source) -> Finish:
         """Fills the linears of each expert."""
-        return joined(self._loads(params, shape, source))
+        if "{}" in shape.names.down:
+            return joined(self._loads(params, shape, source))
+        stacks = StackedSource(source)
+        finish = joined(self._loads(params, shape, stacks))
+        stacks.run()
+        return finish
 
     def on_cpu(self, kernels: Kernels) -> ExpertsOps:
         """Returns ops that compute each expert with tokens."""
