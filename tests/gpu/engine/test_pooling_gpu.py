@@ -15,6 +15,7 @@ from support.engine.pooling_models import make_classifier, make_embedder
 from transformers import (
     BertConfig,
     ModernBertConfig,
+    MPNetConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -40,11 +41,17 @@ _CAUSAL = _BASE | {"hidden_size": 1024, "num_attention_heads": 16, "num_key_valu
 MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     "bert-64": lambda: BertConfig(**_BASE),
     "bert-32": lambda: BertConfig(**_SMALL),
+    "mpnet-64": lambda: MPNetConfig(**_BASE),
     "xlm-roberta-64": lambda: XLMRobertaConfig(**_BASE, type_vocab_size=1),
     "modernbert-64": lambda: ModernBertConfig(**_BASE, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                                               cls_token_id=1, sep_token_id=2),
 }  # fmt: skip
-if hasattr(transformers, "NomicBertConfig"):  # not in older versions
+# Not in older versions.
+if hasattr(transformers, "GteConfig"):
+    MODELS["gte-64"] = lambda: transformers.GteConfig(**_BASE)
+if hasattr(transformers, "JinaEmbeddingsV3Config"):
+    MODELS["jina-v3-64"] = lambda: transformers.JinaEmbeddingsV3Config(**_BASE)
+if hasattr(transformers, "NomicBertConfig"):
     MODELS["nomic-64"] = lambda: transformers.NomicBertConfig(**_BASE)
     MODELS["nomic-128"] = lambda: transformers.NomicBertConfig(**_BASE | {"num_attention_heads": 6})
 LEAST_COSINES = {"float32": 0.99999, "float16": 0.9998, "bfloat16": 0.999}  # two of the texts: 0.91

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from baton.kernels.pooling_spec import PICKS
 from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.config import WorkerConfig
-from baton.worker.core import StepPlan
+from baton.worker.core import PoolingTask, StepPlan
 from baton.worker.executors.base import DeviceLost
 from baton.worker.executors.cuda.failures import raise_if_lost, refusal_of
 from baton.worker.executors.cuda.startup.facts import device_facts
@@ -35,6 +36,7 @@ from baton.worker.executors.facts import Off
 from baton.worker.kv_spec import full_spec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
+from baton.worker.models.pooling.spec import PoolerSpec
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import parse_config
 from baton.worker.transfer.layout import layout_message, spec_of
@@ -206,6 +208,15 @@ def test_models_of_transformers_may_have_any_widths_but_no_batch_invariance() ->
     model = parse_config(raw, "config", "transformers")
     check_supported(CONFIG, model, torch.bfloat16, GPU)
     assert "batch_invariant=True needs a family" in refused(replace(CONFIG, batch_invariant=True), model)
+
+
+def test_means_of_causal_models_are_not_batch_invariant() -> None:
+    invariant = replace(CONFIG, batch_invariant=True)
+    poolers = {pick: PoolerSpec((PoolingTask.EMBED,), 8, pick) for pick in PICKS}
+    for pick in ("first", "last", "max"):
+        check_supported(invariant, replace(MODEL, pooler=poolers[pick]), torch.bfloat16, GPU)
+    check_supported(CONFIG, replace(MODEL, pooler=poolers["mean"]), torch.bfloat16, GPU)
+    assert "added up in chunks" in refused(invariant, replace(MODEL, pooler=poolers["mean"]))
 
 
 def test_8_bit_kv_needs_a_gpu_that_supports_the_type(monkeypatch: pytest.MonkeyPatch) -> None:

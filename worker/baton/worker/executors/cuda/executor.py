@@ -7,7 +7,6 @@ the sequence, and blocks of generated tokens are not shared.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -59,10 +58,8 @@ from baton.worker.weights.loading import (
     LoadedModel,
 )
 
-_log = logging.getLogger(__name__)
 _NONE = np.empty(0, np.int32)
 _FEW_TOKENS = 128  # of a prompt whose linears use other kernels than decodes and the largest step
-_ROOM = 1.1  # of free memory, as a multiple of new weights
 
 
 class CudaExecutor(DeviceExecutor):
