@@ -28,7 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Excludes all that was imported and collected from garbage collection, which takes half a second otherwise."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
