@@ -60,6 +60,7 @@ from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.factory import make_record_store
+from baton.gateway.tls import GatewayTls
 from baton.gateway.tracing.request import GatewayTracing
 from baton.plugins.kinds import GATEWAY as GATEWAY_PLUGINS
 from baton.plugins.metric_sinks import metric_sinks
@@ -67,7 +68,7 @@ from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.channel import Dial
 from baton.rpc.identity.identity import GATEWAY, ROUTER, WORKER
 from baton.rpc.server.server import RpcServer, Service
-from baton.rpc.tls.credentials import EdgeTls, Tls
+from baton.rpc.tls.credentials import EdgeTls
 from baton.rpc.tls.metrics import TlsCollector
 from baton.rpc.tracing.tracer import Tracer, TracingCollector, tracing
 from baton.v1 import inference_pb2_grpc
@@ -108,15 +109,6 @@ class _Core:
     tracing: GatewayTracing | None
 
 
-@dataclass(frozen=True, slots=True)
-class _AllTls:
-    """TLS identities of this process. None: plain text."""
-
-    services: Tls | None
-    rest: EdgeTls | None
-    grpc: EdgeTls | None
-
-
 async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Runs the gateway until `stop` is set and the running requests have ended."""
     config.validate()
@@ -124,7 +116,7 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
     switch_access_log(not config.no_access_log)
     counters = GenerationCounters()
     limits = RequestLimits(max_n=config.max_choices, max_logprobs=config.most_logprobs)
-    tls = _load_tls(config)
+    tls = GatewayTls.of(config)
     access_counters = AccessCounters()
     phases = PhaseTimes()
     plugins = Plugins.named(config.plugins, GATEWAY_PLUGINS)
@@ -157,32 +149,37 @@ async def serve(config: GatewayConfig, stop: asyncio.Event) -> None:
             tracer,
             traced,
         )
-        store = ResponseStore(
-            make_record_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes)
-        )
-        connections = Connections()
-        serving = _serving_context(config, core, connections, tls, bodies)
-        batching = open_batching(config, core.gate)
-        http_server, authorization = _http_server(config, core, serving, store, connections, tls, batching, plugins)
-        async with metric_sinks(plugins, serving.metrics.registry, GATEWAY_PLUGINS), http_server as http:
-            async with (
-                _rpc_server(config, core, serving, store, tls.grpc) as rpc,
-                ext_authz_server(
-                    config.ext_authz_listen, authorization, gate, tls.services, bool(config.metrics_folder)
-                ),
-                _answering_siblings(config, serving.metrics),
-            ):
-                _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
-                async with batching.running() if batching is not None else contextlib.nullcontext():
-                    await _until_stopped(core, rpc, stop)
-                core.admission.drain()
-                seconds = config.drain_timeout
-                cut_short = asyncio.get_running_loop().call_later(seconds, core.generator.shut_down)
-                draining = asyncio.gather(http.drain(seconds + _LAST_WORDS_SECONDS), store.close(seconds))
-            # Leaving the gRPC server's context drains it at the same time.
-            await draining
-            cut_short.cancel()
+        await _run_servers(config, core, tls, plugins, bodies, stop)
     _log.info("drained")
+
+
+async def _run_servers(
+    config: GatewayConfig, core: _Core, tls: GatewayTls, plugins: Plugins, bodies: BodyThread, stop: asyncio.Event
+) -> None:
+    """Listens until `stop` is set, then drains all servers at the same time."""
+    store = ResponseStore(make_record_store(config.redis_url, config.response_ttl, config.max_stored_response_bytes))
+    connections = Connections()
+    serving = _serving_context(config, core, connections, tls, bodies)
+    batching = open_batching(config, core.gate)
+    http_server, authorization = _http_server(config, core, serving, store, connections, tls, batching, plugins)
+    async with metric_sinks(plugins, serving.metrics.registry, GATEWAY_PLUGINS), http_server as http:
+        async with (
+            _rpc_server(config, core, serving, store, tls.grpc) as rpc,
+            ext_authz_server(
+                config.ext_authz_listen, authorization, core.gate, tls.services, bool(config.metrics_folder)
+            ),
+            _answering_siblings(config, serving.metrics),
+        ):
+            _log.info("listening", extra={"rest": http.address, "grpc": _with_port(config.grpc_listen, rpc.port)})
+            async with batching.running() if batching is not None else contextlib.nullcontext():
+                await _until_stopped(core, rpc, stop)
+            core.admission.drain()
+            seconds = config.drain_timeout
+            cut_short = asyncio.get_running_loop().call_later(seconds, core.generator.shut_down)
+            draining = asyncio.gather(http.drain(seconds + _LAST_WORDS_SECONDS), store.close(seconds))
+        # Leaving the gRPC server's context drains it at the same time.
+        await draining
+        cut_short.cancel()
 
 
 def _logged(config: GatewayConfig, catalog: ModelCatalog, generator: Generator) -> Generator:
@@ -267,16 +264,8 @@ def missing_parts(core: _Core) -> list[str]:
     return ["the router has no live worker any more"]
 
 
-def _load_tls(config: GatewayConfig) -> _AllTls:
-    return _AllTls(
-        services=Tls(config.tls, GATEWAY) if config.tls else None,
-        rest=EdgeTls(config.rest_tls) if config.rest_tls else None,
-        grpc=EdgeTls(config.grpc_tls) if config.grpc_tls else None,
-    )
-
-
 def _serving_context(
-    config: GatewayConfig, core: _Core, connections: Connections, tls: _AllTls, bodies: BodyThread
+    config: GatewayConfig, core: _Core, connections: Connections, tls: GatewayTls, bodies: BodyThread
 ) -> ServingContext:
     metrics = GatewayMetrics(core.counters, lambda: core.admission.in_use, lambda: len(connections), core.phases)
     metrics.offer_vllm_names(core.catalog.models()[0].name)
@@ -302,7 +291,7 @@ def _http_server(
     serving: ServingContext,
     store: ResponseStore,
     connections: Connections,
-    tls: _AllTls,
+    tls: GatewayTls,
     batching: Batching | None,
     plugins: Plugins,
 ) -> tuple[HttpServer, ExtAuthzServicer]:

@@ -186,6 +186,30 @@ class InferenceServicer(
         context: Context,
         identity: Identity,
     ) -> tuple[Generation, AdmittedGenerator]:
+        self._check(request, sink, identity)
+        generator = generator_for(request, self._generator, self._catalog, self._limits)
+        prompt = await self._encode(model, request)
+        if most := request.max_prompt_tokens:
+            ids = prompt.token_ids
+            prompt = replace(prompt, token_ids=ids[:most] if request.keep_prompt_start else ids[-most:])
+        generation = self._generation(model, request, prompt, sink, identity)
+        admitted = AdmittedGenerator(
+            generator,
+            self._gate,
+            identity,
+            [generation],
+            model.require_info().max_model_len,
+            running=self._running,
+            request_ids=(sink.request_id,),
+        )
+        try:
+            return await admitted.start(generation, sink), admitted
+        except BaseException:
+            admitted.close()
+            raise
+
+    def _check(self, request: inference_pb2.GenerateRequest, sink: StreamSink, identity: Identity) -> None:
+        """Raises for what is wrong whatever the prompt is."""
         if not is_request_id(sink.request_id):
             raise InvalidRequest(
                 "invalid request_id; give 1 to 256 visible ASCII characters without spaces", field="request_id"
@@ -193,23 +217,28 @@ class InferenceServicer(
         check_session_name(request.session_id, "session_id")
         if request.worker_id:
             self._admin.check(identity, {}, "worker_id")
+        if request.HasField("constraint"):
+            check_constraint(request.constraint)
+
+    def _generation(
+        self,
+        model: ServedModel,
+        request: inference_pb2.GenerateRequest,
+        prompt: _EncodedPrompt,
+        sink: StreamSink,
+        identity: Identity,
+    ) -> GenerationRequest:
+        """Returns the generation of a prompt. Starts its journal, which the sink writes."""
         constraint = request.constraint if request.HasField("constraint") else None
-        if constraint is not None:
-            check_constraint(constraint)
-        generator = generator_for(request, self._generator, self._catalog, self._limits)
-        prompt = await self._encode(model, request)
-        if most := request.max_prompt_tokens:
-            ids = prompt.token_ids
-            prompt = replace(prompt, token_ids=ids[:most] if request.keep_prompt_start else ids[-most:])
         output_parsing, constraint = _form_of(model, prompt, constraint)
         sampling = _sampling_of(model, request, prompt)
         if request.return_prompt:
             sink.prompt_token_ids = prompt.token_ids
-        max_model_len = model.require_info().max_model_len
+        model.require_info()  # before the journal starts
         sink.journal = sink.journal or begin_stream(self._streams, request, identity)
         if sink.journal is not None:
             sampling.seed = sink.journal.head.seed
-        generation = GenerationRequest(
+        return GenerationRequest(
             request_id=sink.request_id,
             model=model.name,
             prompt_token_ids=prompt.token_ids,
@@ -229,20 +258,6 @@ class InferenceServicer(
             constraint=constraint,
             journal=sink.journal,
         )
-        admitted = AdmittedGenerator(
-            generator,
-            self._gate,
-            identity,
-            [generation],
-            max_model_len,
-            running=self._running,
-            request_ids=(sink.request_id,),
-        )
-        try:
-            return await admitted.start(generation, sink), admitted
-        except BaseException:
-            admitted.close()
-            raise
 
     async def _encode(
         self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest

@@ -56,20 +56,13 @@ class GatewayMetrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self.siblings: Siblings | None = None  # the other processes of this gateway
-        self._requests = Counter(
-            "baton_gateway_requests", "HTTP requests answered.", ("route", "status"), registry=self.registry
-        )
+        self._requests = self._counter("baton_gateway_requests", "HTTP requests answered.", "route", "status")
         self._requests_of: dict[tuple[str, int], Counter] = {}
-        self._rejected = Counter(
-            "baton_gateway_rejected", "Generations refused or failed.", ("reason",), registry=self.registry
-        )
-        self._tool_calls = Counter(
-            "baton_gateway_tool_calls", "Calls of tools on MCP servers.", ("outcome",), registry=self.registry
-        )
-        self.tool_seconds = BucketCounts(
+        self._rejected = self._counter("baton_gateway_rejected", "Generations refused or failed.", "reason")
+        self._tool_calls = self._counter("baton_gateway_tool_calls", "Calls of tools on MCP servers.", "outcome")
+        self.tool_seconds = self._bucket_counts(
             "baton_gateway_tool_call_seconds", "Time that a call of a tool on an MCP server took.", _E2E_BOUNDS
         )
-        self.registry.register(self.tool_seconds)
         self.ttft = self._histogram("baton_gateway_ttft_seconds", "Request to first token.", _TTFT_BOUNDS)
         self.e2e = self._histogram("baton_gateway_e2e_seconds", "Request to the end of the response.", _E2E_BOUNDS)
         self.prompt_tokens = self._counter("baton_gateway_prompt_tokens", "Prompt tokens of complete responses.")
@@ -78,35 +71,32 @@ class GatewayMetrics:
         self.aborted = self._counter("baton_gateway_aborted", "Generations whose client disconnected.")
         self._gauge("baton_gateway_in_flight", "Running generations (choices).", in_flight)
         self._gauge("baton_gateway_connections", "Open REST connections.", connections)
-        self.itl = BucketCounts(
+        self.itl = self._bucket_counts(
             "baton_gateway_itl_seconds", "Time between two arrivals of tokens of one choice.", _ITL_BOUNDS
         )
-        self.tpot = BucketCounts(
+        self.tpot = self._bucket_counts(
             "baton_gateway_tpot_seconds",
             "Time per output token after the first, for responses with one choice.",
             _ITL_BOUNDS,
         )
-        self.prompt_sizes = BucketCounts(
+        self.prompt_sizes = self._bucket_counts(
             "baton_gateway_request_prompt_tokens", "Prompt tokens of a complete response.", TOKEN_BOUNDS
         )
-        self.output_sizes = BucketCounts(
+        self.output_sizes = self._bucket_counts(
             "baton_gateway_request_output_tokens", "Output tokens of a complete response.", TOKEN_BOUNDS
         )
-        self.computed_sizes = BucketCounts(
+        self.computed_sizes = self._bucket_counts(
             "baton_gateway_request_computed_tokens", "Prompt tokens of a complete response not cached.", TOKEN_BOUNDS
         )
-        self.refusals = BucketCounts(
+        self.refusals = self._bucket_counts(
             "baton_gateway_rejection_seconds", "Request to its refusal with 429 or 503.", _REFUSAL_BOUNDS
         )
-        own = (self.itl, self.tpot, self.prompt_sizes, self.output_sizes, self.computed_sizes, self.refusals)
-        for histogram in (*own, counters.requested_choices, counters.requested_tokens):
-            self.registry.register(histogram)
         self._http = HttpRequests()
         self._generation_counters = counters
-        self.registry.register(_GenerationCollector(counters))
         self.phases = phases or PhaseTimes()
-        for histogram in self.phases.all:
-            self.registry.register(histogram)
+        collectors = (counters.requested_choices, counters.requested_tokens, _GenerationCollector(counters))
+        for collector in (*collectors, *self.phases.all):
+            self.registry.register(collector)
 
     def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts an HTTP request. `route` has a fixed set of values and is never a client's text."""
@@ -157,8 +147,13 @@ class GatewayMetrics:
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(name, text, registry=self.registry).set_function(read)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _bucket_counts(self, name: str, text: str, bounds: Sequence[float]) -> BucketCounts:
+        counts = BucketCounts(name, text, bounds)
+        self.registry.register(counts)
+        return counts
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         return Histogram(name, text, buckets=bounds, registry=self.registry)

@@ -208,6 +208,27 @@ class AdminRoutes:
         workers = await self._activities(query)
         _respond(exchange, PauseState(all(one.activity == "paused" for one in workers), workers))
 
+    def route(
+        self,
+        verb: str,
+        path: str,
+        method: Callable[[Exchange, Query], Coroutine[None, None, None]],
+        summary: str,
+        parameters: tuple[Parameter, ...],
+        response: type[msgspec.Struct] = AdminAnswer,
+    ) -> Route:
+        """Returns the route of one of these methods."""
+        return Route(
+            verb,
+            path,
+            self.handler(method),
+            summary,
+            response=response,
+            errors=_ERRORS,
+            parameters=parameters,
+            scope=Scope.ADMIN,
+        )
+
     def handler(
         self, method: Callable[[Exchange, Query], Coroutine[None, None, None]]
     ) -> Callable[[Exchange], Coroutine[None, None, None]]:
@@ -236,26 +257,7 @@ def admin_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
     """Returns the admin routes."""
     admin = AdminRoutes(serving, fleet)
     pausing = (_WORKERS, _MODE, _TIMEOUT)
-
-    def route(
-        method: str,
-        path: str,
-        handler: Callable[[Exchange, Query], Coroutine[None, None, None]],
-        summary: str,
-        parameters: tuple[Parameter, ...],
-        response: type[msgspec.Struct] = AdminAnswer,
-    ) -> Route:
-        return Route(
-            method,
-            path,
-            admin.handler(handler),
-            summary,
-            response=response,
-            errors=_ERRORS,
-            parameters=parameters,
-            scope=Scope.ADMIN,
-        )
-
+    route = admin.route
     return [
         route(
             "POST",
