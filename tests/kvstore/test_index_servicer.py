@@ -143,7 +143,7 @@ async def test_a_worker_that_stays_away_counts_no_more_when_its_lease_ends_and_i
     await worker.join()
     await eventually(lambda: replica.held() == {1}, "the snapshot")
     await worker.close()
-    await eventually(lambda: replica.held() is None, "silent", 3)
+    await eventually(lambda: replica.held() is None, "silent")
     assert "w1" in replica.workers
     await eventually(lambda: "w1" not in replica.workers, "forgotten", 5)
 
@@ -153,11 +153,11 @@ async def test_a_worker_that_was_silent_counts_again_as_soon_as_nothing_is_missi
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1})
     await worker.join()
-    await eventually(lambda: "w1" in replica.silent, "silent", 3)
+    await eventually(lambda: "w1" in replica.silent, "silent")
     await worker.heartbeat()
     await eventually(lambda: replica.held() == {1}, "its stream goes on")
     await worker.close()
-    await eventually(lambda: "w1" in replica.silent, "silent again", 3)
+    await eventually(lambda: "w1" in replica.silent, "silent again")
     missing = stored_batch(worker, 2, 1)
     again = await connect.worker(kvstore, sequence=1, kept=[missing])
     assert not (await again.hello()).snapshot_wanted
@@ -172,7 +172,7 @@ async def test_a_worker_that_was_forgotten_while_it_hung_is_asked_for_a_snapshot
     replica = await connect.replica(kvstore)
     worker = await connect.worker(kvstore, blocks={1}, term=5)
     await worker.join()
-    await eventually(lambda: "forgotten" in replica.kinds, "forgotten", 3)
+    await eventually(lambda: "forgotten" in replica.kinds, "forgotten")
     assert (await worker.heartbeat()).snapshot_wanted
     assert not (await worker.heartbeat()).snapshot_wanted, "it is asked once"
     await worker.snapshot()

@@ -114,7 +114,7 @@ async def test_workers_of_a_replica_that_is_gone_count_until_their_lease_and_aga
     await eventually(lambda: reader.held() == {1}, "the second knows it")
     beating.cancel()
     await first.end()
-    await eventually(lambda: "w1" in reader.silent, "silent", 3)
+    await eventually(lambda: "w1" in reader.silent, "silent")
     again = await connect.worker(second, blocks={1}, term=2)
     assert not await again.join()
     await eventually(lambda: reader.held() == {1}, "it counts again")

@@ -161,4 +161,4 @@ def test_a_request_id_is_the_same_in_every_service(tandem_stack, stub):
 
     request_id = wait_until(handed_over, "a prompt goes to the prefill worker", 60)
     for name, service in services.items():  # all but the kvstore, which hears of blocks, never of requests
-        wait_until(lambda service=service: request_id in service.log(), f"{name} logs the request", 2)
+        wait_until(lambda service=service: request_id in service.log(), f"{name} logs the request")

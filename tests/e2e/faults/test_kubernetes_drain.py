@@ -91,9 +91,9 @@ def test_a_drain_with_streams_loses_none_and_shows_no_dead_worker(cluster):
             call(api.drain, name, False)
             texts = [answer.result() for answer in answers]
             assert service.process.wait(stack.STOP_SECONDS) == 0
-            wait_until(lambda: len(entries(fleet)) == 1, "it has ended, and is not listed", 1.0)
+            wait_until(lambda: len(entries(fleet)) == 1, "it has ended, and is not listed")
             call(api.delete, name)
-            wait_until(lambda: len(entries(fleet)) == 1, "it is gone", 1.0)
+            wait_until(lambda: len(entries(fleet)) == 1, "it is gone")
         finally:
             over.set()
         watching.result()

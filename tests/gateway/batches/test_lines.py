@@ -155,7 +155,7 @@ async def test_a_place_given_to_a_line_that_is_cancelled_goes_to_the_next():
     await asyncio.sleep(0)
     window.leave("a", served=False)
     first.cancel()
-    second_done = asyncio.wait_for(second, 1)
+    second_done = asyncio.wait_for(second, 10)
     await asyncio.gather(first, return_exceptions=True)
     await second_done
     assert window.in_flight == 1

@@ -323,7 +323,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_in_the_end(app, server):
         exchange = await app.next()
         while exchange.writable:
             exchange.write(b"x" * 65536)
-        await until(lambda: app.disconnects == 1, 3)
+        await until(lambda: app.disconnects == 1)
 
 
 async def test_a_drain_completes_running_answers_with_connection_close(app, server):

@@ -219,7 +219,7 @@ async def test_a_silent_connection_is_given_up(api, follow, caplog):
 
 async def test_bookmarks_keep_an_idle_watch_open(api, follow):
     api.bookmark_seconds = 0.1
-    follower = follow(silence=0.5)
+    follower = follow(silence=1.0)
     await follower.until()
     await asyncio.sleep(1.5)
     assert api.num_watches == 1

@@ -242,7 +242,7 @@ class Stack:
             stub = control_pb2_grpc.ControlServiceStub(channel)
             return stub.GetStats(control_pb2.GetStatsRequest(audit=True), timeout=10)
 
-    def wait_all_blocks_back(self, seconds: float = 2.0) -> None:
+    def wait_all_blocks_back(self, seconds: float = 10.0) -> None:
         """Waits until no worker holds or leases a block. Fails after the time."""
         for worker in self.workers:
             wait_until(lambda worker=worker: self._is_idle(worker), f"{worker.plan.name} has its blocks back", seconds)
