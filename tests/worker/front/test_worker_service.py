@@ -353,10 +353,10 @@ async def test_a_stopped_engine_is_ended_soon_while_its_gateway_gets_no_frames(f
         engine = engine_of()
         engine.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(wait_until, lambda: is_stopped(engine.pid), "the engine's stop")
-        await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
         async with asyncio.timeout(30):
             while not worker.serving.done():
-                await stream.call.write(worker_pb2.GenerateStreamRequest(ping=3))
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream ends first
+                    await stream.call.write(worker_pb2.GenerateStreamRequest(ping=2))
                 await asyncio.wait([worker.serving], timeout=0.2)
         with pytest.raises(InternalError, match="hung: it is stopped"):
             await worker.serving
