@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from support.engine import gpu_engines
 from support.engine.gpu_engines import check_greedy, engine_over, executor_for, generate, leader_of, tokens_of
 from support.engine.tiny_models import prompts
@@ -17,6 +19,7 @@ from baton.worker.core import SamplingParams
 
 pytestmark = pytest.mark.gpu
 
+EVERY_MODEL_SINCE = Version("5.20")  # older ones compute the attention of some themselves, or wait for the device
 FP32_ROUNDING = 1e-3
 BF16_ROUNDING = 0.06
 PROMPTS = prompts(20, 300, seed=7)
@@ -36,7 +39,13 @@ def outputs(folder: Path, some: Sequence[Sequence[int]] = PROMPTS, **fields: obj
 def test_greedy_tokens_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path, model_type).cuda()
     model.set_attn_implementation("eager")
-    assert check_greedy(model, PROMPTS, outputs(tmp_path), FP32_ROUNDING) > 300
+    try:
+        found = outputs(tmp_path)
+    except InvalidRequest as error:
+        if Version(transformers.__version__) >= EVERY_MODEL_SINCE:
+            raise
+        pytest.skip(f"Transformers {transformers.__version__}: {error.message}")
+    assert check_greedy(model, PROMPTS, found, FP32_ROUNDING) > 300
 
 
 @pytest.mark.parametrize("name", HALF)

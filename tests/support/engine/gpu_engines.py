@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -304,12 +305,31 @@ def check_greedy(
     """
     checked = 0
     for prompt, output in zip(prompts, outputs, strict=True):
-        token_ids = torch.tensor([[*prompt, *output]], device="cuda")
-        with torch.no_grad():
-            logits = model(token_ids).logits[0, len(prompt) - 1 : -1].float()
-        top = logits.topk(2)
-        clear = (top.values[:, 0] - top.values[:, 1] > rounding).tolist()
-        for index, (token_id, best, sure) in enumerate(zip(output, top.indices[:, 0].tolist(), clear, strict=True)):
-            assert not sure or token_id == best, f"token {index} behind {len(prompt)} of prompt"
-            checked += sure
+        best, sure = _first_choices(model, prompt, output, rounding)
+        wrong = ((torch.tensor(output, device=best.device) != best) & sure).nonzero().flatten().tolist()
+        assert not wrong, f"tokens {wrong} behind {len(prompt)} of prompt"
+        checked += int(sure.sum())
     return checked
+
+
+def other_choices(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], rounding: float
+) -> tuple[int, int]:
+    """Returns how many tokens are not the model's first choice beyond `rounding`, and how many of its bf16 copy's."""
+    ours = own = 0
+    copy = deepcopy(model).to(torch.bfloat16)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        best, sure = _first_choices(model, prompt, output, rounding)
+        ours += int(((torch.tensor(output, device=best.device) != best) & sure).sum())
+        own += int(((_first_choices(copy, prompt, output, 0.0)[0] != best) & sure).sum())
+    return ours, own
+
+
+def _first_choices(
+    model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], rounding: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the model's choice for each token of the output, and whether the next one is farther than `rounding`."""
+    token_ids = torch.tensor([[*prompt, *output]], device=model.device)
+    with torch.no_grad():
+        top = model(token_ids).logits[0, len(prompt) - 1 : -1].float().topk(2)
+    return top.indices[:, 0], top.values[:, 0] - top.values[:, 1] > rounding
