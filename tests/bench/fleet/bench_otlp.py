@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
-from bench.report import facts_line, machine_facts, render_table, write_json
 
 from baton.rpc.tracing.context import new_trace
 from baton.rpc.tracing.exporters import Endpoint
 from baton.rpc.tracing.tracer import Tracer
+from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 
 _ATTRIBUTES: dict[str, str | int | float] = {
     "baton.request_id": "cmpl-0123456789abcdef",
