@@ -81,6 +81,6 @@ ENCODERS: Mapping[str, Encoder] = {
     "nomic_bert": Encoder(NomicBertModel, NomicBertConfig, _SIZES, has_types=True),
     "mpnet": Encoder(MPNetModel, MPNetConfig, _SIZES | {"max_position_embeddings": 98}),
     "gte": Encoder(GteModel, GteConfig, _SIZES | {"type_vocab_size": 2}, has_types=True),
-    "jina_v3": Encoder(JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, _SIZES),
+    "jina_embeddings_v3": Encoder(JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, _SIZES),
 }  # fmt: skip
 MAKERS = {name: partial(_made, encoder) for name, encoder in ENCODERS.items()}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _device
 
 from baton.worker.executors.cuda import device_executor, start, whole_executor
 from baton.worker.executors.cuda import executor as paged_executor
@@ -43,6 +44,7 @@ class Stream:
 def use_interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the CUDA executors run here. Starts run no warm-up."""
     empty = torch.empty
+    _device._device_constructors()  # keeps torch's own `empty` in a cache that outlives this test
     fakes = {
         "Event": Event,
         "Stream": Stream,

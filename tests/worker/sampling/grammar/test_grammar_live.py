@@ -91,6 +91,12 @@ KINDS = {
 def test_a_matcher_grows_by_no_more_than_is_estimated(
     vocabulary: Vocabulary, constraint: Constraint, num_tokens: int
 ) -> None:
+    excess = [_grown_beyond_estimate(vocabulary, constraint, num_tokens) for _ in range(3)]
+    assert min(excess) <= 0, excess  # other threads allocate too, but not each time
+
+
+def _grown_beyond_estimate(vocabulary: Vocabulary, constraint: Constraint, num_tokens: int) -> int:
+    """Returns by how many bytes the process grew more than is estimated for the matcher."""
     matcher = Compiler(vocabulary).matcher(constraint, num_bytes=0)
     began = reported_work(matcher)
     assert began is not None
@@ -100,7 +106,7 @@ def test_a_matcher_grows_by_no_more_than_is_estimated(
     gc.collect()
     now = reported_work(matcher)
     assert now is not None
-    assert allocated_bytes() - before <= grown_bytes(began, now)
+    return allocated_bytes() - before - grown_bytes(began, now)
 
 
 def test_an_ordinary_answers_memory_is_estimated_within_a_few_megabytes(vocabulary: Vocabulary) -> None:
