@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -12,16 +14,26 @@ from baton.kernels.linear.small_linear import Workspace
 from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import LinearOps, Params
 from baton.worker.quantization.neighbours import Kernels
-from baton.worker.quantization.quantized.method import PackedMethod
 
 _SPLIT_FLOATS = 1 << 21  # of partial sums
+
+
+class Packing(Protocol):
+    """What the ops need of a PackedMethod."""
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+
+    def packed_weight(self, params: Params) -> PackedWeight:
+        """Returns the weight as kernels read it."""
 
 
 class CudaPackedOps(LinearOps):
     """Products that read the weight as it is packed."""
 
     def __init__(
-        self, kernels: Kernels, method: PackedMethod, device: torch.device, *, batch_invariant: bool = False
+        self, kernels: Kernels, method: Packing, device: torch.device, *, batch_invariant: bool = False
     ) -> None:
         super().__init__(kernels)
         self._method = method
