@@ -70,7 +70,7 @@ SAMPLES = {
         "Yes.",
     ),
     "solar": ("solar_open2", "<|im:start|>assistant<|think:start|>", "Hm.\n<|think:end|>\nYes.", "Hm.", "Yes."),
-    "solar is told not to": ("solar_open2", "<|think:start|><|think:end|>", "Yes.", "", "Yes."),
+    "solar with reasoning switched off": ("solar_open2", "<|think:start|><|think:end|>", "Yes.", "", "Yes."),
     "minimax m3": ("minimax_m3", "]~b]ai\n", "<mm:think>\nHm.\n</mm:think>\nYes.", "Hm.", "Yes."),
     "minimax m3, opened": ("minimax_m3", "]~b]ai\n<mm:think>", "Hm.</mm:think>Yes.", "Hm.", "Yes."),
     "minimax m3, a stray end": ("minimax_m3", "]~b]ai\n", "</mm:think>Yes.</mm:think>", "", "Yes.</mm:think>"),

@@ -86,7 +86,7 @@ class CountingGate(OpenGate):
 
 
 class _CountedPermit:
-    """Implements Permit."""
+    """Permits everything, and keeps what was used."""
 
     def __init__(self, gate: CountingGate) -> None:
         self._gate = gate

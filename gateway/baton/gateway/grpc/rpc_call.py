@@ -13,7 +13,7 @@ from baton.gateway.resume.journal import Journal
 
 @dataclass(slots=True)
 class RpcCall:
-    """Implements Call."""
+    """The call of a gRPC client, as the routes for vectors see it."""
 
     identity: Identity
     request_id: str

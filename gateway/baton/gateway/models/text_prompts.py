@@ -23,7 +23,7 @@ _USES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextPrompts:
-    """A model's prompts."""
+    """The texts that a model wants before queries, documents and other inputs, by name."""
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     default: str = ""  # of texts whose use is not given

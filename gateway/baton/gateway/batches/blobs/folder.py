@@ -78,7 +78,7 @@ class FolderBlobs:
         return sorted(path.relative_to(self.folder).as_posix() for path in found)
 
     def _remove_abandoned(self) -> None:
-        """Removes what gateways that were killed had not written to its end: nobody holds its lock."""
+        """Removes files that killed gateways left incomplete. Nobody holds their locks."""
         # os.walk passes over folders that others delete meanwhile.
         found = (Path(at, name) for at, _, names in os.walk(self.folder) for name in names if _INCOMPLETE in name)
         for incomplete in found:
@@ -92,7 +92,7 @@ def _created(path: Path) -> BinaryIO:
     """Returns a new file, locked until it is closed."""
     while True:
         file = path.open("wb")
-        with contextlib.suppress(OSError):  # file systems without locks do not tell that a file is abandoned either
+        with contextlib.suppress(OSError):  # without locks it cannot be known which files are abandoned
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baton.gateway.parsing.events import Event
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
 from baton.gateway.parsing.reading.event_writer import EventWriter, NewId
-from baton.gateway.parsing.reading.source import Malformed, Source, Steps, Unfinished
+from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Source, Steps, Unfinished, markers
 from baton.gateway.parsing.tool import Tool
 
 _log = logging.getLogger(__name__)
@@ -114,6 +115,22 @@ class ToolParser(SteppingParser):
     def __init__(self, tools: Sequence[Tool], new_id: NewId | None = None) -> None:
         self.tools = {tool.name: tool for tool in tools}
         super().__init__(new_id)
+
+    def value_until(self, arguments: ArgumentsWriter, key: str, end: str) -> Steps[None]:
+        """Reads a value up to its end tag: a string is plain text, other kinds are JSON."""
+        source = self.source
+        source.commit()
+        kinds = arguments.kinds(key)
+        if kinds == {"string"}:
+            arguments.begin_text(key)
+            if not (yield from source.until(markers(end), arguments.text)):
+                raise Malformed
+            arguments.end_text()
+            return
+        source.begin(MAX_VALUE_CHARS)
+        text, _ = yield from source.read_until(markers(end))
+        source.commit()
+        arguments.add(key, json_value(text, kinds))
 
 
 def call_name(text: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, sequence, text
 from baton.gateway.parsing.grammar.tagged_arguments import tagged_arguments
-from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
-from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter
+from baton.gateway.parsing.reading.source import Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
 
@@ -71,25 +71,10 @@ class Glm45Parser(ToolParser):
             key, _ = yield from source.read_until(markers(_END_KEY))
             yield from source.skip_space()
             yield from source.expect(_VALUE)
-            yield from self._value(arguments, key.strip())
+            yield from self.value_until(arguments, key.strip(), _END_VALUE)
         source.commit()
         arguments.close()
         out.end()
-
-    def _value(self, arguments: ArgumentsWriter, key: str) -> Steps[None]:
-        source = self.source
-        source.commit()
-        kinds = arguments.kinds(key)
-        if kinds == {"string"}:
-            arguments.begin_text(key)
-            if not (yield from source.until(markers(_END_VALUE), arguments.text)):
-                raise Malformed
-            arguments.end_text()
-            return
-        source.begin(MAX_VALUE_CHARS)
-        text, _ = yield from source.read_until(markers(_END_VALUE))
-        source.commit()
-        arguments.add(key, json_value(text, kinds))
 
 
 class Hunyuan3Parser(Glm45Parser):

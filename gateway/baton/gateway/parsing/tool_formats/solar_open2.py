@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, sequence, text
 from baton.gateway.parsing.grammar.tagged_arguments import tagged_arguments
-from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
-from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter
+from baton.gateway.parsing.reading.source import Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
 
@@ -39,27 +39,12 @@ class SolarOpen2Parser(ToolParser):
             if stop != ARGUMENT:
                 break
             key, _ = yield from source.read_until(markers(VALUE))
-            yield from self._value(arguments, key.strip())
+            yield from self.value_until(arguments, key.strip(), END_ARGUMENT)
         if stop == OPEN:
             source.unread(len(OPEN))
         source.commit()
         arguments.close()
         out.end()
-
-    def _value(self, arguments: ArgumentsWriter, key: str) -> Steps[None]:
-        source = self.source
-        source.commit()
-        kinds = arguments.kinds(key)
-        if kinds == {"string"}:
-            arguments.begin_text(key)
-            if not (yield from source.until(markers(END_ARGUMENT), arguments.text)):
-                raise Malformed
-            arguments.end_text()
-            return
-        source.begin(MAX_VALUE_CHARS)
-        text, _ = yield from source.read_until(markers(END_ARGUMENT))
-        source.commit()
-        arguments.add(key, json_value(text, kinds))
 
 
 def _begin(key: str) -> str:

@@ -28,7 +28,7 @@ class GrpcEmbedClient(GrpcClient):
             raise BenchFailed(f"Tokenize: {error.code().name}: {error.details()}") from error
 
     def encode(self, prompt: Prompt) -> inference_pb2.EmbedRequest:  # type: ignore[override]
-        """Returns the message."""
+        """Returns the request as a protobuf message."""
         request = inference_pb2.EmbedRequest(model=self._model, dimensions=self._dimensions)
         for one in prompt.several:
             if one.token_ids:

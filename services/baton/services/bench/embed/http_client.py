@@ -16,7 +16,7 @@ _NOT_FOUND = 404
 
 
 class HttpEmbedClient(OpenAiClient):
-    """Implements Client."""
+    """Asks for vectors over HTTP."""
 
     def __init__(self, pool: HttpPool, model: str, timeout: float, dimensions: int, encoding_format: str) -> None:
         super().__init__(pool, chat=False, model=model, timeout=timeout)

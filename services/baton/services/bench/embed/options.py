@@ -14,7 +14,7 @@ _MOST_TEXTS = 2048
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """Returns the parser."""
+    """Returns the parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="baton bench embed", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
