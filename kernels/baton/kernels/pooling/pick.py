@@ -41,22 +41,24 @@ def _pick_kernel(
     dims = tl.program_id(1) * BLOCK_DIMS + tl.arange(0, BLOCK_DIMS)
     inside = dims < size
     kept_at = kept_ptr + row * size + dims
-    later = (row >= 0) & (before > 0)
+    # Compared in blocks: not every interpreter of Triton takes the & of a block and a scalar as a mask.
+    kept = dims < tl.where(row >= 0, size, 0)
+    later = dims < tl.where((row >= 0) & (before > 0), size, 0)
     if PICK == _LAST:
         found = tl.load(hidden_ptr + (first + count - 1) * size + dims, mask=inside, other=0.0).to(tl.float32)
     elif PICK == _FIRST:
         found = tl.load(hidden_ptr + first * size + dims, mask=inside, other=0.0).to(tl.float32)
-        found = tl.where(later, tl.load(kept_at, mask=inside & later, other=0.0), found)
+        found = tl.where(later, tl.load(kept_at, mask=later, other=0.0), found)
     else:
         empty = 0.0 if PICK == _MEAN else float("-inf")
         tokens = tl.arange(0, BLOCK_TOKENS)
-        found = tl.load(kept_at, mask=inside & later, other=empty)
+        found = tl.load(kept_at, mask=later, other=empty)
         for start in range(0, count, BLOCK_TOKENS):
             mine = start + tokens
             at = hidden_ptr + (first + mine)[:, None] * size + dims[None, :]
             states = tl.load(at, mask=(mine < count)[:, None] & inside[None, :], other=empty).to(tl.float32)
             found = found + tl.sum(states, 0) if PICK == _MEAN else tl.maximum(found, tl.max(states, 0))
-    tl.store(kept_at, found, mask=inside & (row >= 0))
+    tl.store(kept_at, found, mask=kept)
     if PICK == _MEAN:
         found = found / (before + count).to(tl.float32)
     tl.store(out_ptr + segment.to(tl.int64) * size + dims, found.to(out_ptr.dtype.element_ty), mask=inside)
