@@ -63,7 +63,7 @@ def test_a_model_has_the_tokens_of_its_rounded_weights(
     name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.worker.weights.makers._MOST_STAGED_BYTES", 100_000)  # more than one round of reads
-    model = MODELS[name]()
+    model = MODELS[name]().eval()
     model.save_pretrained(tmp_path)
     assert round_linears(model, GPT_OSS_EXPERTS if name == "gpt_oss" else COLUMNS) == count
     made = CpuExecutor(WorkerConfig(model=str(tmp_path), threads=1, num_blocks=64, quantization="fp8"))
