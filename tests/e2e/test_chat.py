@@ -1,6 +1,5 @@
 """`baton chat` and `baton complete` with the sample model, in a terminal and in pipes."""
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -43,15 +42,6 @@ def test_a_refusal_of_the_server_is_one_line(fleet):
     assert done.stderr.count("\n") == 1
 
 
-def interrupt(chat):
-    """Presses Ctrl-C until the prompt is there: Python drops an interrupt that arrives inside a destructor."""
-    for _ in range(3):
-        chat.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(AssertionError):
-            return chat.until("> ", seconds=10)
-    return chat.until("> ")
-
-
 def test_a_conversation_on_a_terminal_streams_stops_and_remembers(fleet, tmp_path):
     fields = json.dumps({"ignore_eos": True})
     environ = {"TERM": "xterm", "BATON_CHAT_HISTORY": str(tmp_path / "history")}
@@ -63,7 +53,8 @@ def test_a_conversation_on_a_terminal_streams_stops_and_remembers(fleet, tmp_pat
         chat.until("cat.\r\n")
         begun = len(chat.seen)
         chat.until_longer(begun + 20)
-        interrupt(chat)
+        chat.process.send_signal(signal.SIGINT)
+        chat.until("> ")
         fleet.wait_all_blocks_back()
         saved = tmp_path / "saved.json"
         chat.press(f"/save {saved}\n")

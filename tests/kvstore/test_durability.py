@@ -327,6 +327,7 @@ async def test_pending_writes_are_bounded(redis_server):
     await eventually(lambda: writer.is_settled, "all written")
     writer.stop()
     await running
+    await writer.flush(20)  # as at a service's end: the last call may have failed
     await store.close()
     found = await what_redis_has(redis_server.url)
     assert found["w1"][1] == 199

@@ -17,13 +17,17 @@ BATON = (sys.executable, "-m", "baton.services.cli")
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
 
 
+# Tests that run in the background of a shell ignore Ctrl-C, and so would their children.
+_WITH_INTERRUPTS = ("env", "--default-signal=INT")
+
+
 class Terminal:
     """A command of `baton`, or another program, on a new terminal."""
 
     def __init__(self, *words: str, environ: Mapping[str, str], program: Sequence[str] = BATON) -> None:
         own, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [*program, *words],
+            [*_WITH_INTERRUPTS, *program, *words],
             stdin=theirs,
             stdout=theirs,
             stderr=subprocess.PIPE,

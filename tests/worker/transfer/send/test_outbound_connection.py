@@ -114,7 +114,11 @@ class Rig:
 
     def rested(self) -> None:
         """The link has dialled and found nothing else to do."""
-        eventually(lambda: self.num_dialled and not self.link._serving)
+        eventually(self._is_resting)
+
+    def _is_resting(self) -> bool:
+        with self.link._changed:
+            return bool(self.num_dialled) and not (self.link._serving or self.link._queue)
 
     def _open(self, changed: threading.Condition, dialled: object) -> Way:
         self.num_dialled += 1
