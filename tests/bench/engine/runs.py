@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +13,7 @@ from bench.engine.expert_hits import ExpertHits, watched
 from bench.engine.sampling import GREEDY, SAMPLINGS
 from bench.engine.workloads import Workload
 
+from baton.services.process.garbage import frozen_heap
 from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
@@ -183,7 +182,7 @@ class _EngineBench:
         """Returns the seconds until the last token. Waits for a superfluous last step, but does not count it."""
         engine = self._engine
         left = len(requests)
-        with _quiet_garbage_collector():
+        with frozen_heap():
             began = time.perf_counter()
             for request in requests:
                 engine.submit(request)
@@ -225,14 +224,3 @@ def _num_finished(outputs: StepOutputs) -> int:
                 f"a request ended with {num_output} of {request.stop.max_tokens} tokens ({finish.reason.value})"
             )
     return len(outputs.finishes)
-
-
-@contextlib.contextmanager
-def _quiet_garbage_collector() -> Iterator[None]:
-    """Freezes existing objects for the garbage collector, as the engine's process does."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -26,7 +26,8 @@ class LoopStalls:
 async def loop_stalls() -> AsyncIterator[LoopStalls]:
     """Measures the running loop within the block."""
     stalls = LoopStalls()
-    # Excludes garbage of earlier tests, as the gateway freezes the objects that exist at its start.
+    # Excludes garbage of earlier tests, as the gateway freezes the objects that exist at its start. They stay excluded:
+    # among them is all that pytest has collected, which takes a second to look through.
     gc.freeze()
     task = asyncio.create_task(stalls._watch())
     await asyncio.sleep(0.01)
@@ -35,4 +36,3 @@ async def loop_stalls() -> AsyncIterator[LoopStalls]:
         yield stalls
     finally:
         task.cancel()
-        gc.unfreeze()

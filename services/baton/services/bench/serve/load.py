@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import random
 import resource
@@ -17,6 +16,7 @@ from baton.services.bench.datasets.source import BenchFailed, Dataset, Prompt
 from baton.services.bench.serve.arrivals import Arrivals
 from baton.services.bench.serve.client import Client
 from baton.services.bench.serve.stats import Limits, Record, Summary, summarize
+from baton.services.process.garbage import frozen_heap
 
 _BAR = 24
 _PROGRESS_SECONDS = 0.2
@@ -63,19 +63,17 @@ async def run_level(
     """Sends the load and waits for all answers."""
     level = _Level(load)
     prompts = await _prepared(client, dataset, load)
-    gc.collect()
-    gc.freeze()
-    cpu = _cpu_seconds()
-    progress = asyncio.create_task(_show_progress(level, sys.stderr)) if sys.stderr.isatty() else None
-    try:
-        await _send_all(client, level, prompts, random.Random(seed))
-    finally:
-        for task in level.tasks:
-            task.cancel()
-        if progress is not None:
-            progress.cancel()
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        gc.unfreeze()
+    with frozen_heap():
+        cpu = _cpu_seconds()
+        progress = asyncio.create_task(_show_progress(level, sys.stderr)) if sys.stderr.isatty() else None
+        try:
+            await _send_all(client, level, prompts, random.Random(seed))
+        finally:
+            for task in level.tasks:
+                task.cancel()
+            if progress is not None:
+                progress.cancel()
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if not level.records:
         raise BenchFailed("the dataset has no requests")
     summary = summarize(level.records, load.rate, load.concurrency, limits, _cpu_seconds() - cpu, percentiles)

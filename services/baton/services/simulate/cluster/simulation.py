@@ -39,9 +39,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            # All that the run made counts as old at once, or the next allocation would have it looked through as new.
-            gc.freeze()
-            gc.unfreeze()
             gc.enable()
 
 
