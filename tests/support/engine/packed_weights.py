@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output features that a word holds, from its lowest bits
@@ -30,15 +31,14 @@ class Format(NamedTuple):
 def scaled(weight: Tensor, block: tuple[int, int], dtype: torch.dtype, most: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns a weight's values of 8 bits, the scale of each block, and the weight that they mean."""
     rows, columns = weight.shape
-    scales = torch.empty(-(-rows // block[0]), -(-columns // block[1]))
-    stored, meant = torch.empty(rows, columns, dtype=dtype), torch.empty(rows, columns)
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            part = (slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1]))
-            scales[i, j] = weight[part].abs().max() / most
-            values = weight[part] / scales[i, j]
-            stored[part] = (values if dtype.is_floating_point else values.round()).to(dtype)
-            meant[part] = stored[part].float() * scales[i, j]
+    height, width = min(block[0], rows), min(block[1], columns)
+    padded = functional.pad(weight, (0, -columns % width, 0, -rows % height))
+    blocks = padded.view(len(padded) // height, height, padded.shape[1] // width, width)
+    scales = blocks.abs().amax((1, 3)) / most
+    spread = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]
+    values = weight / spread
+    stored = (values if dtype.is_floating_point else values.round()).to(dtype)
+    meant = stored.float() * spread
     return stored, scales, meant
 
 
@@ -75,16 +75,17 @@ def integers(weight: Tensor, bits: int, groups: Sequence[int], *, zeros: bool) -
     values, count = weight.double().numpy(), max(groups) + 1
     stored = np.zeros(values.shape, np.int64)
     all_zeros, scales = np.full((len(values), count), 1 << (bits - 1)), np.zeros((len(values), count), np.float16)
-    for row, group in np.ndindex(len(values), count):
-        mine = [column for column, other in enumerate(groups) if other == group]
-        part = values[row, mine]
+    for group in range(count):
+        mine = np.asarray(groups) == group
+        part = values[:, mine]
         if zeros:
-            scales[row, group] = (part.max() - part.min()) / most
+            scales[:, group] = (part.max(1) - part.min(1)) / most
             # Stored less 1 in the first version of GPTQ, so that 0 becomes the largest value.
-            all_zeros[row, group] = np.clip(np.round(-part.min() / scales[row, group]), 0, most)
+            all_zeros[:, group] = np.clip(np.round(-part.min(1) / scales[:, group]), 0, most)
         else:
-            scales[row, group] = 2 * abs(part).max() / most
-        stored[row, mine] = np.clip(np.round(part / scales[row, group]) + all_zeros[row, group], 0, most)
+            scales[:, group] = 2 * abs(part).max(1) / most
+        scaled_part = np.round(part / scales[:, group, None]) + all_zeros[:, group, None]
+        stored[:, mine] = np.clip(scaled_part, 0, most)
     spread = scales.astype(np.float32)[:, groups]
     meant = (stored - all_zeros[:, groups]).astype(np.float32) * spread
     return stored, all_zeros, torch.from_numpy(scales), torch.from_numpy(meant)
@@ -93,12 +94,11 @@ def integers(weight: Tensor, bits: int, groups: Sequence[int], *, zeros: bool) -
 def words(values: Any, bits: int, axis: int, order: Sequence[int] | None = None) -> Tensor:
     """Packs integers along an axis into int32, the first one in the lowest bits."""
     per_word = 32 // bits
-    order = order or range(per_word)
-    values = np.moveaxis(np.asarray(values), axis, -1)
-    packed = np.zeros((*values.shape[:-1], values.shape[-1] // per_word), np.uint32)
-    for word in range(packed.shape[-1]):
-        for place, index in enumerate(order):
-            packed[..., word] |= values[..., word * per_word + index].astype(np.uint32) << np.uint32(place * bits)
+    values = np.moveaxis(np.asarray(values), axis, -1).astype(np.uint32)
+    count = values.shape[-1] // per_word
+    fields = values[..., : count * per_word].reshape(*values.shape[:-1], count, per_word)
+    places = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    packed = np.bitwise_or.reduce(fields[..., list(order or range(per_word))] << places, axis=-1)
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(packed, -1, axis)).view(np.int32))
 
 
