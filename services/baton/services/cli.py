@@ -53,6 +53,7 @@ TOOLS: Mapping[str, str] = {
     **OPERATIONS,
     "keys": "Makes, lists and revokes API keys of the gateway.",
     "models": "Lists the models that run, or says whether and how one does.",
+    "quantize": "Writes a model folder again with weights of 8 or 4 bits.",
     "plugins": "Lists the plugins that are installed, and the kinds that exist.",
     "doctor": "Examines this machine for a service, and says how to fix problems.",
     "collect-env": "Prints this machine's facts for a bug report, without secrets.",
@@ -82,6 +83,7 @@ _MODULES: Mapping[str, str] = {
     **dict.fromkeys(OPERATIONS, "baton.services.tools.operate"),
     "keys": "baton.services.keys.command",
     "models": "baton.services.tools.models",
+    "quantize": "baton.services.tools.quantize",
     "plugins": "baton.services.tools.plugins",
     "doctor": "baton.services.doctor.command",
     "collect-env": "baton.services.tools.collect_env",
@@ -93,7 +95,7 @@ _MODULES: Mapping[str, str] = {
     "simulate": "baton.services.simulate.command",
 }
 _SHARED = frozenset({*OPERATIONS, "chat", "complete"})  # several commands have one main()
-_WITHOUT_VARIABLES = frozenset({"metrics", "bench", "models", "plugins"})
+_WITHOUT_VARIABLES = frozenset({"metrics", "bench", "models", "plugins", "quantize"})
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

@@ -21,6 +21,7 @@ _EXTRAS: Mapping[str, str] = {
     "certs": "certs",
     "metrics": ALL,
     "models": "worker",
+    "quantize": "worker",
     "simulate": ALL,
     "bench": "bench",
     "bench serve": "bench",

@@ -83,6 +83,10 @@ class Checkpoint:
         """Returns the position of a tensor."""
         return self._file_of[name].entries[self._own_names.get(name, name)]
 
+    def path_of(self, name: str) -> Path:
+        """Returns the file that holds a tensor."""
+        return self._file_of[name].path
+
     @property
     def source(self) -> Path:
         """The folder."""

@@ -56,7 +56,7 @@ def load_weights(
         )
         config = true
     config = with_stored_experts(config, checkpoint)
-    names = _check(config, checkpoint, dtype)
+    names = checked_names(config, checkpoint, dtype)
     stream = TensorStream(device, settings)
     streamed = Streamed()
     progress = LoadProgress()
@@ -90,8 +90,11 @@ class _Checked:
     missing: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
-def _check(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict[str, str]:
-    """Returns the checkpoint's name of each tensor that the model needs. Logs those that it does not."""
+def checked_names(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict[str, str]:
+    """Returns the checkpoint's name of each tensor that the model needs. Logs those that it does not.
+
+    Raises InvalidRequest for tensors that are missing, misnamed or misshapen.
+    """
     found = _Checked()
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:

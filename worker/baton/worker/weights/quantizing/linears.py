@@ -1,0 +1,108 @@
+"""The linears of a model by the names of their tensors, as its family states them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.models.config import ModelConfig, WeightsInFormat
+from baton.worker.quantization.base import LinearShape, QuantMethod
+from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
+from baton.worker.quantization.formats.modules import Modules
+from baton.worker.quantization.quantized.experts import linears_of
+from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
+from baton.worker.quantization.weight_format import WeightFormat
+from baton.worker.weights.build import build_weights
+
+_META = torch.device("meta")
+
+
+class _Listed(WeightFormat):
+    """Lists what a model asks for."""
+
+    covers_experts = True
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.linears: list[LinearShape] = []
+        self.experts: list[ExpertsShape] = []
+
+    def method_of(self, shape: LinearShape) -> QuantMethod:
+        self.linears.append(shape)
+        return UNQUANTIZED
+
+    def experts_method_of(self, shape: ExpertsShape) -> ExpertsMethod:
+        self.experts.append(shape)
+        return UNQUANTIZED_EXPERTS
+
+
+class ModelLinears:
+    """Which linears of a model are packed, and which stay as they are: routers, heads, and those to ignore."""
+
+    def __init__(self, config: ModelConfig, ignore: tuple[str, ...]) -> None:
+        """Raises InvalidRequest for a pattern that names no linear, or is none, and for experts that are stacked."""
+        listed = _Listed()
+        with_listed = WeightsInFormat("listed", (), "", lambda: listed)
+        build_weights(replace(config, weight_format=with_listed), _no_source, torch.float32, _META)
+        self.packed: list[LinearShape] = []
+        self.left_out: list[str] = []  # names of linears
+        patterns = {one: _modules(one) for one in ignore}
+        shapes = [*listed.linears, *(shape for experts in listed.experts for shape in _of_experts(experts))]
+        _check_used(patterns, shapes)
+        for shape in shapes:
+            self._sort(shape, list(patterns.values()))
+        for experts in listed.experts:
+            self._check_experts(experts)
+
+    def _sort(self, shape: LinearShape, ignored: list[Modules]) -> None:
+        kept = [part for part in shape.parts if shape.kind != "layer" or any(one.has(part.name) for one in ignored)]
+        self.left_out += [part.name for part in kept]
+        if parts := [part for part in shape.parts if part not in kept]:
+            self.packed.append(replace(shape, parts=parts))
+
+    def _check_experts(self, shape: ExpertsShape) -> None:
+        names = {part.name for packed in self.packed for part in packed.parts}
+        down = shape.prefix + shape.names.down.format(0).removesuffix(".weight")
+        if "{}" not in shape.names.down and down in names:
+            raise InvalidRequest(
+                f"{down}: its experts are stacked in one tensor, and this format names each expert's linears; "
+                f"leave them out with --ignore 're:.*{_inner(shape)}.*'",
+                field="ignore",
+            )
+
+
+def _inner(shape: ExpertsShape) -> str:
+    """Returns what names of a layer's experts begin with."""
+    return shape.names.down.removesuffix(".weight").rpartition(".")[0]
+
+
+def _of_experts(shape: ExpertsShape) -> Iterator[LinearShape]:
+    stacked = "{}" not in shape.names.down
+    for expert in range(1 if stacked else shape.num_experts):
+        yield from linears_of(shape, expert).values()
+
+
+def _modules(pattern: str) -> Modules:
+    try:
+        return Modules([pattern])
+    except ValueError as error:
+        raise InvalidRequest(f"ignore={pattern}: {error}", field="ignore") from error
+
+
+def _check_used(patterns: dict[str, Modules], shapes: list[LinearShape]) -> None:
+    names = [part.name for shape in shapes for part in shape.parts]
+    for pattern, modules in patterns.items():
+        if not any(modules.has(name) for name in names):
+            raise InvalidRequest(
+                f"ignore={pattern}: it names no linear of the model; its {len(names)} linears have names such as "
+                f"{names[0]} and {names[-1]}; a regular expression begins with re:",
+                field="ignore",
+            )
+
+
+def _no_source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
+    """Fills nothing: there are no values on the device meta."""
