@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 import json
 
+import msgspec
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+import redis.asyncio as redis
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
 
+from baton.gateway.batches.blobs.factory import open_blobs
+from baton.gateway.batches.records import StoredPart
 from baton.gateway.batches.running import batch_run as batch_run_module
 from baton.gateway.batches.running import results as results_module
 from baton.gateway.batches.running import runner as runner_module
@@ -15,6 +19,8 @@ from baton.gateway.batches.running.batch_run import BatchRun
 from baton.gateway.batches.running.line_runner import LineRunner
 from baton.gateway.batches.running.turns import MAX_OF_TENANT
 from baton.gateway.batches.state.memory import MemoryState
+from baton.gateway.batches.state.redis_store import RedisState
+from baton.gateway.batches.state.store import Commit, Entry
 from baton.rpc.errors import NoCapacity, Unavailable
 
 
@@ -417,3 +423,63 @@ async def test_a_batch_that_a_defect_ends_keeps_its_results(tmp_path, monkeypatc
 
 async def idle(*ignored):
     """Takes no batch."""
+
+
+LEGIBLE = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h", "created_at": 7}
+UNREADABLE = {
+    "no JSON": b"\xff{",
+    "no fields": b"{}",
+    "a wrong type": json.dumps({"tenant": "", "batch": {**LEGIBLE, "expires_at": "soon", "status": 3}}).encode(),
+}
+
+
+@pytest.mark.parametrize("record", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_batch_whose_record_cannot_be_read_fails_with_the_results_that_it_has(tmp_path, redis_server, record):
+    entry, state = Entry("batch", "", "batch_1"), RedisState(redis_server.url)
+    part, data = StoredPart(name="batches/batch_1/1", size=10, is_error=False), b'{"id": 1}\n'
+    open_blobs(str(tmp_path / "store")).put(part.name, [data])
+    await state.create(entry, b"", 1.0, None)
+    fence = await state.lease(entry.name, 60)
+    await state.commit(entry.name, fence, Commit(record, [0], [msgspec.json.encode(part)]))
+    await state.release(entry.name, fence)
+    async with redis.from_url(redis_server.url) as client:
+        await client.zadd("baton:batches:open", {b"not an entry": 0.0})
+    async with running(tmp_path, say("x"), redis_url=redis_server.url) as (rest, client):
+        good = await begin(client, [line("a")])
+        assert (await ended(client, good)).status == "completed"
+        await until_closed(state, entry)
+        done = await client.batches.retrieve(entry.name)
+        assert (done.status, done.errors.data[0].code) == ("failed", "unreadable_record")
+        assert "the stored record of this batch cannot be read" in done.errors.data[0].message
+        assert done.failed_at
+        assert (await client.files.content(done.output_file_id)).content == data
+        assert {one.id async for one in client.batches.list()} == {good.id, entry.name}
+        assert rest.metrics.registry.get_sample_value("baton_gateway_batches_unreadable_total") == 1
+        if b"endpoint" in record:
+            assert (done.endpoint, done.input_file_id, done.created_at) == ("/v1/completions", "file-1", 7)
+    assert await state.open_batches() == []
+    await state.close()
+
+
+async def test_lists_leave_out_records_that_cannot_be_read(tmp_path, redis_server):
+    state = RedisState(redis_server.url)
+    async with running(tmp_path, say("x"), redis_url=redis_server.url) as (_, client):
+        batch = await begin(client, [line("a")])
+        await ended(client, batch)
+        for kind in ("file", "batch"):
+            entry = Entry(kind, "", f"{kind}-broken")
+            await state.create(entry, b"{", 1.0, None)
+            if kind == "batch":
+                await state.close_batch(entry)
+        assert [one.id async for one in client.batches.list()] == [batch.id]
+        assert len([one async for one in client.files.list()]) == 2
+        with pytest.raises(InternalServerError, match="cannot be read"):
+            await client.files.retrieve("file-broken")
+    await state.close()
+
+
+async def until_closed(state, entry, seconds=10):
+    deadline = asyncio.get_running_loop().time() + seconds
+    while entry in await state.open_batches():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.02)

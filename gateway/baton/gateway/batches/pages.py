@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import parse_qs
 
+from baton.gateway.batches.records import Unreadable
 from baton.gateway.batches.state.store import StateStore
 from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 200
 
@@ -39,7 +43,8 @@ def page_query(query: str, default_limit: int, max_limit: int) -> PageQuery:
 async def read_page(
     state: StateStore, kind: str, tenant: str, query: PageQuery, decode: Callable[[bytes], T | None]
 ) -> tuple[list[T], bool]:
-    """Returns a page of decoded records and whether more follow. `decode` returns None for records to leave out.
+    """Returns a page of decoded records and whether more follow. `decode` returns None for records to leave out, and
+    raises Unreadable, which leaves them out too.
 
     Raises InvalidRequest for an unknown `after`.
     """
@@ -52,7 +57,18 @@ async def read_page(
                 raise InvalidRequest(f"after is {after[:80]!r}, which is not in the list", field="after")
             return found, False  # deleted in the meantime
         records = await state.load(kind, names)
-        found += [one for record in records if record is not None and (one := decode(record)) is not None]
+        found += _decoded(zip(names, records, strict=True), decode)
         if len(found) > query.limit or len(names) < _READ_AT_ONCE:
             return found[: query.limit], len(found) > query.limit
         after = names[-1]
+
+
+def _decoded(records: Iterable[tuple[str, bytes | None]], decode: Callable[[bytes], T | None]) -> Iterator[T]:
+    for name, record in records:
+        try:
+            one = None if record is None else decode(record)
+        except Unreadable as error:
+            _log.error("%s is not listed: %s", name, error.message)
+            continue
+        if one is not None:
+            yield one

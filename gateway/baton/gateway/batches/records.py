@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 from msgspec import Struct
 
 from baton.gateway.batches.types import FINAL, BatchObject, FileObject
+from baton.rpc.errors import DataLoss
+
+T = TypeVar("T")
 
 # How long files and batches are kept whose client does not say otherwise, as OpenAI keeps batches' files.
 KEPT_SECONDS = 30 * 86400
@@ -13,6 +18,10 @@ KEPT_SECONDS = 30 * 86400
 # A file, or the record of a batch.
 FILE = "file"
 BATCH = "batch"
+
+
+class Unreadable(DataLoss):
+    """A record cannot be decoded."""
 
 
 class StoredFile(Struct, kw_only=True):
@@ -64,15 +73,22 @@ _parts = msgspec.json.Decoder(StoredPart)
 
 
 def file_of(record: bytes) -> StoredFile:
-    """Decodes a file's record."""
-    return _files.decode(record)
+    """Decodes a file's record. Raises Unreadable."""
+    return _decoded(_files, record, "file")
 
 
 def batch_of(record: bytes) -> StoredBatch:
-    """Decodes a batch's record."""
-    return _batches.decode(record)
+    """Decodes a batch's record. Raises Unreadable."""
+    return _decoded(_batches, record, "batch")
 
 
 def part_of(record: bytes) -> StoredPart:
-    """Decodes a part's record."""
-    return _parts.decode(record)
+    """Decodes a part's record. Raises Unreadable."""
+    return _decoded(_parts, record, "part of a batch")
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], record: bytes, what: str) -> T:
+    try:
+        return decoder.decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(f"the stored record of this {what} cannot be read: {error}") from error

@@ -18,6 +18,7 @@ class BatchCounters:
     refused_lines: int = 0  # attempts that found no room, and were repeated
     uploaded_bytes: int = 0
     result_bytes: int = 0
+    unreadable_batches: int = 0  # failed because their records could not be decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class BatchCollector(Collector):
         yield _counted("baton_gateway_batch_lines", text, "outcome", outcomes)
         sources = {"upload": counters.uploaded_bytes, "results": counters.result_bytes}
         yield _counted("baton_gateway_file_bytes", "Bytes of stored files, by their source.", "source", sources)
+        yield CounterMetricFamily(
+            "baton_gateway_batches_unreadable",
+            "Batches that failed because their stored records could not be read.",
+            counters.unreadable_batches,
+        )
         for name, help_text, value in (
             ("batches_open", "Batches of all gateways that have not ended.", load.open_batches),
             ("batches_running", "Batches that this gateway runs.", load.running_batches),

@@ -9,10 +9,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from baton.gateway.batches.records import BATCH, FILE, batch_of, file_blob
+import msgspec
+
+from baton.gateway.batches.files import new_file_id
+from baton.gateway.batches.records import BATCH, FILE, StoredBatch, Unreadable, batch_of, file_blob
 from baton.gateway.batches.running.batch_run import BatchRun, RunnerParts
 from baton.gateway.batches.running.turns import MAX_OF_TENANT, in_turn
-from baton.gateway.batches.state.store import Entry, LeaseLost
+from baton.gateway.batches.state.store import Commit, Entry, LeaseLost
+from baton.gateway.batches.unreadable import failed_in_place_of
 from baton.gateway.metrics.batches import BatchLoad
 from baton.rpc.errors import NoCapacity, ServiceError, Unavailable
 
@@ -119,8 +123,8 @@ class BatchRunner:
             if record is None:
                 await state.close_batch(entry)
                 return
-            stored = batch_of(record)
-            if not self._parts.serves(stored.batch.endpoint) and stored.batch.expires_at > time.time():
+            stored = await self._readable(entry, record, fence)
+            if not (stored.outcome or self._parts.serves(stored.batch.endpoint) or _has_expired(stored)):
                 # Another gateway may serve it, as during an update.
                 self._leave(batch_id)
                 await state.release(batch_id, fence)
@@ -142,6 +146,18 @@ class BatchRunner:
             self._runs.pop(batch_id, None)
             self._tasks.pop(batch_id, None)
             self._held[entry.tenant] -= 1
+
+    async def _readable(self, entry: Entry, record: bytes, fence: int) -> StoredBatch:
+        """Decodes a record. One that cannot be decoded is replaced by that of a batch that failed."""
+        try:
+            return batch_of(record)
+        except Unreadable as error:
+            _log.error("%s fails: %s", entry.name, error.message)
+            output_ids = new_file_id(), new_file_id()
+            stored = failed_in_place_of(entry, record, error.message, output_ids, int(time.time()))
+        await self._parts.state.commit(entry.name, fence, Commit(msgspec.json.encode(stored)))
+        self._parts.counters.unreadable_batches += 1
+        return stored
 
     async def _count_defect(self, batch_id: str, fence: int, error: Exception) -> None:
         """Records an unexpected error, which may repeat: meanwhile, others have the batch's place."""
@@ -194,3 +210,7 @@ class BatchRunner:
                 await self._parts.state.delete(entry)
             except Unavailable as error:
                 _log.warning("cannot delete %s, which has expired: %s", entry.name, error.message)
+
+
+def _has_expired(stored: StoredBatch) -> bool:
+    return stored.batch.expires_at <= time.time()

@@ -134,10 +134,23 @@ class RedisState:
 
     async def expired(self, now: float, most: int) -> list[Entry]:
         found = await _asked(self._redis.zrangebyscore(_EXPIRY, "-inf", now, start=0, num=most))
-        return list(map(_unpacked, found))
+        return await self._entries(_EXPIRY, found)
 
     async def open_batches(self) -> list[Entry]:
-        return list(map(_unpacked, await _asked(self._redis.zrange(_OPEN, 0, -1))))
+        return await self._entries(_OPEN, await _asked(self._redis.zrange(_OPEN, 0, -1)))
+
+    async def _entries(self, key: str, members: Sequence[bytes]) -> list[Entry]:
+        """Decodes members of a set. Those that cannot be decoded name no record, and are removed."""
+        entries, unreadable = [], []
+        for member in members:
+            try:
+                entries.append(_unpacked(member))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                unreadable.append(member)
+        if unreadable:
+            _log.error("removing %d members of %s that cannot be read, such as %.100r", len(unreadable), key, unreadable[0])
+            await _asked(self._redis.zrem(key, *unreadable))
+        return entries
 
     async def close_batch(self, entry: Entry) -> None:
         pipeline = self._redis.pipeline(transaction=True)
