@@ -49,7 +49,8 @@ TOOLS = (
 )
 VALIDATORS = {tool.name: jsonschema.Draft202012Validator(tool.parameters) for tool in TOOLS}
 # Those whose grammar is known.
-FORMATS = [name for name in DISTINCT if name != "qwen3_xml" and (TOOL_FORMATS[name].syntax or name == "gpt-oss")]
+OF_MESSAGES = [name for name in DISTINCT if TOOL_FORMATS[name].output_form]
+FORMATS = [name for name in DISTINCT if name != "qwen3_xml" and (TOOL_FORMATS[name].syntax or name in OF_MESSAGES)]
 
 PYTHONIC = ("pythonic", "lfm2", "olmo3")
 
@@ -89,6 +90,12 @@ BEGINS = {
     "hy_v3": ["Ok.<tool_calls>\n<tool_call>"],
     "lfm2": ["Ok.<|tool_call_start|>"],
     "olmo3": ["Ok <b>.<function_calls>"],
+    "minimax_m3": ["Ok <b>.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke"],
+    "kimi_k3": ["Ok.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call"],
+    "inkling": [
+        "<|content_thinking|>Hm.<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>",
+        "Hm.<|end_message|><|message_model|><|content_text|>Ok.<|end_message|><|message_model|><|content_invoke_tool_json|>",
+    ],
     "gpt-oss": [
         "<|channel|>analysis<|message|>Ok to=functions.get?<|end|><|start|>assistant<|channel|>commentary to=functions."
     ],
@@ -104,7 +111,10 @@ CLOSERS = [
     '0', '"}', '", "tool_name": "get_weather", "parameters": {"city": "', '<|END_ACTION|>', '<tool_sep>\n',
     '</param>', '</steptml:invoke>', '</steptml:parameter>', '</function_calls>', '</tool_calls>', '<|action_end|>',
     '</invoke>', '</｜DSML｜invoke>', '</parameter>\n', '</｜DSML｜parameter>\n', '<tool_call|>', '<end_function_call>',
-    '[{"name": "get_weather", "arguments": ', '\n', '":', 'celsius',
+    '[{"name": "get_weather", "arguments": ', '\n', '":', 'celsius', ' tool="get_weather" index="', '"<|sep|>',
+    '<|close|>argument<|sep|>', '<|close|>call<|sep|>', '<|open|>argument key="', 'number', '<|end_message|>',
+    ']<]minimax[>[</invoke>', ']<]minimax[>[</city>', ']<]minimax[>[</unit>', ']<]minimax[>[<unit>', ']<]minimax[>[</',
+    '{"name": "get_weather", "args": {"city": "', '": "', 'city" type="string', 'unit" type="string',
 ]  # fmt: skip
 
 
@@ -124,7 +134,7 @@ def vocabulary(request, tmp_path_factory):
 
 def matcher_of(vocabulary, name, use=None):
     use = ToolUse(TOOLS, ToolMode.AUTO) if use is None else use
-    if name == "gpt-oss" and vocabulary[0].added_id("<|channel|>") is None:
+    if name in OF_MESSAGES and vocabulary[0].added_id("<|channel|>") is None:
         pytest.skip("its markup is special tokens in every vocabulary")
     tokenizer, library, _ = vocabulary
     constraint = tool_constraint(use, OutputFormat(TOOL_FORMATS[name]), tokenizer.added_id)
@@ -238,6 +248,12 @@ GOOD = {
     "solar_open2": "<|tool_call:start|>get\n<|tool_arg:start|>a<|tool_arg:value|>1<|tool_arg:end|>\n<|tool_call:end|>",
     "lfm2": "<|tool_call_start|>[get(a=1), get_time()]<|tool_call_end|>",
     "olmo3": "<function_calls>\nget(a=1)\n</function_calls>",
+    "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get">]<]minimax[>[<a>1]<]minimax[>[</a>'
+    "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get" index="1"<|sep|><|open|>argument key="a" type="number"'
+    "<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    "inkling": "<|content_thinking|>Hm.<|end_message|><|message_model|>get<|content_invoke_tool_json|>"
+    '{"name": "get", "args": {"a": 1}}<|end_message|>',
     "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get "
     '<|constrain|>json<|message|>{"a": 1}<|call|>',
 }
@@ -251,9 +267,10 @@ def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
     if name not in ("llama3_json", "pythonic", "xlam"):  # else it is text
         assert not allows(vocabulary, name, good.replace("get", "got"))
     free = 'Is it 4 < 5, [get] or {"name": "Al"}?\n`get(a="x")` ends.'
-    assert allows(vocabulary, name, free if name != "gpt-oss" else f"<|channel|>final<|message|>{free}")
+    assert allows(vocabulary, name, ANSWERS.get(name, "") + free)
 
 
+ANSWERS = {"gpt-oss": "<|channel|>final<|message|>", "inkling": "<|content_text|>"}
 FORM = {"type": "object", "properties": {"z": {"type": "integer"}}, "required": ["z"], "additionalProperties": False}
 FORMS = {'{"z": 1}': FORM, '[{"z": 1}]': {"type": "array", "items": FORM}, "[1]": {"items": {"type": "integer"}}}
 
@@ -266,7 +283,7 @@ BARE = [name for name in FORMATS if TOOL_FORMATS[name].bare_start]
 )
 def test_the_output_is_calls_or_a_text_of_another_form(vocabulary, name, answer):
     tokenizer, library, _ = vocabulary
-    if name == "gpt-oss" and tokenizer.added_id("<|channel|>") is None:
+    if name in OF_MESSAGES and tokenizer.added_id("<|channel|>") is None:
         pytest.skip("its markup is special tokens in every vocabulary")
     requested = types_pb2.Constraint(json_schema=json.dumps(FORMS[answer]))
     use, formats = ToolUse(TOOLS, ToolMode.AUTO), OutputFormat(TOOL_FORMATS[name])
@@ -278,7 +295,7 @@ def test_the_output_is_calls_or_a_text_of_another_form(vocabulary, name, answer)
         matcher, token_ids = fresh.deep_copy(), tokenizer.encode(text, add_special_tokens=False)
         return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
-    before = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    before = ANSWERS.get(name, "")
     assert takes(GOOD[name])
     assert takes(before + answer)
     assert not takes(GOOD[name].replace("1", '"x"'))
@@ -347,3 +364,42 @@ def test_lists_and_objects_are_held_to_their_schemas_between_quotes(vocabulary, 
     if allowed:
         (call,) = parse(tool_parser("gemma4", (tool,)), [text]).calls
         jsonschema.validate(json.loads(call[1]), tool.parameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ("<a><item>1</item></a><b><c>x]</c></b><d><item>1</item><item>2</item></d>", True),
+        ("<a></a><b></b><d><item>1</item><item>2</item><item>3</item></d>", True),
+        ("<a><item>x</item></a><b></b><d><item>1</item><item>2</item></d>", False),
+        ("<a></a><b><e>1</e></b><d><item>1</item><item>2</item></d>", False),
+        ("<a></a><b></b><d><item>1</item></d>", False),
+        ("<a></a><d><item>1</item><item>2</item></d>", False),
+    ],
+)
+def test_lists_and_objects_are_held_to_their_schemas_in_elements(vocabulary, arguments, allowed):
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    text_in = {"type": "object", "properties": {"c": {"type": "string"}}, "additionalProperties": False}
+    properties = {"a": numbers, "b": text_in, "d": {**numbers, "minItems": 2, "maxItems": 3}}
+    tool = Tool("f", parameters={"type": "object", "properties": properties, "required": list(properties)}, strict=True)
+    text = f'<tool_call>\n<invoke name="f">{arguments}</invoke>\n</tool_call>'.replace("<", "]<]minimax[>[<")
+    assert allows(vocabulary, "minimax_m3", text, ToolUse((tool,), ToolMode.AUTO)) == allowed
+    if allowed:
+        (call,) = parse(tool_parser("minimax_m3", (tool,)), [text]).calls
+        jsonschema.validate(json.loads(call[1]), tool.parameters)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"type": "object"}, "members of 'a'"),
+        ({"type": ["array", "null"], "items": {}}, "may have no other type"),
+        ({"anyOf": [{"type": "array"}, {"type": "array"}]}, "alternatives of 'a'"),
+        ({"type": "array", "items": {"type": "null"}, "minItems": 33}, "at most 32"),
+        ({"type": "array", "items": {}, "uniqueItems": True}, "uniqueItems of 'a'"),
+    ],
+)
+def test_values_that_elements_cannot_hold_are_refused_by_name(value, problem):
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": value}}, strict=True)
+    with pytest.raises(InvalidRequest, match=problem):
+        check_tools(ToolUse((tool,), ToolMode.AUTO), OutputFormat(TOOL_FORMATS["minimax_m3"]), "m")

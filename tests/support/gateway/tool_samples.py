@@ -343,6 +343,13 @@ SAMPLES = {
         "Ok.",
         [(CALL, {"city": 'Pa\n"ris"', "days": 3, "at": {}}), ("get_time", {})],
     ),
+    "kimi 3 with all arguments in one element": (
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>json type="object"<|sep|>'
+        '{"city": "Paris"}<|close|>json<|sep|><|close|>call<|sep|>' + kimi_3("get_time", 2) + "<|close|>tools<|sep|>",
+        "",
+        [(CALL, {"city": "Paris"}), ("get_time", {})],
+    ),
     "inkling": (
         "inkling",
         "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Ok.<|end_message|><|message_model|>get_weather"

@@ -31,6 +31,7 @@ class ToolFormat:
     new_parser: Callable[[Sequence[Tool]], TextParser]  # for one choice
     special_tokens: tuple[str, ...] = ()  # markup hidden from other outputs
     has_reasoning: bool = False  # whether the parser is also a ReasoningParser
+    answer_mark: str = ""  # with has_reasoning: what the answer begins with, and a constraint follows
     syntax: CallSyntax | None = None  # None: unknown, so strict schemas cannot be enforced in free text
     # For formats that write reasoning, calls and answer as messages: the form of the whole output, with the given form
     # of the final message, if any.
@@ -46,7 +47,8 @@ class ReasoningFormat:
     new_parser: Callable[[bool], ReasoningParser]  # for one choice; True: the output begins in the reasoning
     special_tokens: tuple[str, ...] = ()
     open_tag: str = ""  # empty: the prompt does not decide it
-    close_tag: str = ""  # empty: no constraint can follow the reasoning
+    close_tag: str = ""  # empty: reasoning is in messages, and a constraint follows `answer_mark`
+    answer_mark: str = ""
     opened: bool = False  # whether it begins in the reasoning if the prompt does not decide it
     prompted: bool = False  # whether the prompt opens the reasoning in each chat that enables it
 

@@ -27,7 +27,7 @@ _COHERE_THINK = ("<|START_THINKING|>", "<|END_THINKING|>")
 _COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 _COHERE_TEXT = ("<|START_TEXT|>", "<|END_TEXT|>")
 _SOLAR_THINK = ("<|think:start|>", "<|think:end|>")
-_HARMONY_REASONING = ReasoningFormat(lambda opened: HarmonyParser(), harmony.TOKENS)
+_HARMONY_REASONING = ReasoningFormat(lambda opened: HarmonyParser(), harmony.TOKENS, answer_mark=harmony.ANSWER)
 
 
 def _think(
@@ -88,7 +88,12 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "kimi_k3": ReasoningFormat(
         KimiK3ReasoningParser, kimi_k3.TOKENS, open_tag=kimi_k3.THINK[0], close_tag=kimi_k3.THINK[1]
     ),
-    "inkling": ReasoningFormat(lambda opened: InklingParser(opened=opened), inkling.TOKENS, open_tag=inkling.THINKING),
+    "inkling": ReasoningFormat(
+        lambda opened: InklingParser(opened=opened),
+        inkling.TOKENS,
+        open_tag=inkling.THINKING,
+        answer_mark=inkling.TEXT,
+    ),
     "minimax_m2": _think(opened=True),
     "minimax_m2_append_think": replace(_think(opened=True), new_parser=KeptReasoningParser),
     "holo2": _think(opened=True),

@@ -114,7 +114,13 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         starts=_CALL_TAGS[:1],
         syntax=glm45.SYNTAX,
     ),
-    "gpt-oss": ToolFormat(HarmonyParser, harmony.TOKENS, has_reasoning=True, output_form=harmony.output_form),
+    "gpt-oss": ToolFormat(
+        HarmonyParser,
+        harmony.TOKENS,
+        has_reasoning=True,
+        answer_mark=harmony.ANSWER,
+        output_form=harmony.output_form,
+    ),
     "pythonic": ToolFormat(
         PythonicParser,
         (pythonic.START, pythonic.END),
@@ -203,9 +209,20 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "solar_open2": ToolFormat(
         SolarOpen2Parser, solar_open2.TAGS, starts=solar_open2.TAGS[:1], syntax=solar_open2.SYNTAX
     ),
-    "minimax_m3": ToolFormat(MiniMaxM3Parser, (minimax_m3.MARK,), starts=minimax_m3.SECTION[:1]),
-    "kimi_k3": ToolFormat(KimiK3Parser, (kimi_k3.OPEN, kimi_k3.CLOSE, kimi_k3.SEP), starts=kimi_k3.TOOLS[:1]),
-    "inkling": ToolFormat(InklingParser, inkling.TOKENS, has_reasoning=True, starts=(inkling.CALL,)),
+    "minimax_m3": ToolFormat(
+        MiniMaxM3Parser, minimax_m3.TOKENS, starts=minimax_m3.SECTION[:1], syntax=minimax_m3.SYNTAX
+    ),
+    "kimi_k3": ToolFormat(
+        KimiK3Parser, (kimi_k3.OPEN, kimi_k3.CLOSE, kimi_k3.SEP), starts=kimi_k3.TOOLS[:1], syntax=kimi_k3.SYNTAX
+    ),
+    "inkling": ToolFormat(
+        InklingParser,
+        inkling.TOKENS,
+        has_reasoning=True,
+        answer_mark=inkling.TEXT,
+        output_form=inkling.output_form,
+        starts=(inkling.CALL,),
+    ),
 }
 # Other names, and variants that differ in what models write.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {

@@ -183,7 +183,8 @@ def test_a_contract_without_form_is_refused():
     assert caught.value.field == "constraint"
 
 
-TAGS = {"<think>": [7], "</think>": [8], "<|channel|>final<|message|>": [4, 5, 6], "[THINK]": [1, 2]}
+TAGS = {"<think>": [7], "</think>": [8], "[THINK]": [1, 2]}
+TAGS |= {"<|channel|>final<|message|>": [4, 5, 6], "<|content_text|>": [3]}
 
 
 class Tokens(Tokenizer):
@@ -207,6 +208,7 @@ class Tokens(Tokenizer):
         ("deepseek_r1", [9, 7, 8], None, []),
         ("mistral", [9], None, []),
         ("gpt-oss", [9], None, [4, 5, 6]),
+        ("inkling", [9], None, [3]),
     ],
 )
 def test_a_constraint_starts_behind_the_reasoning(reasoning, prompt, start, end):
@@ -220,10 +222,11 @@ def test_a_constraint_starts_behind_the_reasoning(reasoning, prompt, start, end)
     assert with_reasoning(own, formats, tokenizer, prompt) == own
 
 
-def test_harmony_answers_begin_at_their_last_channel():
-    formats = OutputFormat(tools=TOOL_FORMATS["gpt-oss"])
+@pytest.mark.parametrize(("name", "end"), [("gpt-oss", [4, 5, 6]), ("inkling", [3])])
+def test_answers_among_messages_begin_at_their_own(name, end):
+    formats = OutputFormat(tools=TOOL_FORMATS[name])
     constraint = with_reasoning(types_pb2.Constraint(regex="a"), formats, Tokens(SAMPLE / "tokenizer.json"), [9])
-    assert list(constraint.reasoning_end_token_ids) == [4, 5, 6]
+    assert list(constraint.reasoning_end_token_ids) == end
 
 
 def test_errors_of_workers_name_the_clients_fields():

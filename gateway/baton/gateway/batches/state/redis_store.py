@@ -148,7 +148,9 @@ class RedisState:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 unreadable.append(member)
         if unreadable:
-            _log.error("removing %d members of %s that cannot be read, such as %.100r", len(unreadable), key, unreadable[0])
+            _log.error(
+                "removing %d members of %s that cannot be read, such as %.100r", len(unreadable), key, unreadable[0]
+            )
             await _asked(self._redis.zrem(key, *unreadable))
         return entries
 

@@ -15,7 +15,6 @@ from baton.gateway.bodies.json_values import checked_json
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.output_format import OutputFormat
 from baton.gateway.parsing.tool import ToolMode, ToolUse
-from baton.gateway.parsing.tool_formats import harmony
 from baton.gateway.schemas.requests import GenerationFields, ResponseFormat, StructuredOutputs
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.v1 import types_pb2
@@ -23,7 +22,6 @@ from baton.v1 import types_pb2
 MAX_BYTES = 256 * 1024  # sum over all texts
 MAX_CHOICES = 4096
 
-_HARMONY_ANSWER = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
 _PROMPT_END_TOKENS = 16
 
 
@@ -100,12 +98,12 @@ def reasoning_tokens(
     reasoning).
     """
     if formats.tools is not None and formats.tools.has_reasoning:
-        return None, tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False)
+        return None, tokenizer.encode(formats.tools.answer_mark, add_special_tokens=False)
     reasoning = formats.reasoning
     if reasoning is None:
         return None, []
     if not reasoning.close_tag:
-        return None, tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False)
+        return None, tokenizer.encode(reasoning.answer_mark, add_special_tokens=False)
     end = tokenizer.encode(reasoning.close_tag, add_special_tokens=False)
     prompt_end = tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:])
     if reasoning.is_open(prompt_end):

@@ -33,6 +33,11 @@ class Announced:
 
     triggers: tuple[str, ...]
     call: Callable[[Sequence[Tool]], Form]
+    beside: Form | None = None  # what else may follow a trigger in free text, such as the tags of sections
+
+    def content(self, tools: Sequence[Tool]) -> Form:
+        """Returns the form of what follows a trigger in free text."""
+        return self.call(tools) if self.beside is None else either([self.call(tools), self.beside])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class CallSyntax:
     def within_text(self, tools: Sequence[Tool]) -> Form:
         """Returns the form of free text that may contain calls."""
         tags = [
-            {"triggers": [const(trigger) for trigger in each.triggers], "content": each.call(tools)}
+            {"triggers": [const(trigger) for trigger in each.triggers], "content": each.content(tools)}
             for each in self.announced
         ]
         if not tags:

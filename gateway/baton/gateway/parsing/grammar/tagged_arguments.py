@@ -36,21 +36,22 @@ def tagged_arguments(
     end: str,
     stops: Sequence[str],
     last: str,
-    of_kinds: tuple[Callable[[str], str], Callable[[str], str]] | None = None,
+    of_kinds: tuple[Callable[[str], Form], Callable[[str], Form]] | None = None,
 ) -> Form | None:
     """Returns the form of all arguments, or None without arguments. Raises Inexpressible.
 
     `begin` precedes the value of a key and `end` follows it; values contain none of `stops`. `last` follows the end
-    within each argument. `of_kinds` are the texts before strings and before other values, for tags that name the kind.
+    within each argument. `of_kinds` are the forms before strings and before other values, for tags that name the kind.
     """
     several = []
     for name, schema, required in properties_of(tool.parameters or {}, tool.parameters or {}):
         if name != name.strip() or any(char in name for char in "<>\n") or not name:
             raise Inexpressible(f"the name {name!r}")
         value = tagged_value(schema, tool.parameters or {}, stops, name)
-        before = (begin, begin) if of_kinds is None else of_kinds
+        of_string, of_other = (lambda key: const(begin(key)),) * 2 if of_kinds is None else of_kinds
         content = either(
-            sequence(const(before[one["type"] == "json_schema"](name)), one, const(end + last)) for one in value
+            sequence((of_other if one["type"] == "json_schema" else of_string)(name), one, const(end + last))
+            for one in value
         )
         several.append(member(content, required))
     return members(several) if several else None

@@ -19,6 +19,7 @@ from baton.gateway.parsing.tool import Tool
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = (START, CHANNEL, MESSAGE, END, CALL, CONSTRAIN)
+ANSWER = f"{CHANNEL}final{MESSAGE}"
 
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

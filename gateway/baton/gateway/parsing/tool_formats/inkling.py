@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.gateway.parsing.grammar.call_syntax import call_object
+from baton.gateway.parsing.grammar.forms import Form, const, either, repeat, sequence, text
 from baton.gateway.parsing.reading.call_object import read_call_object
 from baton.gateway.parsing.reading.event_writer import NewId
 from baton.gateway.parsing.reading.source import Malformed, Steps, markers
@@ -25,6 +27,16 @@ END, END_SAMPLING = "<|end_message|>", "<|content_model_end_sampling|>"
 _KINDS = (THINKING, TEXT, CALL, CALL_TEXT, TOOL_ERROR)
 TOKENS = (MESSAGE, *_KINDS, END, END_SAMPLING)
 _MAX_HEADER_CHARS = 256
+
+
+def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
+    """Returns the form of an output whose calls follow the schemas and whose text has the form `answer`, if given."""
+    calls = [sequence(const(f"{name}{CALL}"), call_object(tool, "args")) for tool in tools for name in (tool.name, "")]
+    message = either([sequence(const(THINKING), text()), sequence(const(TEXT), answer or text()), *calls])
+    turn = sequence(const(f"{END}{MESSAGE}"), message)
+    ends = repeat(either([const(END), const(END_SAMPLING)]), optional=True)
+    # A prompt may have opened the reasoning.
+    return sequence(either([message, text()]), repeat(turn, optional=True), ends)
 
 
 class InklingParser(ToolParser):

@@ -167,7 +167,7 @@ def _syntax_of(parser: type[InvokeParser], layout: _Layout = _Layout()) -> CallS
         last = const(f"</{call}>{after_call}")
         if not tool.strict:
             return sequence(head, text(), last)
-        of_kinds = (lambda key: begin(key, ' string="true"'), lambda key: begin(key, ' string="false"'))
+        of_kinds = (lambda key: const(begin(key, ' string="true"')), lambda key: const(begin(key, ' string="false"')))
         arguments = tagged_arguments(tool, begin, end, stops, line_break, of_kinds if layout.typed else None)
         return sequence(*(part for part in (head, arguments, last) if part))
 

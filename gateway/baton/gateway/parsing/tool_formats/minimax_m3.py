@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
+from baton.gateway.parsing.grammar.forms import Form, const, either, repeat, sequence, text
+from baton.gateway.parsing.grammar.nested_elements import NestedElements
 from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value, kinds_of, resolved
 from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
+from baton.gateway.parsing.tool import Tool
 
 MARK = "]<]minimax[>["
+_SECTION_TAGS = ("<tool_call>", "</tool_call>")
 SECTION = (f"{MARK}<tool_call>", f"{MARK}</tool_call>")
+TOKENS = (MARK, *_SECTION_TAGS)
 _CALL, _END_CALL = f"{MARK}<invoke", "/invoke"
 _NAME = re.compile(r"""\s+name=(["']?)([^"'<>]+)\1\s*""")
 _KEY = re.compile(r"[^\s<>/][^<>]*")
@@ -98,6 +104,35 @@ class MiniMaxM3Parser(ToolParser):
                 raise Malformed
             child = yield from self._element(tag, depth + 1)
             children.append((tag, child))
+
+
+def _tag(name: str) -> str:
+    return f"{MARK}<{name}>"
+
+
+def _is_key(name: str) -> bool:
+    return _KEY.fullmatch(name) is not None
+
+
+def _one(tool: Tool) -> Form:
+    """Returns the form of a call after its first mark."""
+    head, last = const(f'<invoke name="{tool.name}">'), const(_tag(_END_CALL))
+    if not tool.strict:
+        other_tag = sequence(text(not_matches=[f"<{_END_CALL}>(.|\\n)*"]), const(MARK))
+        return sequence(head, repeat(other_tag), const(f"<{_END_CALL}>"))
+    schema = tool.parameters or {}
+    arguments = NestedElements(_tag, f"{MARK}<", _is_key, schema).members_of(schema)
+    return sequence(*(part for part in (head, arguments, last) if part))
+
+
+def _calls(tools: Sequence[Tool]) -> Form:
+    return either(map(_one, tools))
+
+
+SYNTAX = CallSyntax(
+    (Announced((MARK,), _calls, beside=either(map(const, _SECTION_TAGS))),),
+    section=(f"{SECTION[0]}\n", f"\n{SECTION[1]}"),
+)
 
 
 def _with_text(children: Children, text: str) -> Children:
