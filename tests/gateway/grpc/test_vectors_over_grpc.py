@@ -243,3 +243,18 @@ async def test_calls_count_as_running_requests_until_they_end_or_are_cancelled()
         pooler.hold = None
         (response,) = await call(stub, "Embed", texts=["a"])
         assert response.request_id.startswith("embed-")
+
+
+async def test_an_aborted_call_ends_as_cancelled_and_its_work_with_it() -> None:
+    pooler = FakePooler()
+    pooler.hold = asyncio.Event()
+    async with both_sides(pooler) as (rest, stub):
+        first = stub.Embed(pb.EmbedRequest(texts=["a"], options={"request_id": "mine"}), timeout=60)
+        reading = asyncio.ensure_future(first.read())
+        await until(lambda: pooler.requests)
+        for name, num_aborted in (("other", 0), ("mine", 1)):
+            assert (await stub.Abort(pb.AbortRequest(request_ids=[name]), timeout=20)).num_aborted == num_aborted
+        with pytest.raises(grpc.aio.AioRpcError, match="the request mine was ended") as caught:
+            await reading
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        await until(lambda: pooler.num_cancelled == 1 and not rest.admission.in_use)

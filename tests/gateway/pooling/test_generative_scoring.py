@@ -67,3 +67,17 @@ async def test_an_error_of_one_item_ends_the_others() -> None:
         assert (answer.status, answer.error["message"]) == (429, "the fleet is full")
         assert other.aborted.is_set()
         await until(lambda: not rest.admission.in_use)
+
+
+async def test_an_aborted_request_ends_all_its_generations() -> None:
+    generator = FakeGenerator()
+    async with rest_side(generator=generator, pooler=FakePooler()) as rest, RawClient.connect(rest.port) as client:
+        body = {**BODY, "items": ["a"] * 40, "request_id": "mine"}
+        await client.send(request_bytes("POST", "/generative_scoring", body))
+        await generator.next(31)
+        ended = await rest.post("/abort_requests", {"request_ids": ["generative-scoring-mine"]})
+        assert ended.json == {"num_aborted": 1}
+        answer = await client.answer()
+        assert (answer.status, answer.error["param"]) == (499, "request_id")
+        await until(lambda: all(one.aborted.is_set() for one in generator.started) and not rest.admission.in_use)
+        assert len(generator.started) == 32

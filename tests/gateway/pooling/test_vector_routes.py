@@ -116,3 +116,41 @@ async def test_work_for_a_client_that_left_is_cancelled() -> None:
         await until(lambda: pooler.num_cancelled == 1 and not rest.admission.in_use)
         pooler.hold = None
         assert (await rest.post("/v1/embeddings", {"input": "fox"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/embeddings", {"input": "fox"}, "mine"),
+        ("/pooling", {"input": "fox"}, "pool-mine"),
+        ("/rerank", {"query": "fox", "documents": ["a", "b"]}, "rerank-mine"),
+        ("/v2/embed", {"texts": ["fox"]}, "embd-mine"),
+    ],
+)
+async def test_an_aborted_request_ends_with_an_error_and_its_work(path: str, body: Any, name: str) -> None:
+    pooler = FakePooler()
+    pooler.hold = asyncio.Event()
+    async with vectors_side(pooler) as rest, RawClient.connect(rest.port) as client:
+        await client.send(request_bytes("POST", path, {**body, "request_id": "mine"}))
+        await until(lambda: pooler.requests)
+        assert (await rest.post("/abort_requests", {"request_ids": [name, "other"]})).json == {"num_aborted": 1}
+        answer = await client.answer()
+        assert (answer.status, answer.error["param"]) == (499, "request_id")
+        assert answer.error["message"] == "the request mine was ended by another request of its tenant"
+        await until(lambda: pooler.num_cancelled == 1 and not rest.admission.in_use)
+        assert (await rest.post("/abort_requests", {"request_ids": [name]})).json == {"num_aborted": 0}
+        pooler.hold = None
+        assert (await rest.post(path, body)).status == 200
+
+
+async def test_clients_that_left_are_counted() -> None:
+    pooler = FakePooler()
+    pooler.hold = asyncio.Event()
+    async with vectors_side(pooler) as rest:
+        async with RawClient.connect(rest.port) as client:
+            await client.send(request_bytes("POST", "/classify", {"input": "fox"}))
+            assert (await client.answer()).status == 400  # refused, and not counted
+            await client.send(request_bytes("POST", "/score", {"queries": "fox", "documents": "a"}))
+            await until(lambda: pooler.requests)
+        await until(lambda: pooler.num_cancelled == 1)
+        await until(lambda: "baton_gateway_aborted_total 1.0" in rest.metrics.exposition().decode())

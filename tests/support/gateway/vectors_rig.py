@@ -130,7 +130,7 @@ async def both_servers(
             config, rest.catalog, rest.generator, rest.admission, rest.metrics, gate, pooler=pooler
         )
         calls = VectorCalls(VectorService(serving, pooler), None)
-        servicer = InferenceServicer(rest.generator, rest.catalog, gate=gate, vectors=calls)
+        servicer = InferenceServicer(rest.generator, rest.catalog, gate=gate, vectors=calls, running=serving.running)
         service = Service("baton.v1.InferenceService", servicer, add_InferenceServiceServicer_to_server)
         async with RpcServer("127.0.0.1:0", [service], grace_seconds=0) as server:
             yield rest, f"127.0.0.1:{server.port}"

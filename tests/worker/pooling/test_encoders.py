@@ -16,7 +16,7 @@ from support.engine.pooling_models import make_classifier, make_embedder
 from support.engine.tiny_models import prompts
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
-from baton.rpc.errors import InternalError, InvalidRequest
+from baton.rpc.errors import DataLoss, InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import PoolingParams, PoolingTask
 from baton.worker.executors.cpu.executor import CpuExecutor
@@ -125,7 +125,7 @@ def test_weights_with_nan_fail_their_texts_alone(tmp_path: Path) -> None:
         model.embeddings.word_embeddings.weight[7] = float("nan")  # type: ignore[union-attr, index]
     model.save_pretrained(tmp_path)
     engine = make_pooling_engine(tmp_path)
-    with pytest.raises(InternalError, match="not finite"):
+    with pytest.raises(DataLoss, match="not finite"):
         run_pooled(engine, [[3, 7]], EMBED)
     assert run_pooled(engine, [[3, 4]], EMBED)[0].shape == (1, 64)
 

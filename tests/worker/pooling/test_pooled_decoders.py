@@ -12,8 +12,16 @@ from support.engine.pooling_models import NUM_LABELS, hidden_of, make_classifier
 from support.engine.tiny_models import prompts
 from transformers import Qwen3Config
 
-from baton.rpc.errors import InternalError, InvalidRequest, Unsupported
-from baton.worker.core import PoolingParams, PoolingTask, Request, SamplingParams, StopConditions
+from baton.rpc.errors import DataLoss, InvalidRequest, Unsupported
+from baton.worker.core import (
+    FinishReason,
+    HeadKind,
+    PoolingParams,
+    PoolingTask,
+    Request,
+    SamplingParams,
+    StopConditions,
+)
 from baton.worker.engine.engine import Engine
 
 EMBED, CLASSIFY = PoolingParams(PoolingTask.EMBED), PoolingParams(PoolingTask.CLASSIFY)
@@ -21,8 +29,8 @@ TOKEN_EMBED = PoolingParams(PoolingTask.TOKEN_EMBED, reads_all=True)
 CONFIG = Qwen3Config(**shape_with(num_labels=NUM_LABELS))
 
 
-def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, **fields: object) -> Engine:
-    return make_pooling_engine(folder, budget, num_blocks=num_blocks, **fields)
+def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, rows: int = 16, **fields: object) -> Engine:
+    return make_pooling_engine(folder, budget, rows, num_blocks=num_blocks, **fields)
 
 
 @pytest.mark.parametrize("mode", ["lasttoken", "mean_tokens", "cls_token", "max_tokens"])
@@ -53,6 +61,27 @@ def test_preempted_texts_have_the_same_embeddings(tmp_path: Path) -> None:
         texts, run_pooled(make_engine(tmp_path, num_blocks=10, budget=16), texts, EMBED), strict=True
     ):
         assert_same(found, normalized(hidden_of(model, text)[-1]))
+
+
+def test_a_text_that_is_aborted_between_its_chunks_frees_its_row_and_blocks(tmp_path: Path) -> None:
+    make_embedder(CONFIG, tmp_path)
+    engine = make_engine(tmp_path, budget=20, rows=1)
+    for name in ("running", "waiting"):
+        request = Request(
+            name, [7] * 60, 60, SamplingParams(), StopConditions(max_tokens=1), bytes(16), head=HeadKind.POOL,
+            pooling=EMBED,
+        )  # fmt: skip
+        engine.submit(request)
+    assert not engine.step().pooled
+    assert engine.is_running("running")
+    for name in ("running", "waiting"):
+        engine.abort(name)
+    finishes = [finish for _ in range(2) for finish in engine.step().finishes]
+    assert [finish.reason for finish in finishes] == [FinishReason.ABORT] * 2
+    assert not engine.has_work()
+    assert engine.counters().num_steps == 1
+    assert engine.count_blocks().num_held_blocks == 0
+    assert run_pooled(engine, [[5, 6]], EMBED)[0].shape == (1, 64)
 
 
 def test_parameters_of_requests_in_one_step(tmp_path: Path) -> None:
@@ -117,7 +146,7 @@ def test_weights_with_nan_fail_the_request_and_not_the_engine(tmp_path: Path) ->
         model.embed_tokens.weight[7] = float("nan")  # type: ignore[union-attr, index]
     model.save_pretrained(tmp_path)
     engine = make_engine(tmp_path)
-    with pytest.raises(InternalError, match="not finite"):
+    with pytest.raises(DataLoss, match="not finite"):
         run_pooled(engine, [[3, 7]], EMBED)
     assert run_pooled(engine, [[3, 4]], EMBED)[0].shape == (1, CONFIG.hidden_size)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from support.engine.encoder_models import ENCODERS
 from support.engine.pooling_models import hidden_of, make_classifier, make_embedder, shape_with
 from support.processes.ports import free_ports
-from support.processes.worker_harness import NAMESPACE, running_worker, submit
+from support.processes.worker_harness import NAMESPACE, Worker, running_worker, submit
 from transformers import Qwen3Config
 
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import control_pb2, types_pb2, worker_pb2
 
 EMBED = types_pb2.POOLING_TASK_EMBED
 CPU = {"executor": "cpu", "engine_process": True, "threads": 1}
@@ -55,6 +58,45 @@ async def test_a_classifier_names_its_classes(tmp_path: Path) -> None:
         assert slot.pooled is not None
         assert slot.pooled.shape == (1, 2)
         assert slot.pooled.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("encoder", "leaves"), [(True, "closes the stream"), (False, "aborts")])
+async def test_texts_of_a_client_that_left_are_not_computed(tmp_path: Path, encoder: bool, leaves: str) -> None:
+    make_embedder(ENCODERS["bert"].make() if encoder else CONFIG, tmp_path, ["mean_tokens" if encoder else "lasttoken"])
+    fields = {"model": str(tmp_path), "max_num_batched_tokens": 64, "max_num_requests": 4}
+    async with running_worker(*free_ports(1), **CPU, **fields) as worker:
+        stream, other, slots = worker.stream(), worker.stream(), range(1000)
+        await stream.send(*(pooled(slot, [slot % 90 + 1] * 60) for slot in slots))
+        await other.send(pooled(0, [7] * 3))
+        await _until(worker, lambda stats: stats.state.load.queue_depth > 1)
+        await worker.control.Pause(control_pb2.PauseRequest(running_requests=control_pb2.RUNNING_REQUESTS_KEEP))
+        before = await worker.stats()
+        assert before.state.load.queue_depth > 1, "all texts were computed before the pause"
+        if leaves == "aborts":
+            await stream.send(aborts=tuple(slots))
+            ended = await stream.until_ended(*slots)
+            assert sum(one.pooled is None for one in ended) > 0
+            assert all(one.finish is not None for one in ended)
+        else:
+            stream.call.cancel()
+        stats = await _until(worker, lambda stats: stats.counters.num_aborted + stats.counters.num_finished == 1000)
+        assert stats.counters.num_aborted > 0
+        assert (stats.state.load.queue_depth, stats.num_held_blocks) == (1, 0)
+        await worker.control.Resume(control_pb2.ResumeRequest())
+        (slot,) = await other.until_ended(0)
+        assert slot.pooled is not None
+        assert (await worker.until_idle()).counters.num_steps == before.counters.num_steps + 1
+
+
+async def _until(
+    worker: Worker, condition: Callable[[control_pb2.GetStatsResponse], bool]
+) -> control_pb2.GetStatsResponse:
+    async with asyncio.timeout(20):
+        while True:
+            stats = await worker.stats()
+            if condition(stats):
+                return stats
+            await asyncio.sleep(0.02)
 
 
 async def test_what_a_model_cannot_do_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from baton.gateway.generation.workers.stream import WorkerStream
 from baton.gateway.routers.placer import Placed
 from baton.gateway.tracing.request import place
 from baton.rpc.block_hash import hash_blocks
-from baton.rpc.errors import InternalError, NoCapacity, ServiceError, Unavailable
+from baton.rpc.errors import DataLoss, InternalError, InvalidRequest, NoCapacity, ServiceError, Unavailable
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 MIN_WAIT_SECONDS = 0.02
+_OF_THE_TEXT = (InvalidRequest, InternalError, DataLoss)  # errors whose cause may be the text
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,10 @@ class PooledGroup:
         try:
             self._budget.spend(number, 0, error, error.worker_id)
         except ServiceError as final:
-            final.field = final.field.replace("prompt_token_ids", f"input.{self._indices[number]}")
+            name = f"input.{self._indices[number]}"
+            final.field = final.field.replace("prompt_token_ids", name)
+            if isinstance(final, _OF_THE_TEXT):
+                final.field = final.field or name
             raise
         if error.worker_id and error.worker_id not in self._excluded:
             self._excluded.append(error.worker_id)

@@ -79,7 +79,7 @@ class InferenceServicer(
         self._limits = limits or RequestLimits()
         self._gate = gate or OpenGate()
         self._admin = AdminCheck(self._gate, listen)
-        self._running = running or RunningRequests()
+        self._running = RunningRequests() if running is None else running
         self._server = server or ServerFacts()
         self._refusals = Refusals(self._gate)
         self._streams = streams

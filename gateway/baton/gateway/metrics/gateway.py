@@ -68,7 +68,7 @@ class GatewayMetrics:
         self.prompt_tokens = self._counter("baton_gateway_prompt_tokens", "Prompt tokens of complete responses.")
         self.output_tokens = self._counter("baton_gateway_output_tokens", "Output tokens of complete responses.")
         self.cached_tokens = self._counter("baton_gateway_cached_tokens", "Prompt tokens that workers had cached.")
-        self.aborted = self._counter("baton_gateway_aborted", "Generations whose client disconnected.")
+        self.aborted = self._counter("baton_gateway_aborted", "Requests whose client disconnected.")
         self._gauge("baton_gateway_in_flight", "Running generations (choices).", in_flight)
         self._gauge("baton_gateway_connections", "Open REST connections.", connections)
         self.itl = self._bucket_counts(

@@ -45,10 +45,12 @@ class NextTokenSink:
 
     def on_done(self, usage: Usage) -> None:
         self.cached_tokens = usage.cached_tokens
-        self._ended.set_result(None)
+        if not self._ended.done():  # as it is if the request was aborted
+            self._ended.set_result(None)
 
     def on_error(self, error: ServiceError) -> None:
-        self._ended.set_exception(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     async def wait(self) -> None:
         """Waits for the end. Raises the generation's error."""
@@ -72,7 +74,7 @@ class GenerativeScoring:
                 exchange.request_id = request.request_id
             admitted = serving.admission.admit(exchange.request_id, 1)
             exchange.on_end.append(lambda _: admitted.end())
-            body = await result_for(exchange, self._score(exchange, admitted.request_id, request, model))
+            body = await result_for(exchange, self._run(exchange, admitted.request_id, request, model))
         if body is not None:
             exchange.respond(200, orjson.dumps(body))
 
@@ -85,6 +87,13 @@ class GenerativeScoring:
         if len(set(request.label_token_ids)) < len(request.label_token_ids):
             raise InvalidRequest("label_token_ids has a token twice; give each once", field="label_token_ids")
         return request, model
+
+    async def _run(
+        self, exchange: Exchange, request_id: str, request: GenerativeScoringRequest, model: ServedModel
+    ) -> dict[str, Any]:
+        """Returns the answer. Raises Cancelled if another request aborted this one."""
+        scoring = self._score(exchange, request_id, request, model)
+        return await self._serving.running.run(scoring, exchange.identity.tenant.name, exchange.request_id)
 
     async def _score(
         self, exchange: Exchange, request_id: str, request: GenerativeScoringRequest, model: ServedModel

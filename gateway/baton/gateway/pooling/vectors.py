@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from baton.gateway.pooling.work import result_for
 from baton.gateway.schemas.pooling import PoolingUsage, VectorFields
 from baton.gateway.serving.context import Call, ServingContext
 from baton.gateway.serving.tenancy import tenants_priority
-from baton.rpc.errors import InvalidRequest, ServiceError
+from baton.rpc.errors import DataLoss, InvalidRequest, ServiceError
 from baton.v1 import types_pb2
 
 B = TypeVar("B", bound=Struct)
@@ -86,7 +87,15 @@ class VectorService:
         return await result_for(exchange, self.compute(exchange, wanted))
 
     async def compute(self, call: Call, wanted: Wanted) -> Vectors:
-        """Returns the vectors. Admits the call until its end. Raises ServiceError."""
+        """Returns the vectors. Admits the call until its end. Raises ServiceError; Cancelled if it was aborted."""
+        serving, tenant = self.serving, call.identity.tenant.name
+        try:
+            return await serving.running.run(self._compute(call, wanted), tenant, call.request_id)
+        except asyncio.CancelledError:
+            serving.meter(call, 1).on_abort()
+            raise
+
+    async def _compute(self, call: Call, wanted: Wanted) -> Vectors:
         serving, identity, params = self.serving, call.identity, wanted.params
         _check_chunks(wanted)
         admitted = serving.admission.admit(call.request_id, 1)
@@ -118,6 +127,8 @@ class VectorService:
             if named and number.isdecimal():
                 fields = [text.field for text in encoded for _ in text.pieces]
                 error.field = fields[int(number)]
+                if isinstance(error, DataLoss):
+                    error.message = f"{error.field}: {error.message}"
             raise
 
     def _request(self, call: Call, request_id: str, wanted: Wanted, encoded: Sequence[Encoded]) -> PoolRequest:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
-from baton.gateway.core import Generation
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import Cancelled, InvalidRequest
 
 MOST_IDS = 1024  # of one call
 # What answers write before a request's id.
-_PREFIXES = ("chatcmpl-", "cmpl-", "msg_")
+_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "embd-", "classify-", "pool-", "score-", "rerank-", "generative-scoring-")
+
+T = TypeVar("T")
+
+
+class Running(Protocol):
+    """A generation, or a task."""
+
+    def cancel(self) -> object:
+        """Ends it. Idempotent."""
 
 
 class RunningRequests:
@@ -27,6 +37,23 @@ class RunningRequests:
         for key in entry.keys:
             self._entries.setdefault(key, []).append(entry)
         return entry
+
+    async def run(self, work: Coroutine[Any, Any, T], tenant: str, request_id: str) -> T:
+        """Returns the work's result. Raises Cancelled once another request of the tenant has ended it."""
+        task = asyncio.ensure_future(work)
+        entry = self.add(tenant, request_id)
+        entry.started(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if entry.cancelled and not (current is not None and current.cancelling()):
+                message = f"the request {request_id} was ended by another request of its tenant"
+                raise Cancelled(message, field="request_id") from None
+            task.cancel()
+            raise
+        finally:
+            entry.end()
 
     def remove(self, entry: RunningRequest) -> None:
         """Forgets a generation."""
@@ -57,29 +84,29 @@ class RunningRequests:
 
 
 class RunningRequest:
-    """One generation of a request."""
+    """One generation of a request, or all of its work."""
 
-    __slots__ = ("_cancelled", "_generation", "_registry", "keys")
+    __slots__ = ("_registry", "_running", "cancelled", "keys")
 
     def __init__(self, registry: RunningRequests, keys: list[tuple[str, str]]) -> None:
         self._registry = registry
-        self._generation: Generation | None = None
-        self._cancelled = False
+        self._running: Running | None = None
+        self.cancelled = False
         self.keys = keys
 
-    def started(self, generation: Generation) -> None:
+    def started(self, running: Running) -> None:
         """Takes the generation after it was placed. Ends it if it was cancelled before."""
-        self._generation = generation
-        if self._cancelled:
-            generation.cancel()
+        self._running = running
+        if self.cancelled:
+            running.cancel()
 
     def cancel(self) -> bool:
         """Ends the generation. Returns False if that was done before."""
-        if self._cancelled:
+        if self.cancelled:
             return False
-        self._cancelled = True
-        if self._generation is not None:
-            self._generation.cancel()
+        self.cancelled = True
+        if self._running is not None:
+            self._running.cancel()
         return True
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.rpc.errors import InternalError, NoCapacity, ServiceError
+from baton.rpc.errors import DataLoss, InternalError, NoCapacity, ServiceError
 from baton.worker.core import FinishReason, Int32, StepResult, TokenLogprobs
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.step_limits import Shape, StepLimits, shape_of
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from baton.worker.sampling.grammar.grammars import Grammars
 
 _LOG = logging.getLogger(__name__)
+_NOT_FINITE = (
+    "the model computed values that are not finite numbers; its weights are damaged, or the dtype is too small for them"
+)
 
 
 @dataclass(slots=True)
@@ -222,7 +225,8 @@ class StepsInFlight:
 
     def _end_pooled(self, state: RequestState, vectors: NDArray[np.float32], now: float) -> None:
         if not np.isfinite(vectors).all():
-            self._requests.fail(state, InternalError("the model computed values that are not finite numbers"))
+            # Another worker would compute the same, so this is no error that moves the text there.
+            self._requests.fail(state, DataLoss(_NOT_FINITE))
             return
         state.first_token = now
         self._requests.outputs.pooled.append((state.request, vectors))
