@@ -101,6 +101,3 @@ def step_inputs(
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
-
-
-INDEX_KERNELS = (_step_inputs_kernel,)  # their results are used as indices

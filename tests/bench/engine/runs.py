@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from bench.engine.expert_hits import ExpertHits, watched
 from bench.engine.sampling import GREEDY, SAMPLINGS
+from bench.engine.start_log import start_said
 from bench.engine.workloads import Workload
 
 from baton.services.process.garbage import frozen_heap
@@ -98,7 +99,8 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
 
 def _run_plan(plan: Plan, say: Say, hits: ExpertHits) -> Outcome:
     config, began = with_device_limits(plan.config), time.perf_counter()
-    executor = make_executor(config)
+    with start_said(say):
+        executor = make_executor(config)
     try:
         settings = EngineSettings(
             max_num_requests=config.max_num_requests,

@@ -114,6 +114,3 @@ def max_pieces(num_seqs: int, num_kv_heads: int, programs: int) -> int:
     if programs == 0:
         return num_seqs * INVARIANT_PIECES
     return num_seqs - 1 + max(1, min(programs // num_kv_heads, num_seqs * MAX_PIECES))
-
-
-INDEX_KERNELS = (_cut_kernel,)  # their results are used as indices

@@ -188,9 +188,6 @@ def _place_kernel(
     tl.store(places_ptr + at, place, mask=live)
 
 
-INDEX_KERNELS = (_align_kernel, _count_kernel, _sum_counts_kernel, _place_kernel)  # their results are used as indices
-
-
 def align(ids: Tensor, num_experts: int, tile: int) -> Alignment:
     """Returns the pairs of ids [num_tokens, top_k], sorted by expert, in tiles of `tile` pairs."""
     num_pairs, device = ids.numel(), ids.device

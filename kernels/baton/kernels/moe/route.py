@@ -109,9 +109,6 @@ def _route_kernel(
     tl.store(ids_ptr + at, ids, mask=places < TOP_K)
 
 
-INDEX_KERNELS = (_route_kernel,)  # their results are used as indices
-
-
 def route(logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor, Tensor]:
     """Returns weights [num_tokens, top_k] fp32 and expert ids [num_tokens, top_k] int32 for logits [num_tokens,
     num_experts].

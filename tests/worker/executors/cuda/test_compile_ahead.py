@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -34,9 +36,11 @@ from baton.kernels.rope.rope_cache import rope_in_place  # noqa: E402
 from baton.kernels.routing import Gate  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.executors.base import DeviceLost  # noqa: E402
-from baton.worker.executors.cuda.compilation import ahead as compile_ahead  # noqa: E402
-from baton.worker.executors.cuda.compilation.ahead import KernelCollector, collect_and_compile, compile_missing  # noqa: E402
+from baton.worker.executors.cuda.compilation import compiler, compilers  # noqa: E402
+from baton.worker.executors.cuda.compilation.ahead import KernelCollector, compilers_of_start  # noqa: E402
+from baton.worker.executors.cuda.compilation.ahead import collect_and_compile as collect_and_compile_with  # noqa: E402
 from baton.worker.executors.cuda.compilation.compiler import is_compiled, read_job  # noqa: E402
+from baton.worker.executors.cuda.compilation.compilers import Compilers  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FP8 = torch.float8_e4m3fn
@@ -58,7 +62,7 @@ class Card:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile_ahead, "_FEW", 0)
+    monkeypatch.setattr(compilers, "_FEW", 0)
     before = driver._active
     driver.set_active(Card())
     for kernel in (_rms_norm_kernel, _decode_kernel, _prefill_kernel, _cut_kernel, _step_inputs_kernel, grouped_kernel):
@@ -144,10 +148,22 @@ def cuts() -> DecodeCuts:
 
 
 def collected(run: Callable[[], None]) -> set[str]:
-    collector = KernelCollector()
-    with collector.instead_of_launching():
+    specializations: set[str] = set()
+    with KernelCollector(specializations.add).instead_of_launching():
         run()
-    return collector.specializations
+    return specializations
+
+
+def compile_missing(specializations: Iterable[str], target: GPUTarget, num_processes: int = 0) -> int:
+    with Compilers(target, num_processes) as processes:
+        for each in sorted(specializations):
+            processes.add(each)
+        return processes.wait()
+
+
+def collect_and_compile(run: Callable[[], None], synchronize: Callable[[], None]) -> int:
+    with Compilers(HOPPER, 2) as processes:
+        return collect_and_compile_with(run, synchronize, processes)
 
 
 @pytest.fixture
@@ -231,7 +247,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_launch(cache: Path, caplo
 def test_words_of_another_triton_are_no_reason_not_to_start(
     cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_ahead.kernel_compiler, "read_job", lambda said, target: json.loads(said)["changed"])
+    monkeypatch.setattr(compilers.kernel_compiler, "read_job", lambda said, target: json.loads(said)["changed"])
     with caplog.at_level("WARNING"):
         assert collect_and_compile(norms, lambda: None) == 0
     assert "one by one, at their first launch" in caplog.text
@@ -247,7 +263,7 @@ def test_only_kernels_of_ours_are_imported(cache: Path) -> None:
 def test_compilers_that_die_leave_the_rest_to_the_launches(
     cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_ahead.sys, "executable", "/bin/false")
+    monkeypatch.setattr(compilers.sys, "executable", "/bin/false")
     with caplog.at_level("WARNING"):
         assert compile_missing(collected(norms), HOPPER, 2) == 0
     assert "the compiler's process ended" in caplog.text
@@ -257,14 +273,14 @@ def test_compilers_have_a_deadline(cache: Path, monkeypatch: pytest.MonkeyPatch,
     sleeper = tmp_path / "python"
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o755)
-    monkeypatch.setattr(compile_ahead.sys, "executable", str(sleeper))
-    monkeypatch.setattr(compile_ahead, "_DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(compilers.sys, "executable", str(sleeper))
+    monkeypatch.setattr(compilers, "_DEADLINE_SECONDS", 0.2)
     assert compile_missing(collected(norms), HOPPER, 2) == 0
 
 
 def test_few_kernels_are_not_worth_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "_FEW", 2)
-    monkeypatch.setattr(compile_ahead.sys, "executable", "/nonexistent")
+    monkeypatch.setattr(compilers, "_FEW", 2)
+    monkeypatch.setattr(compilers.sys, "executable", "/nonexistent")
     assert compile_missing(collected(norms), HOPPER, 2) == 0
 
 
@@ -285,9 +301,21 @@ def test_a_lost_device_is(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("launch", [inputs, cuts])
-def test_kernels_that_write_indices_are_launched(cache: Path, launch: Callable[[], object]) -> None:
-    with pytest.raises(AttributeError):  # there is no card
-        collected(launch)
+def test_kernels_that_write_indices_are_collected_too(cache: Path, launch: Callable[[], object]) -> None:
+    assert len(collected(launch)) == 1
+
+
+def test_memory_that_collected_kernels_would_write_is_zeros(cache: Path) -> None:
+    """torch reads indices from it."""
+    given = torch.zeros(3)
+    with KernelCollector(lambda _: None).instead_of_launching(), torch.inference_mode():
+        made = [
+            torch.empty(1 << 10),
+            torch.empty_like(given),
+            given.new_empty(1 << 10, dtype=torch.int32),
+            torch.empty_strided((8, 8), (1, 8)),
+        ]
+    assert not any(each.any() for each in made)
 
 
 def test_a_process_that_has_loaded_kernels_collects_none(cache: Path) -> None:
@@ -296,3 +324,61 @@ def test_a_process_that_has_loaded_kernels_collects_none(cache: Path) -> None:
     assert collect_and_compile(norms, lambda: None) == 0
     _cut_kernel.device_caches.clear()
     assert collect_and_compile(norms, lambda: None) == 2
+
+
+def test_processes_compile_while_the_start_still_collects(cache: Path) -> None:
+    job, *_ = collected(norms)
+    with Compilers(HOPPER, 1) as processes:
+        processes.start()
+        processes.add(job)
+        deadline = time.monotonic() + 120
+        while not is_compiled(read_job(job, HOPPER), HOPPER):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert processes.wait() == 1
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_processes_start_early_where_nothing_is_compiled(
+    cache: Path, is_cold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_cold:
+        (cache / "a kernel").mkdir()
+    started: list[Compilers] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(Compilers, "start", lambda self: started.append(self))
+    with compilers_of_start(torch.device("cuda")) as processes:
+        assert started == ([processes] if is_cold else [])
+
+
+def test_processes_end_with_a_start_that_fails(cache: Path) -> None:
+    with Compilers(HOPPER, 2) as processes:
+        processes.start()
+        running = list(processes._processes)
+    assert len(running) == 2
+    assert all(process.returncode is not None for process in running)
+
+
+def test_the_compiler_builds_the_launchers_of_a_triton_that_has_one_for_each_signature(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the engine's process would run a C compiler for each, one after the other."""
+    (launch,) = collected(cuts)
+    built: list[str] = []
+    monkeypatch.setattr(compiler.nvidia, "make_launcher", None, raising=False)
+    monkeypatch.setattr(compiler.nvidia, "CudaLauncher", lambda source, metadata: built.append(metadata.name))
+    answers = io.StringIO()
+    assert compiler.main(["cuda", "90", "32"], io.StringIO(launch + "\n"), answers) == 0
+    assert (answers.getvalue(), built) == ("ok\n", ["_cut_kernel"])
+
+
+def test_a_launcher_that_cannot_be_built_is_left_to_the_launch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: object, metadata: object) -> None:
+        raise AssertionError("libcuda.so cannot found!")
+
+    (launch,) = collected(cuts)
+    monkeypatch.setattr(compiler.nvidia, "make_launcher", None, raising=False)
+    monkeypatch.setattr(compiler.nvidia, "CudaLauncher", fail)
+    answers = io.StringIO()
+    compiler.main(["cuda", "90", "32"], io.StringIO(launch + "\n"), answers)
+    assert answers.getvalue() == "ok\n"

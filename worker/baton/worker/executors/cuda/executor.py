@@ -21,6 +21,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, StepPlan
 from baton.worker.executors.base import LayerHook
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
+from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
 from baton.worker.executors.cuda.failures import refusal_of
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
@@ -67,7 +68,7 @@ class CudaExecutor(DeviceExecutor):
 
     _ops: CudaDevice
 
-    def __init__(self, config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> None:
+    def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
         config, device, phases = self._config, self._device, StartPhases(self._wait)
         loaded = self._load(plugins)
@@ -85,8 +86,7 @@ class CudaExecutor(DeviceExecutor):
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
             self.host = self._make_host_cache(phases)
-            self._warm_up(model_config, dtype)
-            phases.end("largest step, kernels")
+            self._warm_up(model_config, dtype, compilers, phases)
             step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
             per_block, captured = self.kv_spec.bytes_per_block, self._graph_bytes(model_config, dtype)
             self.num_blocks = num_kv_blocks(config, per_block, captured, device)
@@ -186,11 +186,10 @@ class CudaExecutor(DeviceExecutor):
         if not num_slots:
             return None
         cache = HostCache(self.kv, self.kv_spec, num_slots, config.max_num_batched_tokens, self._device, self._wait)
-        self.kv.warm_up()
         phases.end(f"{num_slots} blocks of host memory")
         return cache
 
-    def _warm_up(self, model: ModelConfig, dtype: torch.dtype) -> None:
+    def _warm_up(self, model: ModelConfig, dtype: torch.dtype, compilers: Compilers, phases: StartPhases) -> None:
         """Runs the largest step, for its peak of memory, and all kinds of small steps."""
         config = self._config
         rows, most = config.max_num_requests, config.max_num_batched_tokens
@@ -202,15 +201,19 @@ class CudaExecutor(DeviceExecutor):
             assert model.pooler is not None, "models that do not generate pool"
             largest = largest_pooled_steps(model.pooler, most, self.model.max_model_len, rows)
             small = small_pooled_steps(model.pooler, self.model.max_model_len, rows)
-        collect_and_compile(partial(self._run_all, [*small, *largest]), self._wait)
+        collect_and_compile(partial(self._run_all, [*largest, *small]), self._wait, compilers)
+        phases.end("kernels")
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
             self._run_all([*largest, *small])
         except Exception as error:
             raise (refusal_of(error, config, model, dtype_name(dtype)) or error) from error
+        phases.end("largest step")
 
     def _run_all(self, plans: Sequence[StepPlan]) -> None:
         """Runs attention in all its specializations, then these steps."""
+        if self.host is not None:
+            self.kv.warm_up()
         self._ops.warm_up()
         for plan in plans:
             self._draw(*self._launch(plan), plan.masks, _NONE)

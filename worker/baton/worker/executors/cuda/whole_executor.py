@@ -16,6 +16,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, StepPlan
 from baton.worker.executors.base import HostCopies
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
+from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
 from baton.worker.executors.cuda.failures import refusal_of
 from baton.worker.executors.cuda.inputs.uploads import PinnedRing
@@ -44,7 +45,7 @@ class WholeExecutor(DeviceExecutor):
 
     num_blocks = 0
 
-    def __init__(self, config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> None:
+    def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
         _check_settings(self._config)
         config, phases = self._config, StartPhases(self._wait)
@@ -57,8 +58,7 @@ class WholeExecutor(DeviceExecutor):
         self.host: HostCopies | None = None
         with torch.inference_mode():
             self._make_batch(loaded)
-            self._warm_up()
-            phases.end("largest step, kernels")
+            self._warm_up(compilers, phases)
             step_bytes = torch.cuda.max_memory_reserved(self._device) - loaded.weights.num_bytes
             self._record_graphs(phases)
         self._residency = Residency(self._decoder, self._record_graphs, self._forget, self._wait, self._device)
@@ -108,7 +108,7 @@ class WholeExecutor(DeviceExecutor):
             batch_invariant=config.batch_invariant,
         )
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, compilers: Compilers, phases: StartPhases) -> None:
         """Runs the largest steps, for their peak of memory, and all kinds of small steps."""
         config, pooler = self._config, self._model_config.pooler
         assert pooler is not None, "models without a cache pool"
@@ -117,12 +117,14 @@ class WholeExecutor(DeviceExecutor):
         most = max(config.max_num_batched_tokens, self._longest)
         largest = largest_pooled_steps(pooler, most, self._longest, rows)
         small = small_pooled_steps(pooler, self._longest, rows)
-        collect_and_compile(partial(self._run_all, [*small, *largest]), self._wait)
+        collect_and_compile(partial(self._run_all, [*largest, *small]), self._wait, compilers)
+        phases.end("kernels")
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
             self._run_all([*largest, *small])
         except Exception as error:
             raise (refusal_of(error, config, self._model_config, dtype_name(self._dtype)) or error) from error
+        phases.end("largest steps")
 
     def _run_all(self, plans: Sequence[StepPlan]) -> None:
         for plan in plans:

@@ -40,6 +40,18 @@ def use_compile_cache(folder: str, environ: MutableMapping[str, str] = os.enviro
     return path
 
 
+def is_empty(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether Triton's cache folder is set and has nothing compiled yet."""
+    folder = environ.get(_VARIABLE)
+    if not folder:
+        return False
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:  # it is created with its first file
+        return True
+
+
 def default_folder(environ: Mapping[str, str]) -> Path:
     """Returns the default folder by the XDG specification."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/nonexistent") / ".cache"

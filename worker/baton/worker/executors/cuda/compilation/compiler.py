@@ -9,13 +9,15 @@ import hashlib
 import importlib
 import json
 import sys
+from contextlib import suppress
 from typing import Any, NamedTuple, TextIO
 
 import triton
 import triton.language as tl
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.backends.nvidia import driver as nvidia
+from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import get_cache_key, get_cache_manager
@@ -37,7 +39,7 @@ def main(argv: list[str], jobs: TextIO = sys.stdin, answers: TextIO = sys.stdout
     for line in jobs:
         try:
             source, options = read_job(line, target)
-            triton.compile(source, target=target, options=options.__dict__)
+            _build_launcher(triton.compile(source, target=target, options=options.__dict__))
             answer = "ok"
         except Exception as error:
             answer = f"{type(error).__name__}: {error}".replace("\n", " ")
@@ -58,6 +60,16 @@ def read_job(specialization: str, target: GPUTarget) -> Job:
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in said["options"].items()}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
     return Job(source, make_backend(target).parse_options(options))
+
+
+def _build_launcher(kernel: CompiledKernel) -> None:
+    """Builds the C module that launches kernels of this signature, for versions of Triton that have one for each.
+
+    Where that fails, the launch builds it and reports the error.
+    """
+    if hasattr(nvidia, "make_launcher"):
+        with suppress(Exception):
+            nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def is_compiled(job: Job, target: GPUTarget) -> bool:
