@@ -22,6 +22,7 @@ _EXTRAS: Mapping[str, str] = {
     "metrics": ALL,
     "models": "worker",
     "quantize": "worker",
+    "eval": ALL,
     "simulate": ALL,
     "bench": "bench",
     "bench serve": "bench",

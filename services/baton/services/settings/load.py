@@ -73,6 +73,12 @@ def load_forwarding(
     return Loaded(values, {name: _flags(some, given) for name, some in passed.items()})
 
 
+def changed(config: Any) -> dict[str, Any]:
+    """Returns the settings of a config that are not at their defaults."""
+    values = {one.name: (getattr(config, one.name), one.default) for one in dataclasses.fields(config)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
 def with_flags(message: str, options: Iterable[Option]) -> str:
     """Returns the message with fields named as flags: `api_keys=x` is `--api-keys=x`. Quoted values stay as they are.
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 from baton.gateway.config import GatewayConfig
 from baton.rpc.errors import ServiceError
 from baton.services import settings
-from baton.services.settings.load import with_flags
+from baton.services.settings.load import changed, with_flags
 from baton.services.settings.option import options_of
 from baton.services.up.model_source import resolve_model
 from baton.worker.config import WorkerConfig
@@ -81,7 +81,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     (gateway,) = settings.load("gateway", (GatewayConfig,), loaded.forwarded["gateway"], {})
     (worker,) = settings.load("worker", (WorkerConfig,), loaded.forwarded["worker"], {})
     model = resolve_model(config.model, config.revision)
-    engine = arguments.served_arguments(model, _changed(worker), gateway)
+    engine = arguments.served_arguments(model, changed(worker), gateway)
     with ExitStack() as opened:
         source, output = _open(opened, config)
         bar = progress.TextBar(_count_lines(source), "requests")
@@ -91,12 +91,6 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         finally:
             bar.close()
     return _report(counts, config, time.monotonic() - began)
-
-
-def _changed(config: WorkerConfig) -> dict[str, Any]:
-    """Returns the settings that are not at their defaults."""
-    values = {one.name: (getattr(config, one.name), one.default) for one in dataclasses.fields(config)}
-    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def _open(opened: ExitStack, config: RunBatchConfig) -> tuple[IO[bytes], IO[bytes]]:
