@@ -14,6 +14,7 @@ from baton.kernels.sampling import SamplingState, Sizes, sample_special, sample_
 from baton.kernels.sampling.columns import FLAGS, PENALIZED
 from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams, TokenLogprobs, TokenMasks
 from baton.worker.executors.cuda.sampling.row_parameters import column_words, row_lists
+from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.penalties import is_penalized
 from baton.worker.sampling.sampler import Sampler
 
@@ -31,10 +32,13 @@ class DeviceRows:
     device: str
     sizes: Sizes = field(default_factory=Sizes)
     max_model_len: int = _MAX_MODEL_LEN
+    mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
 
     def __post_init__(self) -> None:
         device = torch.device(self.device)
-        self.state = SamplingState(self.num_rows, self.vocab_size, self.max_model_len, device, self.sizes)
+        self.state = SamplingState(
+            self.num_rows, self.vocab_size, self.max_model_len, device, self.sizes, self.mode.is_processed
+        )
         self.token_ids = torch.full((self.num_rows, self.max_model_len), -7, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros(self.num_rows, dtype=torch.int32, device=device)
         self._lists: list[Tensor] = []
@@ -43,7 +47,8 @@ class DeviceRows:
         lists = [row_lists(init.sampling, self.vocab_size) for init in inits]
         ups = [torch.from_numpy(each.words).to(self.device) for each in lists]
         self._lists += ups
-        words = column_words(inits, lists, [up.data_ptr() for up in ups], self.vocab_size)
+        addresses = [up.data_ptr() for up in ups]
+        words = column_words(inits, lists, addresses, self.vocab_size, self.mode.is_processed)
         columns = self.state.columns
         for init, row in zip(inits, words, strict=True):
             columns.words[init.row :: columns.stride][: len(row)] = torch.from_numpy(row).to(self.device)
@@ -81,7 +86,8 @@ class DeviceRows:
             counts[own, tokens[penalized].long()] += change
 
     def score(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        return score_tokens(logits, tokens, self.state, rows).clone()
+        scored, normalized = self.state.scored(logits), self.mode.is_normalized
+        return score_tokens(scored, tokens, self.state, rows, normalized=normalized).clone()
 
 
 def random_sampling(generator: random.Random, vocab_size: int) -> SamplingParams:
@@ -141,8 +147,10 @@ def random_masks(num_rows: int, vocab_size: int, generator: np.random.Generator)
 class Oracle:
     """The CPU executor's sampler for the same rows."""
 
-    def __init__(self, inits: Sequence[RowInit], vocab_size: int) -> None:
-        self._sampler = Sampler(len(inits), vocab_size)
+    def __init__(
+        self, inits: Sequence[RowInit], vocab_size: int, mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    ) -> None:
+        self._sampler = Sampler(len(inits), vocab_size, mode)
         self._num_outputs = np.zeros(len(inits), np.int64)
         self._inits = inits
         for init in inits:

@@ -239,9 +239,9 @@ class WorkerConfig(ModelSettings):
                     raise InvalidRequest(
                         f"{name}={getattr(self, name)} needs executor=cuda, got executor={self.executor}", field=name
                     )
-        if self.executor != "cpu" and self.logprobs_mode != "raw_logprobs":
+        if self.executor == "sim" and self.logprobs_mode != "raw_logprobs":
             raise InvalidRequest(
-                f"logprobs_mode={self.logprobs_mode} needs executor=cpu, got executor={self.executor}",
+                f"logprobs_mode={self.logprobs_mode} needs executor=cpu or cuda, got executor=sim",
                 field="logprobs_mode",
             )
         if self.num_blocks and self.kv_cache_memory:

@@ -203,7 +203,8 @@ class ModelSettings:
         metadata={
             "help": "What is given as log-probabilities of sampled tokens: the model's (raw), or what tokens are drawn "
             "from, after penalties, masks, temperature and filters (processed); logits are not normalized. Others than "
-            "raw_logprobs need executor=cpu, and do not rank beams or best_of.",
+            "raw_logprobs do not rank beams or best_of. Under executor=cuda, processed values take "
+            "max_num_requests * vocab_size * 4 bytes of the GPU.",
             "choices": ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
         },
     )

@@ -11,7 +11,7 @@ from baton.kernels.sampling.collect import _collect_kernel
 from baton.kernels.sampling.cuts import _guess_kernel, _sample_kernel
 from baton.kernels.sampling.draw import _choose_kernel, _draw_kernel, _draw_special_kernel, _prove_kernel
 from baton.kernels.sampling.restrict import _restrict_kernel
-from baton.kernels.sampling.scores import _score_parts_kernel, _score_rows_kernel
+from baton.kernels.sampling.scores import _keep_kernel, _score_parts_kernel, _score_rows_kernel
 from baton.kernels.sampling.search import _search_few_kernel, _search_many_kernel
 from baton.kernels.sampling.state import MOST_LIKELY, MOST_NAMED, SamplingState, Sizes
 from baton.kernels.sampling.tops import _tops_kernel
@@ -54,7 +54,8 @@ def sample_special(
 ) -> None:
     """Samples the other rows, and rows with a mask in state.mask_of, after sample_tokens, whose `out` it overwrites.
 
-    Counts the sampled tokens. Does not change the logits.
+    Counts the sampled tokens. Does not change the logits. Stores those that tokens are drawn from, if the state keeps
+    them.
     """
     num_rows = logits.shape[0]
     sizes, columns, num_parts = state.sizes, state.columns, state.num_parts
@@ -153,12 +154,28 @@ def sample_special(
     )
     _search_many_kernel[rows](*search, *look, FEW=sizes.few, SCAN=sizes.scan, num_warps=16, **searched, **cut)
     _draw_edited(logits, state, batch_rows, seq_lens, late=True)
+    if state.processed is not None:
+        _keep_kernel[parts](
+            state.processed,
+            state.bounds,
+            state.needs,
+            *look[:-1],
+            PROMPT=state.counts.prompt_flag,
+            PART=sizes.part,
+            num_warps=8,
+            **options,
+        )
     _choose(logits, out, state, batch_rows, seq_lens, token_ids, special=True)
 
 
-def score_tokens(logits: Tensor, tokens: Tensor, state: SamplingState, batch_rows: Tensor) -> Tensor:
+def score_tokens(
+    logits: Tensor, tokens: Tensor, state: SamplingState, batch_rows: Tensor, *, normalized: bool = True
+) -> Tensor:
     """Returns [num_rows, FOUND_WIDTH] int32 for rows that ask for log-probabilities: those of the sampled tokens
-    [num_rows] int32, their ranks, the most likely tokens, theirs, and those of the tokens in the row's lists."""
+    [num_rows] int32, their ranks, the most likely tokens, theirs, and those of the tokens in the row's lists.
+
+    Without `normalized`, returns the logits themselves instead of log-probabilities.
+    """
     num_rows = logits.shape[0]
     scratch = (state.score_tops, state.score_sums, state.ranks, state.likely_logits, state.likely_tokens)
     columns, options = state.columns, _options(logits)
@@ -191,6 +208,7 @@ def score_tokens(logits: Tensor, tokens: Tensor, state: SamplingState, batch_row
         PARTS_PAD=state.parts_pad,
         MOST=MOST_LIKELY,
         NAMED=MOST_NAMED,
+        NORMALIZED=normalized,
         num_warps=4,
         **options,
     )

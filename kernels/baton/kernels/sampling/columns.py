@@ -45,6 +45,7 @@ PENALIZED = tl.constexpr(4)
 ALLOWED = tl.constexpr(8)  # the lists have a bitmap of the allowed tokens
 SUPPRESSED = tl.constexpr(16)  # ... and one of tokens that are forbidden before MIN_TOKENS
 RULED = tl.constexpr(32)  # sequences or a reasoning limit
+KEPT = tl.constexpr(64)  # the logits that it draws from are stored, so its filters' bound must be exact
 RESTRICTED = tl.constexpr(8 | 16 | 32)  # some tokens are forbidden
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.sampling.columns import FLAGS, MIN_P, TEMPERATURE, TOP_K, TOP_P, load_fraction, load_number
+from baton.kernels.sampling.columns import FLAGS, KEPT, MIN_P, TEMPERATURE, TOP_K, TOP_P, load_fraction, load_number
 from baton.kernels.sampling.edits import edited_logits
 from baton.kernels.sampling.keys import kth_largest, ordered, unordered
 from baton.kernels.sampling.needs import NEEDS_FILTERS, NEEDS_RESTRICTION, NEEDS_SAMPLE, NEEDS_TRIAL
@@ -235,8 +235,10 @@ def _sample_kernel(
         min_p = load_fraction(row_ptr, stride, MIN_P)
         if min_p > 0:
             least = tl.maximum(least, tl.div_rn(top, temperature) + tl.log(min_p))
-        tl.store(bounds_ptr + row, least)
-        tl.store(needs_ptr + row, (needs & ~NEEDS_FILTERS) | NEEDS_TRIAL)
+        # A trial leaves the bound unknown.
+        if (load_number(row_ptr, stride, FLAGS) & KEPT) == 0:
+            tl.store(bounds_ptr + row, least)
+            tl.store(needs_ptr + row, (needs & ~NEEDS_FILTERS) | NEEDS_TRIAL)
     tl.store(cuts_ptr + row * 4, low)
     tl.store(cuts_ptr + row * 4 + 1, high)
     _store_chunks(chunks_ptr + first_chunk, chunk_counts_ptr + row, tops, used, low)

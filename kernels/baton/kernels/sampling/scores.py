@@ -1,4 +1,7 @@
-"""Log-probabilities of sampled, most likely and named tokens: reference.logprobs on the device."""
+"""Log-probabilities of sampled, most likely and named tokens: reference.logprobs on the device.
+
+They are of the model's logits, or of those that tokens are drawn from, which are stored for this.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,67 @@ from baton.kernels.sampling.columns import (
     NUM_SEQUENCES,
     SEQUENCE_WIDTH,
     SUPPRESSED,
+    TEMPERATURE,
+    is_filtered,
+    load_fraction,
     load_lists,
     load_number,
 )
+from baton.kernels.sampling.edits import edited_logits
+from baton.kernels.sampling.needs import NEEDS_RESTRICTION
+
+
+@triton.jit(do_not_specialize_on_alignment=["batch_rows_ptr"])
+def _keep_kernel(
+    processed_ptr,  # [num_rows, vocab_size] fp32
+    bounds_ptr,  # [num_rows] fp32: the lowest logit / temperature that passes the filters
+    needs_ptr,  # [num_rows] int32
+    logits_ptr,  # [num_rows, logits_stride]
+    batch_rows_ptr,  # [num_rows] int32; -1 is padding
+    columns_ptr,
+    counts_ptr,  # [batch_rows, counts_stride]
+    bits_ptr,  # [num_rows, bits_stride] int32
+    stride,
+    logits_stride,
+    counts_stride,
+    bits_stride,
+    vocab_size,
+    PROMPT: tl.constexpr,
+    PART: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """edited logits / temperature; -inf where the filters exclude a token. At temperature 0: edited logits"""
+    # grid: (num_parts, num_rows)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(1).to(tl.int64)
+    batch_row = tl.load(batch_rows_ptr + row).to(tl.int64)
+    if batch_row < 0:
+        return
+    row_ptr = columns_ptr + batch_row
+    if load_number(row_ptr, stride, NUM_LOGPROBS) < 0:
+        return
+    index = tl.program_id(0) * PART + tl.arange(0, PART)
+    inside = index < vocab_size
+    logits = edited_logits(
+        logits_ptr + row * logits_stride,
+        index,
+        inside,
+        row_ptr,
+        stride,
+        load_number(row_ptr, stride, FLAGS),
+        counts_ptr + batch_row * counts_stride,
+        bits_ptr + row * bits_stride,
+        (tl.load(needs_ptr + row) & NEEDS_RESTRICTION) != 0,
+        PROMPT,
+    )
+    temperature = load_fraction(row_ptr, stride, TEMPERATURE)
+    if temperature > 0:
+        logits = tl.div_rn(logits, tl.zeros_like(logits) + temperature)
+        if is_filtered(row_ptr, stride):
+            logits = tl.where(logits >= tl.load(bounds_ptr + row), logits, float("-inf"))
+    tl.store(processed_ptr + row * vocab_size + index, logits, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens_ptr", "batch_rows_ptr"])
@@ -60,14 +121,16 @@ def _score_parts_kernel(
     place = row * num_parts + part
     top = tl.max(logits, 0)
     tl.store(part_tops_ptr + place, top)
-    tl.store(part_sums_ptr + place, tl.sum(tl.exp(logits - top), 0))
+    lowest = tl.maximum(top, -3.4e38)  # a part without tokens gives exp(-inf - finite) = 0
+    tl.store(part_sums_ptr + place, tl.sum(tl.exp(logits - lowest), 0))
     tl.store(ranks_ptr + place, tl.sum((logits > drawn).to(tl.int32), 0))
+    left = index < vocab_size
     for item in range(tl.minimum(num_logprobs, MOST)):
-        largest = tl.max(logits, 0)
-        token = tl.min(tl.where(logits == largest, index, 2147483647), 0)
+        largest = tl.max(tl.where(left, logits, float("-inf")), 0)
+        token = tl.min(tl.where(left & (logits == largest), index, 2147483647), 0)
         tl.store(likely_logits_ptr + place * MOST + item, largest)
         tl.store(likely_tokens_ptr + place * MOST + item, token)
-        logits = tl.where(index == token, float("-inf"), logits)
+        left = left & (index != token)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens_ptr", "batch_rows_ptr"])
@@ -89,9 +152,10 @@ def _score_rows_kernel(
     PARTS_PAD: tl.constexpr,
     MOST: tl.constexpr,
     NAMED: tl.constexpr,
+    NORMALIZED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """l - log(sum of exp(l)); the largest of all parts by merging the parts' own"""
+    """l - log(sum of exp(l)), or l unless NORMALIZED; the largest of all parts by merging the parts' own"""
     # grid: (num_rows)
     if OVERLAP:
         gdc_launch_dependents()
@@ -109,8 +173,10 @@ def _score_rows_kernel(
     place = row * num_parts + parts
     tops = tl.load(part_tops_ptr + place, mask=used, other=float("-inf"))
     sums = tl.load(part_sums_ptr + place, mask=used, other=0.0)
-    top = tl.max(tops, 0)
-    norm = top + tl.log(tl.sum(sums * tl.exp(tops - top), 0))
+    norm = 0.0
+    if NORMALIZED:
+        top = tl.maximum(tl.max(tops, 0), -3.4e38)
+        norm = top + tl.log(tl.sum(sums * tl.exp(tops - top), 0))
     base = logits_ptr + row * logits_stride
     drawn = tl.load(base + tl.load(tokens_ptr + row)).to(tl.float32)
     found = found_ptr + row * (2 + 2 * MOST + NAMED)

@@ -37,6 +37,7 @@ class SamplingState:
         max_model_len: int,
         device: torch.device,
         sizes: Sizes = Sizes(),
+        keeps_processed: bool = False,
     ) -> None:
         self.sizes = sizes
         self.vocab_size = vocab_size
@@ -74,6 +75,12 @@ class SamplingState:
         self.score_tops, self.score_sums, self.ranks = floats(num_parts), floats(num_parts), integers(num_parts)
         self.likely_logits, self.likely_tokens = floats(num_parts * MOST_LIKELY), integers(num_parts * MOST_LIKELY)
         self.found = integers(num_rows * FOUND_WIDTH).view(num_rows, FOUND_WIDTH)
+        # The logits that tokens are drawn from, of rows that ask for log-probabilities. None: the model's are scored.
+        self.processed = floats(num_rows * vocab_size).view(num_rows, vocab_size) if keeps_processed else None
+
+    def scored(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns the logits that log-probabilities are of, for the step's logits [num_rows, vocab_size]."""
+        return logits if self.processed is None else self.processed[: len(logits)]
 
 
 # Words per row: log-probability of the sampled token, its rank, likely tokens, theirs, those of named tokens.

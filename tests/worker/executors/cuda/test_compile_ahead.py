@@ -34,6 +34,7 @@ from baton.kernels.pooling.pick import pick_vectors  # noqa: E402
 from baton.kernels.pooling_spec import ACTIVATIONS, PICKS, Activation, Pick  # noqa: E402
 from baton.kernels.rope.rope_cache import rope_in_place  # noqa: E402
 from baton.kernels.routing import Gate  # noqa: E402
+from baton.kernels.sampling import SamplingState, sample_special, score_tokens  # noqa: E402
 from baton.kernels.step_inputs import _step_inputs_kernel, step_inputs  # noqa: E402
 from baton.worker.executors.base import DeviceLost  # noqa: E402
 from baton.worker.executors.cuda.compilation import compiler, compilers  # noqa: E402
@@ -125,6 +126,13 @@ def finish_on_hopper(activation: Activation) -> None:
     finish_vectors(torch.zeros(2, 384), torch.zeros(2, 2, dtype=torch.int64), activation)
 
 
+def processed_logprobs() -> None:
+    state = SamplingState(2, 5000, 100, torch.device("cpu"), keeps_processed=True)
+    logits, row = torch.zeros(2, 5000, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
+    sample_special(logits, row, state, row, row, torch.zeros(2, 100, dtype=torch.int32))
+    score_tokens(state.scored(logits), row, state, row, normalized=False)
+
+
 def quantized(numbers: Numbers, num_tokens: int) -> None:
     n, k = 128, 256
     x = torch.zeros(num_tokens, k, dtype=torch.bfloat16)
@@ -205,6 +213,18 @@ def test_hoppers_kernels_compile_with_this_triton(cache: Path, launch: Callable[
     (said,) = collected(launch)
     job = read_job(said, HOPPER)
     assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
+
+
+def test_kernels_of_processed_log_probabilities_compile_with_this_triton(cache: Path) -> None:
+    names = {"_keep_kernel", "_score_parts_kernel", "_score_rows_kernel"}
+    jobs = [read_job(said, HOPPER) for said in collected(processed_logprobs) if _name_of(said) in names]
+    assert len(jobs) == len(names)
+    for job in jobs:
+        assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
+
+
+def _name_of(said: str) -> str:
+    return str(json.loads(said)["name"]).rpartition(".")[2]
 
 
 @pytest.mark.parametrize("numbers", ["e4m3", "words", "rows_of_words"])

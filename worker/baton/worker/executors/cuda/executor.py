@@ -55,6 +55,7 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import make_model
+from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.weights.loading import (
     LoadedModel,
 )
@@ -178,6 +179,7 @@ class CudaExecutor(DeviceExecutor):
             captured=self._captured,
             batch_invariant=self._config.batch_invariant,
             processors=self.processors,
+            logprobs_mode=LogprobsMode(self._config.logprobs_mode),
         )
 
     def _make_host_cache(self, phases: StartPhases) -> HostCache | None:

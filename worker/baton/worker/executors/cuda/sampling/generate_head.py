@@ -22,6 +22,7 @@ from baton.worker.executors.cuda.sampling.sampler import DeviceSampler
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn, leave_out
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.model import Model
+from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS, ProcessorSet
 
 
@@ -80,12 +81,13 @@ class GenerateHead:
         captured: bool,
         batch_invariant: bool = False,
         processors: ProcessorSet = NO_PROCESSORS,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         # Shared by captured steps; untouched without them.
         self.logits = torch.empty(num_rows if captured else 0, vocab_size, dtype=dtype, device=device)
         self._batch = batch
         self._processing = DeviceProcessing(processors, batch)
-        self._sampler = DeviceSampler(num_rows, vocab_size, batch, device)
+        self._sampler = DeviceSampler(num_rows, vocab_size, batch, device, logprobs_mode=logprobs_mode)
         self._prompt_logprobs = DevicePromptLogprobs(batch, batch_invariant=batch_invariant)
         self._device = device
         self._tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)

@@ -25,7 +25,7 @@ class Processed(NamedTuple):
     before: Tensor | None = None  # their logits
 
     def restore(self, logits: Tensor) -> None:
-        """Writes the model's own logits back, of which log-probabilities are."""
+        """Writes the model's own logits back, of which raw log-probabilities are."""
         if self.indices is not None and self.before is not None:
             logits.index_copy_(0, self.indices, self.before)
 

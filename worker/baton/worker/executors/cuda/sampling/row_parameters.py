@@ -70,9 +70,11 @@ def row_lists(sampling: SamplingParams, vocab_size: int) -> RowLists:
     return RowLists(np.concatenate(words), flags, len(biases), len(sequences), width, len(named))
 
 
-def flags_of(sampling: SamplingParams, lists: RowLists) -> int:
-    """Returns the bits of columns.FLAGS."""
+def flags_of(sampling: SamplingParams, lists: RowLists, keeps_processed: bool = False) -> int:
+    """Returns the bits of columns.FLAGS. `keeps_processed`: log-probabilities are of the logits that are drawn from."""
     flags = lists.flags
+    if keeps_processed and sampling.logprobs is not None:
+        flags |= columns.KEPT.value
     if is_penalized(sampling):
         flags |= columns.PENALIZED.value
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
@@ -82,7 +84,11 @@ def flags_of(sampling: SamplingParams, lists: RowLists) -> int:
 
 
 def column_words(
-    inits: Sequence[RowInit], lists: Sequence[RowLists], addresses: Sequence[int], vocab_size: int
+    inits: Sequence[RowInit],
+    lists: Sequence[RowLists],
+    addresses: Sequence[int],
+    vocab_size: int,
+    keeps_processed: bool = False,
 ) -> Int32:
     """Returns the words of all columns, [len(inits), NUM_COLUMNS]. `addresses` of the rows' lists are on the device."""
     words = np.empty((len(inits), columns.NUM_COLUMNS), np.int32)
@@ -100,18 +106,19 @@ def column_words(
     words[:, 6:8] = [(_top_k(init.sampling, vocab_size), init.num_prompt_tokens) for init in inits]
     words[:, 8:10] = _halves([init.sampling.seed & _LOW_64 for init in inits])
     words[:, 12:14] = _halves(addresses)
+    flags = [flags_of(init.sampling, each, keeps_processed) for init, each in zip(inits, lists, strict=True)]
+    words[:, 10] = flags
     rest = [_rest(init.sampling, each, vocab_size) for init, each in zip(inits, lists, strict=True)]
-    words[:, [10, 11, *range(14, columns.NUM_COLUMNS)]] = rest
+    words[:, [11, *range(14, columns.NUM_COLUMNS)]] = rest
     return words
 
 
 def _rest(sampling: SamplingParams, lists: RowLists, vocab_size: int) -> tuple[int, ...]:
-    """Returns flags, min_tokens, and the columns after the lists' address."""
+    """Returns min_tokens, and the columns after the lists' address."""
     limit = sampling.reasoning_limit
     start = None if limit is None else limit.start_token_id
     num_logprobs = -1 if sampling.logprobs is None else num_likely(sampling, vocab_size)
     return (
-        flags_of(sampling, lists),
         sampling.min_tokens,
         lists.num_biases,
         lists.num_sequences,

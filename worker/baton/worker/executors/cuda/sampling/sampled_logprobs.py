@@ -32,7 +32,13 @@ class PendingLogprobs:
 
     @classmethod
     def of(
-        cls, indices: list[int], sampling: list[SamplingParams], found: Tensor, logits: Tensor, tokens: Tensor
+        cls,
+        indices: list[int],
+        sampling: list[SamplingParams],
+        found: Tensor,
+        logits: Tensor,
+        tokens: Tensor,
+        normalized: bool = True,
     ) -> PendingLogprobs:
         """Starts the copies for `indices` of the rows of logits [num_rows, vocab] and sampled tokens [num_rows]."""
         pending = cls(indices, sampling, logits.shape[1], to_pinned(found))
@@ -40,7 +46,7 @@ class PendingLogprobs:
             if _is_wide(params, logits.shape[1]):
                 # One by one, because PyTorch splits a sum over a row depending on the number of rows.
                 own = slice(index, index + 1)
-                found_wide = _wide(params, logits[own], tokens[own].long())
+                found_wide = _wide(params, logits[own], tokens[own].long(), normalized)
                 pending.wide[position] = [to_pinned(tensor) for tensor in found_wide]
         return pending
 
@@ -83,10 +89,10 @@ def _is_wide(params: SamplingParams, vocab_size: int) -> bool:
     return num_likely(params, vocab_size) > MOST_LIKELY or len(params.logprob_token_ids) > MOST_NAMED
 
 
-def _wide(params: SamplingParams, logits: Tensor, tokens: Tensor) -> list[Tensor]:
+def _wide(params: SamplingParams, logits: Tensor, tokens: Tensor, normalized: bool) -> list[Tensor]:
     named = params.logprob_token_ids
     if named:
         ids = torch.tensor([named], dtype=torch.int64).to(logits.device, non_blocking=True)
-        return [token_logprobs(logits, ids)[0]]
-    found = row_logprobs(logits, tokens, num_likely(params, logits.shape[1]))
+        return [token_logprobs(logits, ids, normalized)[0]]
+    found = row_logprobs(logits, tokens, num_likely(params, logits.shape[1]), normalized)
     return [found.top_token_ids[0], found.top_logprobs[0]]

@@ -16,6 +16,7 @@ from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.uploads import Patches, PinnedRing
 from baton.worker.executors.cuda.sampling.row_parameters import RowLists, column_words, flags_of, row_lists
 from baton.worker.executors.cuda.sampling.sampled_logprobs import PendingLogprobs
+from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.penalties import is_penalized
 
 _USUAL_LISTS = 1 << 14  # words
@@ -35,13 +36,22 @@ class DeviceSampler:
     """
 
     def __init__(
-        self, num_rows: int, vocab_size: int, batch: DeviceBatch, device: torch.device, sizes: Sizes | None = None
+        self,
+        num_rows: int,
+        vocab_size: int,
+        batch: DeviceBatch,
+        device: torch.device,
+        sizes: Sizes | None = None,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
+        self._mode = logprobs_mode
         self._vocab_size = vocab_size
         self._batch = batch
         self._device = device
         max_model_len = batch.token_ids.shape[1]
-        self._state = SamplingState(num_rows, vocab_size, max_model_len, device, sizes or Sizes())
+        self._state = SamplingState(
+            num_rows, vocab_size, max_model_len, device, sizes or Sizes(), logprobs_mode.is_processed
+        )
         columns = self._state.columns
         self._patches = Patches(columns.words, columns.words.numel())
         self._lists_up = PinnedRing(_USUAL_LISTS, torch.int32)
@@ -64,10 +74,11 @@ class DeviceSampler:
         lists = [row_lists(init.sampling, self._vocab_size) for init in inits]
         for init, each in zip(inits, lists, strict=True):
             self._params[init.row] = init.sampling
-            self._special[init.row] = bool(flags_of(init.sampling, each) & SPECIAL.value)
+            flags = flags_of(init.sampling, each, self._mode.is_processed)
+            self._special[init.row] = bool(flags & SPECIAL.value)
             self._asking[init.row] = init.sampling.logprobs is not None
         addresses, counted = self._upload_lists(inits, lists)
-        words = column_words(inits, lists, addresses, self._vocab_size)
+        words = column_words(inits, lists, addresses, self._vocab_size, self._mode.is_processed)
         rows = np.array([init.row for init in inits], np.int64)
         indices = rows[:, None] + self._state.columns.stride * np.arange(words.shape[1])
         self._patches.write(indices.reshape(-1), words.reshape(-1))
@@ -136,14 +147,16 @@ class DeviceSampler:
 
     def score(self, logits: Tensor, batch_rows: Tensor, tokens: Tensor) -> None:
         """Computes log-probabilities of sampled tokens [num_rows] and of their alternatives, for `logprobs`."""
-        score_tokens(logits, tokens, self._state, batch_rows)
+        scored = self._state.scored(logits)
+        score_tokens(scored, tokens, self._state, batch_rows, normalized=self._mode.is_normalized)
 
     def logprobs(self, plan: StepPlan, logits: Tensor, tokens: Tensor) -> PendingLogprobs:
         """Returns the results of `score` for logits and tokens of the plan's rows that sample."""
         rows = plan.rows[plan.samples]
         asking: NDArray[np.int64] = np.flatnonzero(self._asking[rows])
         sampling = [self._of(row) for row in rows[asking].tolist()]
-        return PendingLogprobs.of(asking.tolist(), sampling, self._state.found[: len(rows)], logits, tokens)
+        found, scored = self._state.found[: len(rows)], self._state.scored(logits)
+        return PendingLogprobs.of(asking.tolist(), sampling, found, scored, tokens, self._mode.is_normalized)
 
     def _of(self, row: int) -> SamplingParams:
         params = self._params[row]
