@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from support.engine import packed_models
 from support.engine.interpreted_card import use_interpreted_card
-from support.engine.packed_models import FORMATS, write
+from support.engine.packed_models import FORMATS, write, write_gpt_oss
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import generate_greedily
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cuda.start import start_cuda_executor
+from baton.worker.quantization.quantized.cuda_experts import CudaPackedExperts
 
 pytestmark = pytest.mark.interpreted
 
@@ -44,7 +45,32 @@ def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp
     assert "unquantized" not in executor.facts.weight_format
 
 
-def test_packed_experts_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["awq", "fp8-blocks"])
+def test_packed_experts_have_the_tokens_of_their_dequantized_weights(name: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, packed_models.with_experts(), FORMATS[name])
+    harness = StepHarness(start_cuda_executor(config(tmp_path)))
+    running = harness.admit(PROMPT)
+    harness.run(COUNT, chunk=8)
+    assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
+
+
+def test_experts_of_gpt_oss_have_the_tokens_of_their_dequantized_weights(tmp_path: Path) -> None:
+    oracle = write_gpt_oss(tmp_path, packed_models.gpt_oss())
+    harness = StepHarness(start_cuda_executor(config(tmp_path)))
+    running = harness.admit(PROMPT)
+    harness.run(COUNT, chunk=8)
+    assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
+
+
+def test_a_start_refuses_sums_of_experts_that_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, packed_models.with_experts(), FORMATS["awq"])
-    with pytest.raises(InvalidRequest, match="MixtralForCausalLM has experts, whose weights executor=cuda does not"):
+    right = CudaPackedExperts.run
+    monkeypatch.setattr(CudaPackedExperts, "run", lambda *given: right(*given) * 1.01)
+    with pytest.raises(InvalidRequest, match=r"a sum of experts in awq, .* differs from that of the dequantized"):
+        start_cuda_executor(config(tmp_path))
+
+
+def test_experts_whose_gates_and_ups_share_no_matrix_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, packed_models.with_experts(), FORMATS["gptq-order"])
+    with pytest.raises(Unsupported, match=r"no kernels for experts in gptq, 4 bits, .* whose gates and ups share no"):
         start_cuda_executor(config(tmp_path))

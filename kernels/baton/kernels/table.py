@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +20,7 @@ _HALF = frozenset({torch.bfloat16, torch.float16})
 _FLOATS = _HALF | {torch.float32}
 _ANY = range(1 << 62)
 _ENDLESS = float("inf")
+_PLAIN = frozenset({"plain"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Case:
     num_cells: int = 1  # sequences times KV heads, of decodes
     num_pairs: int = 1 << 20  # of a token and an expert
     num_experts: int = 1
+    # Of experts. plain: in the dtype of activations; rounding: e4m3 that the GPU multiplies with rounded activations.
+    weights: Literal["plain", "rounding", "packed"] = "plain"
     bias: bool = False
     window: bool = False
     soft_cap: bool = False
@@ -58,6 +61,7 @@ class Row:
     cells: range = _ANY
     pairs: range = _ANY  # of a token and an expert
     pairs_per_expert: tuple[float, float] = (0, _ENDLESS)
+    weights: Container[str] = _PLAIN
     quantized: bool = True  # supports a KV cache of another dtype than the activations'
     biases: bool = True
     windows: bool = True
@@ -84,6 +88,7 @@ class Row:
             "num_cells": case.num_cells in self.cells,
             "num_pairs": case.num_pairs in self.pairs
             and self.pairs_per_expert[0] <= case.num_pairs / case.num_experts <= self.pairs_per_expert[1],
+            "weights": case.weights in self.weights,
             "stored": self.quantized or case.stored in (None, case.dtype),
             "bias": self.biases or not case.bias,
             "window": self.windows or not case.window,
@@ -164,7 +169,17 @@ HOPPER_EXPERTS = Row(
     pairs_per_expert=(48, _ENDLESS),
     batch_invariant=False,
 )
-EXPERTS = Row("run_experts", "baton.kernels.moe.experts:run_experts")
+ROUNDED_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.experts:run_rounded_experts",
+    dtypes=_HALF,
+    pairs_per_expert=(32, _ENDLESS),
+    weights=frozenset({"rounding"}),
+    batch_invariant=False,
+)
+EXPERTS = Row(
+    "run_experts", "baton.kernels.moe.experts:run_experts", weights=frozenset({"plain", "rounding", "packed"})
+)
 
 TABLE = (
     HOPPER_DECODE,
@@ -212,6 +227,7 @@ TABLE = (
     Row("route", f"{_REFERENCE}.moe.route:route", device="cpu"),
     FEW_EXPERTS,
     HOPPER_EXPERTS,
+    ROUNDED_EXPERTS,
     EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),

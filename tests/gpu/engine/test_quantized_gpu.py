@@ -74,7 +74,51 @@ def test_sleeping_and_waking_keeps_packed_weights(name: str, tmp_path: Path) -> 
     assert distributions(executor, LENGTHS) == before
 
 
-def test_packed_experts_are_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path, packed_models.with_experts(), FORMATS["awq"])
-    with pytest.raises(ServiceError, match="has experts, whose weights executor=cuda does not compute in the format"):
+EXPERTS = ["fp8-blocks-across-parts", "fp8-tensor", "compressed-fp8-channel", "gptq-zeros", "awq", "compressed-w4a16"]
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_have_the_distributions_of_their_dequantized_weights(name: str, tmp_path: Path) -> None:
+    packed, meant = tmp_path / "packed", tmp_path / "meant"
+    write(packed, packed_models.qwen3_moe(), FORMATS[name]).save_pretrained(meant)
+    ours, plain = (executor_for(folder, dtype="bfloat16") for folder in (packed, meant))
+    assert "unquantized" not in ours.facts.weight_format
+    assert difference(distributions(ours, LENGTHS), distributions(plain, LENGTHS)) < 0.05
+    assert difference(distributions(ours, LONG), distributions(plain, LONG)) < (0.3 if "fp8" in name else 0.05)
+
+
+def test_experts_of_gpt_oss_have_the_distributions_of_their_dequantized_weights(tmp_path: Path) -> None:
+    packed, meant = tmp_path / "packed", tmp_path / "meant"
+    packed_models.write_gpt_oss(packed, packed_models.gpt_oss()).save_pretrained(meant)
+    ours, plain = (executor_for(folder, dtype="bfloat16") for folder in (packed, meant))
+    assert "mxfp4" in ours.facts.weight_format
+    for lengths in (LENGTHS, LONG):
+        assert difference(distributions(ours, lengths), distributions(plain, lengths)) < 0.05
+
+
+def test_experts_rounded_at_load_have_nearly_the_distributions_of_the_checkpoint(tmp_path: Path) -> None:
+    packed_models.qwen3_moe().save_pretrained(tmp_path)
+    ours = executor_for(tmp_path, dtype="bfloat16", quantization="fp8")
+    assert "rounded at load" in ours.facts.weight_format
+    plain = executor_for(tmp_path, dtype="bfloat16")
+    for lengths in (LENGTHS, LONG):
+        assert difference(distributions(ours, lengths), distributions(plain, lengths)) < 0.3
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks-across-parts", "awq"])
+def test_batch_invariant_experts_have_the_same_bits_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
+    write(tmp_path, packed_models.qwen3_moe(), FORMATS[name])
+    executor = executor_for(tmp_path, dtype="bfloat16", batch_invariant=True)
+    together = distributions(executor, LENGTHS + LONG)
+    numbers = np.random.default_rng(3)
+    for length, expected in zip(LENGTHS + LONG, together, strict=True):
+        prompt = numbers.integers(3, 160, size=length).tolist()
+        (alone,) = generate(engine_over(executor), [prompt], 2, ASKING)
+        first = alone.logprobs[0]
+        assert dict(zip(first.top_token_ids, first.top_logprobs, strict=True)) == expected
+
+
+def test_formats_without_kernels_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, packed_models.with_experts(), FORMATS["gptq-order"])
+    with pytest.raises(ServiceError, match=r"has no kernels for experts in gptq, .* whose gates and ups share no"):
         executor_for(tmp_path, dtype="bfloat16")

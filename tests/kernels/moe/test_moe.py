@@ -11,8 +11,9 @@ from torch import Tensor
 
 from baton.kernels import reference
 from baton.kernels.moe.align import align
-from baton.kernels.moe.experts import choose_tile, choose_tiling, run_experts
+from baton.kernels.moe.experts import run_experts
 from baton.kernels.moe.few import run_few
+from baton.kernels.moe.tiling import choose_tile, choose_tiling
 from baton.kernels.routing import Gate
 
 

@@ -17,6 +17,7 @@ from support.engine.packed_weights import (
     gptq,
     int8,
     int8_with_zeros,
+    mxfp4,
     nvfp4,
     packed_integers,
     packed_mxfp4,
@@ -26,6 +27,7 @@ from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_shape import SHAPE
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -34,8 +36,13 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+_WIDE = {**SHAPE, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "initializer_range": 0.1}
+_ALL_CHOSEN = {"num_experts_per_tok": 4}
 WHOLE, ROW = (10_000, 10_000), (1, 10_000)
 LINEARS = re.compile(r".*(_proj|_linear|\.w[123])\.weight")
 
@@ -118,6 +125,24 @@ def with_experts() -> PreTrainedModel:
     return with_random_vectors(lambda: MixtralForCausalLM(config), seed=4)
 
 
+def qwen3_moe() -> PreTrainedModel:
+    """Returns a model whose tokens choose all experts, so that rounding changes no choice."""
+    config = Qwen3MoeConfig(**_WIDE, **_ALL_CHOSEN, num_experts=4, moe_intermediate_size=128, norm_topk_prob=True)
+    return with_random_vectors(lambda: Qwen3MoeForCausalLM(config), seed=6)
+
+
+def gpt_oss() -> GptOssForCausalLM:
+    """As `qwen3_moe`, with biases and clamped gates."""
+    config = GptOssConfig(**_WIDE, **_ALL_CHOSEN, num_local_experts=4, sliding_window=16, swiglu_limit=1.5)
+    torch.manual_seed(8)
+    model = GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("proj_bias", "sinks")):
+                parameter.normal_(0.0, 0.2)
+    return model
+
+
 def write(folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$^") -> PreTrainedModel:
     """Writes the model with packed linears. Returns it with the weights that these mean.
 
@@ -152,10 +177,17 @@ def change_config(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def write_gpt_oss(folder: Path, model: GptOssForCausalLM, packed: Mapping[str, torch.Tensor]) -> None:
-    """Writes a gpt-oss whose stacks of experts are replaced by the packed tensors."""
+def write_gpt_oss(folder: Path, model: GptOssForCausalLM) -> GptOssForCausalLM:
+    """Writes a gpt-oss with its experts in MXFP4. Returns it with the weights that these mean."""
+    packed = {}
+    for name, parameter in list(model.named_parameters()):
+        if re.fullmatch(r".*experts\.(gate_up|down)_proj", name):
+            blocks, scales, _ = mxfp4(parameter.detach().transpose(1, 2).contiguous())
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            parameter.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     kept = {name: one for name, one in tensors.items() if not name.endswith(("gate_up_proj", "down_proj"))}
     save_file({**kept, **packed}, folder / "model.safetensors")
     change_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return model

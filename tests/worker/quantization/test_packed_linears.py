@@ -11,13 +11,12 @@ import torch
 from support.engine.packed_models import FORMATS
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.rpc.errors import InvalidRequest
 from baton.worker.config_model import WEIGHT_FORMATS
 from baton.worker.layers.cpu.device import CpuKernels
 from baton.worker.quantization.base import LinearShape, Params, Part, QuantMethod
 from baton.worker.quantization.formats.modules import Modules
 from baton.worker.quantization.formats.table import FORMATS as ROWS
-from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.quantized.few_rows import FewRows
 
 KERNELS = CpuKernels()
@@ -203,12 +202,6 @@ def test_routers_and_heads_stay_as_they_are_unless_the_format_has_them() -> None
     assert method_for("fp8-blocks", head).name == method_for("gptq", head).name == "unquantized"
     assert method_for("gptq", head, lm_head=True).name == "gptq, 4 bits, groups of 32"
     assert method_for("gptq", replace(head, kind="router"), lm_head=True).name == "unquantized"
-
-
-def test_a_gpu_refuses_packed_experts_by_name() -> None:
-    method = method_for("awq", shape_of(64))
-    with pytest.raises(Unsupported, match="executor=cuda has no kernels for experts in awq, 4 bits, groups of 32"):
-        PackedExperts(method, method).on_cuda(KERNELS, torch.device("cuda", 0), batch_invariant=False)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # n
 from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
 from baton.kernels.linear.quantized.weight import Numbers, PackedWeight  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
+from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
@@ -145,6 +146,30 @@ def quantized(numbers: Numbers, num_tokens: int) -> None:
     quantized_linear(x, weight, None)
 
 
+def packed_experts(numbers: Numbers, tile: int, rounded: bool = False) -> None:
+    hidden, size = 256, 256
+    ids = torch.zeros(4 * tile, dtype=torch.int32)
+    aligned = Alignment(ids, ids[:4], ids, ids[:4].view(2, 2), tile)
+    up, down = (_expert(numbers, n, k) for n, k in ((2 * size, hidden), (hidden, size)))
+    x = torch.zeros(32, hidden, dtype=FP8 if rounded else torch.bfloat16)
+    rows = Rows(x, torch.zeros(2, 32) if rounded else None)
+    down_and_sum(gate_and_up(rows, aligned, 2, up, Gate()), aligned, torch.zeros(32, 2), down, torch.bfloat16)
+
+
+def _expert(numbers: Numbers, n: int, k: int) -> PackedWeight:
+    if numbers == "e4m3":
+        scale = torch.zeros(n // 128, k // 128)
+        return PackedWeight(
+            numbers, torch.zeros(n, k).to(FP8), n, scale=scale, scale_rows=128, group=128, num_experts=2
+        )
+    if numbers == "e2m1":
+        stored, scale = torch.zeros(n, k // 2, dtype=torch.uint8), torch.zeros(n, k // 32, dtype=torch.uint8)
+        bias = torch.zeros(n, dtype=torch.bfloat16)
+        return PackedWeight(numbers, stored, n, 4, scale, group=32, bias=bias, num_experts=2)
+    stored, scale = torch.zeros(n * k // 8, dtype=torch.int32), torch.zeros(n, k // 128)
+    return PackedWeight(numbers, stored, n, 4, scale, group=128, num_experts=2)
+
+
 def inputs() -> None:
     numbers = torch.zeros(2, 2, dtype=torch.int32)
     row = numbers[0]
@@ -244,6 +269,22 @@ def test_many_tokens_are_multiplied_in_8_bits(cache: Path) -> None:
     compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["ptx"] for job in jobs]
     assert len(compiled) == 2  # the other one rounds the tokens
     assert any(".f32.e4m3.e4m3" in ptx for ptx in compiled)
+
+
+@pytest.mark.parametrize("numbers", ["e4m3", "e2m1", "words", "rows_of_words"])
+def test_experts_are_multiplied_by_hoppers_matrix_unit_as_they_are_packed(cache: Path, numbers: Numbers) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, numbers, 16))]
+    compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm for job in jobs]
+    products = [asm for asm in compiled if "wgmma.mma_async" in asm["ptx"]]
+    assert len(products) == 2  # the third one sums
+    for asm in products:
+        assert re.search(r"ttng.warp_group_dot %\S+, %\S+, %\S+ \{.*: tensor<", asm["ttgir"])
+
+
+def test_many_pairs_are_multiplied_with_experts_in_8_bits(cache: Path) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, "e4m3", 128, True))]
+    compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["ptx"] for job in jobs]
+    assert sum(".f32.e4m3.e4m3" in ptx for ptx in compiled) == 2
 
 
 def test_without_collecting_kernels_are_compiled_where_they_are_launched(cache: Path, found: list[bool]) -> None:

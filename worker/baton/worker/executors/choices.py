@@ -23,6 +23,7 @@ _WORDS: Mapping[str, Callable[[Case], str]] = {
     "dtype": lambda case: f"{_plain(case.dtype)}",
     "head_dim": lambda case: f"head_dim {case.head_dim}",
     "block_size": lambda case: f"blocks of {case.block_size}",
+    "weights": lambda _: "packed experts",
     "stored": lambda case: f"KV in {_plain(case.stored)}",
     "bias": lambda _: "biases, LayerNorm or scaled updates",
     "window": lambda _: "windows",

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.worker.core import HeadKind
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import LayerSpec, NormSpec
+from baton.worker.layers.spec import ExpertsSpec, LayerSpec, NormSpec
 from baton.worker.models.names import TensorNames
 from baton.worker.models.pooling.spec import ClassifierSpec, Pick, PoolerSpec
 from baton.worker.models.transformers_backend.spec import TransformersSpec
@@ -105,6 +105,11 @@ class ModelConfig:
     def windows(self) -> tuple[int, ...]:
         """Keys that a query attends to, including its own, per layer; 0: all."""
         return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """The first layer's experts, of those that have some."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertsSpec)), None)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -45,6 +45,12 @@ def row_constants(weight: PackedWeight) -> dict[str, Any]:
     return {"ROW_SCALED": weight.row_scale is not None, "DIVIDES": weight.divides, "BIASED": weight.bias is not None}
 
 
+def expert_steps(weight: PackedWeight) -> dict[str, int]:
+    """Returns how far an expert's elements are behind those of the one before it."""
+    steps = {"STORED_STEP": weight.stored, "SCALE_STEP": weight.scale, "ZERO_STEP": weight.zero}
+    return {name: 0 if tensor is None else tensor.numel() for name, tensor in steps.items()}
+
+
 def _unit(weight: PackedWeight, most: int) -> int:
     """Returns how many columns, a power of 2, surely share scale and zero."""
     if weight.groups is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.linear.quantized.launch import constants, pointers, row_constants, row_pointers
-from baton.kernels.linear.quantized.unpack import finished, load_stored, tile_of
+from baton.kernels.linear.quantized.unpack import finished, times
 from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.overlap import overlaps
@@ -79,19 +79,14 @@ def _matrix_kernel(
         gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        stored = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         if K % BLOCK_K == 0:
             x = tl.load(col_ptr + start, mask=live, other=0.0)
         else:
             x = tl.load(col_ptr + start, mask=live & (start + ks < K)[:, None], other=0.0)
-        tile, scale = tile_of(
-            stored, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
-            SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
+        acc = times(
+            acc, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        if SCALED and UNIT == BLOCK_K:
-            acc += tl.dot(tile.to(x.dtype), x, input_precision="ieee") * scale
-        else:
-            acc = tl.dot(tile.to(x.dtype), x, acc, input_precision="ieee")
     at = cols.to(tl.int64)[None, :] * n + rows[:, None]
     whole = (rows < n)[:, None] & live
     finish = True

@@ -180,6 +180,49 @@ def tile_of(
 
 
 @triton.jit
+def times(
+    acc,
+    x,
+    stored_ptr,
+    scale_ptr,
+    zero_ptr,
+    groups_ptr,
+    first,
+    start,
+    n,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ZEROED: tl.constexpr,
+    ZERO_PLUS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Returns acc + w x, of the weights' rows from `first` on and columns from `start` on."""
+    if NUMBERS == "plain":
+        # Rows beyond the end read the last one, because a load without a mask is faster.
+        rows = tl.minimum(first + tl.arange(0, BLOCK_N), n - 1)
+        row_ptr = stored_ptr + rows[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
+        acc = tl.dot(tl.load(row_ptr + start), x, acc, input_precision="ieee")
+    else:
+        stored = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+        tile, scale = tile_of(
+            stored, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
+            SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        if SCALED and UNIT == BLOCK_K:
+            acc += tl.dot(tile.to(x.dtype), x, input_precision="ieee") * scale
+        else:
+            acc = tl.dot(tile.to(x.dtype), x, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def _spread(values, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UNIT: tl.constexpr):
     """Returns a value of each unit [BLOCK_N, BLOCK_K / UNIT] for each column, or values that broadcast."""
     if UNIT == 1 or UNIT == BLOCK_K:

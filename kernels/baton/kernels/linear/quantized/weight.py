@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-# e4m3: floats of 8 bits. bytes: integers of 8 bits. e2m1: floats of 4 bits, two a byte. words: integers in int32, along
-# input features. rows_of_words: 8 integers of 4 bits in int32, along output features, the even ones first.
-Numbers = Literal["e4m3", "bytes", "e2m1", "words", "rows_of_words"]
+# plain: in the dtype of activations. e4m3: floats of 8 bits. bytes: integers of 8 bits. e2m1: floats of 4 bits, two a
+# byte. words: integers in int32, along input features. rows_of_words: 8 integers of 4 bits in int32, along output
+# features, the even ones first.
+Numbers = Literal["plain", "e4m3", "bytes", "e2m1", "words", "rows_of_words"]
 
 
 class PackedWeight(NamedTuple):
@@ -29,6 +30,7 @@ class PackedWeight(NamedTuple):
     row_scale: Tensor | None = None  # [n] fp32
     divides: bool = False  # by row_scale
     bias: Tensor | None = None  # [n]
+    num_experts: int = 1  # more: tensors are the first expert's, and those of the others follow in memory
 
     @property
     def num_bytes(self) -> int:

@@ -122,7 +122,7 @@ class CpuExecutor:
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         self._device = CpuDevice(self._memory.tensors, cos_sin, packs=not loaded.config.cached)
-        check_products(loaded.weights, self._device)
+        check_products(loaded.weights, loaded.config.experts, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
@@ -191,7 +191,7 @@ class CpuExecutor:
         options = other_options(self._options, self._longest, is_same=source == self._source)
         check_same(self._config, read_config(source, self._load_format, options), source)
         loaded = load_model(source, self._load_format, self._dtype, options=options)
-        check_products(loaded.weights, self._device)
+        check_products(loaded.weights, loaded.config.experts, self._device)
         return NewWeights(source, loaded.digest, loaded.weights)
 
     def new_update(self) -> TensorUpdate:

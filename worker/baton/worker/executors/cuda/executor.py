@@ -52,6 +52,7 @@ from baton.worker.executors.model_len import fitting_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import make_model
@@ -88,6 +89,8 @@ class CudaExecutor(DeviceExecutor):
             self._make_batch(loaded, dtype, max_model_len)
             self.host = self._make_host_cache(phases)
             self._warm_up(model_config, dtype, compilers, phases)
+            check_products(loaded.weights, loaded.config.experts, self._ops)
+            phases.end("check of quantized weights")
             step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
             per_block, captured = self.kv_spec.bytes_per_block, self._graph_bytes(model_config, dtype)
             self.num_blocks = num_kv_blocks(config, per_block, captured, device)

@@ -32,6 +32,7 @@ from baton.worker.executors.cuda.steps.whole_graphs import WholeGraphs, whole_gr
 from baton.worker.executors.host.whole_rows import WholeRows
 from baton.worker.layers.cuda.whole import WholeDevice
 from baton.worker.layers.rope import cos_sin_tables
+from baton.worker.layers.self_check import check_products
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import make_model
 from baton.worker.weights.loading import LoadedModel
@@ -44,6 +45,7 @@ class WholeExecutor(DeviceExecutor):
     """Implements baton.worker.executors.base.Executor."""
 
     num_blocks = 0
+    _ops: WholeDevice
 
     def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
@@ -59,6 +61,8 @@ class WholeExecutor(DeviceExecutor):
         with torch.inference_mode():
             self._make_batch(loaded)
             self._warm_up(compilers, phases)
+            check_products(loaded.weights, loaded.config.experts, self._ops)
+            phases.end("check of quantized weights")
             step_bytes = torch.cuda.max_memory_reserved(self._device) - loaded.weights.num_bytes
             self._record_graphs(phases)
         self._residency = Residency(self._decoder, self._record_graphs, self._forget, self._wait, self._device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from baton.kernels.limits import HEAD_DIMS, WIDTH_STEP
-from baton.worker.layers.spec import ExpertsSpec
 from baton.worker.models.config import ModelConfig
 
 
@@ -13,11 +12,6 @@ def misfit(model: ModelConfig) -> str:
         return (
             f"the model's weights are in the format {model.weight_format.name}, which executor=cuda does not compute; "
             "use executor=cpu"
-        )
-    if model.weight_format is not None and any(isinstance(layer.mlp, ExpertsSpec) for layer in model.layers):
-        return (
-            f"{model.architecture} has experts, whose weights executor=cuda does not compute in the format "
-            f"{model.weight_format.name}; use executor=cpu, or an unquantized checkpoint"
         )
     if model.head_dim not in HEAD_DIMS:
         return (

@@ -13,7 +13,7 @@ class FormatRow:
     quant_method: str
     module: str  # in this package
     summary: str
-    executors: tuple[str, ...] = ("cpu",)  # of linears; experts are of executor=cpu alone
+    executors: tuple[str, ...] = ("cpu",)
 
 
 _ALL = ("cpu", "cuda")
@@ -27,7 +27,7 @@ _ROWS = (
     ),
     FormatRow("awq", "awq", "4 bits, packed along output features (gemm)", _ALL),
     FormatRow("gptq", "gptq", "2, 4 or 8 bits, also in the order of activations; both versions of zeros", _ALL),
-    FormatRow("mxfp4", "mxfp4", "experts of gpt-oss"),
+    FormatRow("mxfp4", "mxfp4", "experts of gpt-oss", _ALL),
     FormatRow("bitsandbytes", "bitsandbytes", "NF4 and FP4, also with nested scales; int8"),
     FormatRow("gguf", "gguf", "GGUF files on CPUs: Q4_0 to Q8_0 and k-quants; other types are dequantized at load"),
     FormatRow("modelopt", "modelopt", "FP8 with a scale a tensor; NVFP4", _ALL),

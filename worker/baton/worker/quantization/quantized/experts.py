@@ -9,7 +9,6 @@ from torch import Tensor
 
 from baton.kernels.reference.moe.experts import gated_by
 from baton.kernels.routing import Gate
-from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, QuantMethod, Source
 from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
 from baton.worker.quantization.neighbours import Kernels
@@ -49,8 +48,11 @@ class PackedExperts:
         return _Ops(kernels, {linear: method.on_cpu(kernels) for linear, method in self._methods.items()})
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> ExpertsOps:
-        """Raises Unsupported: there are no kernels for packed experts on GPUs."""
-        raise Unsupported(f"executor=cuda has no kernels for experts in {self.name}; use executor=cpu", field="model")
+        """Returns ops that use the GPU's kernels. Raises Unsupported for linears that these do not read."""
+        # Imported here, because CPUs have no Triton.
+        from baton.worker.quantization.quantized.cuda_experts import CudaPackedExperts
+
+        return CudaPackedExperts(kernels, self._methods, device, batch_invariant=batch_invariant)
 
     def split(self, params: Params, expert: int) -> Iterator[tuple[QuantMethod, Params]]:
         """Yields the methods and the parameters of an expert's linears."""

@@ -1,0 +1,168 @@
+"""Experts with packed weights, in every way that kernels read them, against what the packed weights mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from support.engine.packed_linears import PackedLinear, packed_linear
+from support.kernels.harness import BOUNDS, cases, relative_error
+from torch import Tensor
+
+from baton.kernels import reference
+from baton.kernels.linear.quantized.fp8 import rounded, rounds
+from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.moe.experts import run_experts, run_rounded_experts
+from baton.kernels.reference.moe.experts import gated_by
+from baton.kernels.routing import Gate
+
+ROUNDED = 1e-1  # of activations in e4m3, whose numbers have 4 digits, twice
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+CLAMPED = Gate(0.5, 1.3)
+
+
+class Stack(NamedTuple):
+    """The same linear of all experts."""
+
+    packed: PackedWeight
+    weight: Tensor  # [num_experts, rows, columns]
+    bias: Tensor
+
+
+def stacked(each: Sequence[PackedLinear]) -> Stack:
+    params = {name: torch.stack([one.params[name] for one in each]) for name in each[0].params}
+    first = each[0].method.packed_weight({name: stack[0] for name, stack in params.items()})  # type: ignore[attr-defined]
+    weight, bias = (torch.stack([getattr(one, name) for one in each]) for name in ("weight", "bias"))
+    return Stack(first._replace(num_experts=len(each)), weight, bias)
+
+
+class Experts(NamedTuple):
+    format: str
+    dtype: torch.dtype
+    tokens: tuple[int, ...]
+    num_experts: int = 4
+    top_k: int = 2
+    hidden: int = 96
+    size: int = 64
+    gate: Gate = Gate()
+
+    def __str__(self) -> str:
+        return f"{self.format}-{self.hidden}-{self.size}-{self.dtype}"
+
+
+class Inputs:
+    """Weights of a case, and tokens."""
+
+    def __init__(self, case: Experts, device: str) -> None:
+        self.case, self.device = case, device
+        self.gate_up = self._stack(2 * case.size, case.hidden)
+        self.down = self._stack(case.hidden, case.size)
+
+    def _stack(self, rows: int, columns: int) -> Stack:
+        case = self.case
+        return stacked(
+            [packed_linear(case.format, (rows,), columns, case.dtype, self.device) for _ in range(case.num_experts)]
+        )
+
+    def tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        case = self.case
+        scores = torch.rand(count, case.num_experts, device=self.device)
+        x = torch.randn(count, case.hidden, device=self.device).to(case.dtype)
+        return x, torch.rand(count, case.top_k, device=self.device), scores.topk(case.top_k, dim=-1).indices
+
+    def exact(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        up, down = self.gate_up, self.down
+        wide = [one.double() for one in (up.weight, down.weight, up.bias, down.bias)]
+        return reference.run_experts(x.double(), weights.double(), ids, *wide[:2], self.case.gate, *wide[2:])
+
+
+SMALL = [
+    *(Experts(name, FP32, (1, 9)) for name in ("gptq-zeros", "compressed-fp8-channel", "compressed-w4a16-order")),
+    Experts("compressed-mxfp4", FP32, (3,), gate=CLAMPED),
+    Experts("awq", FP32, (5,)),
+    Experts("fp8-blocks", FP16, (70,)),
+    Experts("modelopt-nvfp4", FP32, (2,)),
+    Experts("compressed-int8-zeros", FP32, (2,)),
+]
+TOKENS = (1, 4, 33, 300, 1000)
+GRID = [
+    *(
+        Experts(name, BF16, TOKENS, 8, 3, 512, 384)
+        for name in ("gptq-zeros", "compressed-fp8-channel", "fp8-blocks-across-parts", "compressed-w4a16-order", "awq")
+    ),
+    Experts("compressed-mxfp4", BF16, TOKENS, 8, 3, 576, 576, Gate(7.0)),
+    Experts("modelopt-nvfp4", BF16, TOKENS, 8, 3, 512, 384),
+    Experts("compressed-int8-zeros", FP16, TOKENS, 8, 3, 512, 384),
+    Experts("awq", FP32, (1, 40), 8, 3, 512, 384),
+]
+
+
+@pytest.mark.parametrize(("case", "device"), cases(SMALL, GRID))
+def test_sums_equal_those_with_the_weights_that_are_meant(case: Experts, device: str) -> None:
+    given = Inputs(case, device)
+    for count in case.tokens:
+        x, weights, ids = given.tokens(count)
+        found = run_experts(x, weights, ids, given.gate_up.packed, given.down.packed, case.gate)
+        assert relative_error(found, given.exact(x, weights, ids)) <= BOUNDS[case.dtype], count
+
+
+FEW_COLUMNS = Experts("compressed-fp8-channel", FP16, (5,), 2, 2, 160, 144, CLAMPED)
+BLOCKS = "fp8-blocks-across-parts"
+
+
+@pytest.mark.parametrize(
+    ("case", "device"),
+    cases(
+        [FEW_COLUMNS, Experts(BLOCKS, FP16, (6,), 2, 1, 160, 128)],
+        [
+            Experts(BLOCKS, BF16, (200, 700), 8, 3, 512, 384),
+            Experts("compressed-fp8-channel", BF16, (200, 900), 8, 3, 576, 576, Gate(7.0)),
+            Experts("fp8-tensor", FP16, (64, 500), 8, 3, 512, 384),
+        ],
+    ),
+)
+def test_activations_are_rounded_with_scales_of_their_own(case: Experts, device: str) -> None:
+    given = Inputs(case, device)
+    up, down = given.gate_up, given.down
+    assert rounds(up.packed)
+    assert rounds(down.packed)
+    for count in case.tokens:
+        x, weights, ids = given.tokens(count)
+        found = run_rounded_experts(x, weights, ids, up.packed, down.packed, case.gate)
+        assert relative_error(found, given.exact(x, weights, ids)) <= ROUNDED
+        # Tokens of very different sizes keep their digits.
+        x *= torch.logspace(-2, 1, count, device=device)[:, None].to(x.dtype)
+        found = run_rounded_experts(x, weights, ids, up.packed, down.packed, case.gate)
+        expected = torch.zeros_like(x, dtype=torch.float64)
+        for choice in range(case.top_k):
+            mine = ids[:, choice]
+            products = torch.einsum("tk,tnk->tn", used(x), up.weight[mine].double()) + up.bias[mine]
+            gated = used(gated_by(products, case.gate).float())
+            downs = torch.einsum("tk,tnk->tn", gated, down.weight[mine].double()) + down.bias[mine]
+            expected += weights[:, choice, None] * downs
+        assert relative_error(found, expected) <= BOUNDS[case.dtype]
+
+
+def used(x: Tensor) -> Tensor:
+    """Returns x with the digits of e4m3."""
+    narrow, scale = rounded(x, 128)
+    return (narrow.float() * scale.t().repeat_interleave(128, 1)[:, : x.shape[1]]).double()
+
+
+@pytest.mark.parametrize(
+    ("case", "device"),
+    cases(
+        [Experts("fp8-blocks", FP32, (40,))],
+        [Experts(name, BF16, (900,), 8, 3, 512, 384) for name in ("gptq-zeros", BLOCKS, "compressed-mxfp4")],
+    ),
+)
+def test_a_token_is_bit_identical_in_any_company(case: Experts, device: str) -> None:
+    given = Inputs(case, device)
+    x, weights, ids = given.tokens(case.tokens[0])
+    packed = (given.gate_up.packed, given.down.packed, case.gate)
+    whole = run_experts(x, weights, ids, *packed)
+    for first, last in ((0, 1), (1, 4), (7, 40)):
+        some = slice(first, last)
+        assert torch.equal(run_experts(x[some], weights[some], ids[some], *packed), whole[some])
