@@ -12,9 +12,9 @@ from support.kernels.harness import BOUNDS, cases, relative_error
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.linear.quantized.fp8 import rounded, rounds
-from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.kernels.moe.experts import run_experts, run_rounded_experts
+from baton.kernels.packed.rounding import rounded, rounds
+from baton.kernels.packed.weight import PackedWeight
 from baton.kernels.reference.moe.experts import gated_by
 from baton.kernels.routing import Gate
 

@@ -13,13 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
-from baton.kernels.linear.quantized.fp8 import rounded
-from baton.kernels.linear.quantized.launch import constants, expert_steps, pointers, row_constants, row_pointers
-from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.kernels.moe.align import Alignment, align
 from baton.kernels.moe.grouped import down_kernel, gate_up_kernel, sum_kernel
 from baton.kernels.moe.tiling import (
-    ROUND_UNIT,
     Tiling,
     choose_packed_tiling,
     choose_rounded_tiling,
@@ -27,6 +23,9 @@ from baton.kernels.moe.tiling import (
     choose_tiling,
 )
 from baton.kernels.overlap import overlaps
+from baton.kernels.packed.launch import constants, expert_steps, pointers, row_constants, row_pointers
+from baton.kernels.packed.rounding import ROUND_UNIT, rounded
+from baton.kernels.packed.weight import PackedWeight
 from baton.kernels.routing import Gate
 from baton.kernels.shared_memory import shared_memory
 

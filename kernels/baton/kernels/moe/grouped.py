@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.linear.quantized.unpack import finished, times
+from baton.kernels.packed.unpack import finished, times
 
 
 @triton.jit

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import triton
 
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.rounding import ROUND_UNIT
+from baton.kernels.packed.weight import PackedWeight
 
-ROUND_UNIT = 128  # columns that share a scale of activations in e4m3
 _SLACK = 2048  # bytes of shared memory that the stages leave free
 _LARGE_TILE = 64
 

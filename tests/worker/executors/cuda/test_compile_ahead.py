@@ -24,12 +24,12 @@ from baton.kernels.attention.prefill import TILE_ROWS, make_tiles  # noqa: E402
 from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_attention_hopper  # noqa: E402
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # noqa: E402
 from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
-from baton.kernels.linear.quantized.weight import Numbers, PackedWeight  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
+from baton.kernels.packed.weight import Numbers, PackedWeight  # noqa: E402
 from baton.kernels.pooling.finish import finish_vectors  # noqa: E402
 from baton.kernels.pooling.pick import pick_vectors  # noqa: E402
 from baton.kernels.pooling_spec import ACTIVATIONS, PICKS, Activation, Pick  # noqa: E402

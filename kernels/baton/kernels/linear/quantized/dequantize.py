@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.linear.quantized.launch import constants, pointers, row_constants, row_pointers
-from baton.kernels.linear.quantized.unpack import finished, load_stored, tile_of
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.launch import constants, pointers, row_constants, row_pointers
+from baton.kernels.packed.unpack import finished, load_stored, tile_of
+from baton.kernels.packed.weight import PackedWeight
 
 _BLOCK_N, _BLOCK_K = 32, 128
 

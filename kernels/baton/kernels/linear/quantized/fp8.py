@@ -11,35 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.linear.quantized.launch import row_constants, row_pointers
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.launch import row_constants, row_pointers
+from baton.kernels.packed.rounding import rounded
+from baton.kernels.packed.weight import PackedWeight
 
-LARGEST = 448.0
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
 _GROUP = 8  # row tiles that share a pass over the weight, so that it is read from L2
-
-
-@triton.jit(do_not_specialize=["m"])
-def _round_kernel(
-    out_ptr,  # [m, K] e4m3
-    scale_ptr,  # [K / UNIT, m] fp32
-    x_ptr,  # [m, K]
-    m,
-    K: tl.constexpr,
-    UNIT: tl.constexpr,
-    UNITS: tl.constexpr,
-):
-    """out_mk = x_mk / scale_m, scale_m = max_k |x_mk| / 448, for each unit of columns"""
-    # grid: (m)
-    token = tl.program_id(0)
-    units = tl.arange(0, UNITS)
-    ks = units[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-    at = token.to(tl.int64) * K + ks
-    x = tl.load(x_ptr + at, mask=ks < K, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1), 1e-12) / 448.0
-    rounded = tl.clamp(x / scale[:, None], -448.0, 448.0)
-    tl.store(out_ptr + at, rounded.to(out_ptr.dtype.element_ty), mask=ks < K)
-    tl.store(scale_ptr + units * m + token, scale, mask=units * UNIT < K)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -110,23 +87,6 @@ def _product_kernel(
         acc += tl.load(bias_ptr + row).to(tl.float32)[None, :]
     at = tokens.to(tl.int64)[:, None] * n + features[None, :]
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(tokens < m)[:, None] & (features < n)[None, :])
-
-
-def rounds(weight: PackedWeight) -> bool:
-    """Returns whether `fp8_linear` computes products with the weight."""
-    is_whole = weight.scale is None or (weight.group % _BLOCK_K == 0 and weight.scale.dtype == torch.float32)
-    return weight.numbers == "e4m3" and weight.stored.dtype == torch.float8_e4m3fn and is_whole
-
-
-def rounded(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
-    """Returns x [m, k] in e4m3, and the scales [k / group, m] by which it is multiplied; group 0: all columns."""
-    m, k = x.shape
-    units = triton.cdiv(k, group) if group else 1
-    out = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(units, m, dtype=torch.float32, device=x.device)
-    unit = group or triton.next_power_of_2(k)
-    _round_kernel[(m,)](out, scale, x, m, K=k, UNIT=unit, UNITS=triton.next_power_of_2(units), num_warps=8)
-    return out, scale
 
 
 def fp8_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.linear.quantized.launch import constants, pointers, row_constants, row_pointers
-from baton.kernels.linear.quantized.unpack import finished, times
-from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.overlap import overlaps
+from baton.kernels.packed.launch import constants, pointers, row_constants, row_pointers
+from baton.kernels.packed.unpack import finished, times
+from baton.kernels.packed.weight import PackedWeight
 
 
 class MatrixTiling(NamedTuple):

@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.linear.quantized.launch import constants, pointers, row_constants, row_pointers
-from baton.kernels.linear.quantized.unpack import finished, load_stored, numbers_of, scales_of, units_of, zeros_of
-from baton.kernels.linear.quantized.weight import PackedWeight
 from baton.kernels.overlap import overlaps
+from baton.kernels.packed.launch import constants, pointers, row_constants, row_pointers
+from baton.kernels.packed.unpack import finished, load_stored, numbers_of, scales_of, units_of, zeros_of
+from baton.kernels.packed.weight import PackedWeight
 
 
 class VectorTiling(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.kernels.linear.quantized.launch import has_e4m3
 from baton.kernels.linear.quantized.linear import quantized_linear
-from baton.kernels.linear.quantized.weight import PackedWeight, readable
 from baton.kernels.linear.small_linear import Workspace
+from baton.kernels.packed.launch import has_e4m3
+from baton.kernels.packed.weight import PackedWeight, readable
 from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import LinearOps, Params
 from baton.worker.quantization.neighbours import Kernels

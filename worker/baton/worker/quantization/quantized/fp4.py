@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearShape, Params
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearOps, LinearShape, Params
 from baton.worker.quantization.neighbours import Kernels

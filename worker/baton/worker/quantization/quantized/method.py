@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, Source
 from baton.worker.quantization.neighbours import Kernels

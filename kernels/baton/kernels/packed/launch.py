@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.linear.quantized.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight
 
 
 def pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
