@@ -120,6 +120,18 @@ async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
     assert window.in_flight == 0
 
 
+async def test_each_line_of_a_full_window_grows_it_also_where_they_end_together():
+    window = Window(1000, lambda: 0.0)
+    await entered(window, "a", 64)
+    for _ in range(64):
+        window.leave("a", served=True)
+    assert window.limit == 3 * 64
+    await entered(window, "a", 10)
+    for _ in range(10):
+        window.leave("a", served=True)
+    assert window.limit == 3 * 64  # it was not full
+
+
 async def test_tenants_that_wait_get_places_in_turn():
     window = Window(4, lambda: 0.0)
     await entered(window, "large", 4)

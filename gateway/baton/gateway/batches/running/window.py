@@ -20,6 +20,7 @@ class Window:
         self._clock = clock
         self._limit = float(min(_FIRST, most))
         self._shrunk = float("-inf")
+        self._growing = 0  # lines whose ends grow the window: those in flight when it was full last
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
@@ -36,7 +37,7 @@ class Window:
     async def enter(self, tenant: str, again: bool = False) -> None:
         """Waits for a place of a tenant's line. `again`: before lines that have had none."""
         if self.in_flight < self.limit and not self._waiting:
-            self._running[tenant] += 1
+            self._take(tenant)
             return
         place = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(tenant, deque())
@@ -56,7 +57,8 @@ class Window:
     def leave(self, tenant: str, served: bool) -> None:
         """Gives a place back. `served`: the fleet ran the line, so that there may be room for more."""
         # The window triples in the time of one line, until the fleet has refused one. Then it grows by a few lines.
-        if served and self.in_flight >= self.limit:
+        if served and self._growing:
+            self._growing -= 1
             most = float("inf") if self._shrunk < 0 else _GROWTH / self._limit
             self._limit = min(self._limit + min(2.0, most), float(self._most))
         self._leave(tenant)
@@ -69,6 +71,11 @@ class Window:
             self._limit = max(1.0, min(self._limit, float(self.in_flight)) * _SHRINK)
         self._leave(tenant)
 
+    def _take(self, tenant: str) -> None:
+        self._running[tenant] += 1
+        if self.in_flight >= self.limit:
+            self._growing = self.in_flight
+
     def _leave(self, tenant: str) -> None:
         self._running[tenant] -= 1
         if not self._running[tenant]:
@@ -79,7 +86,7 @@ class Window:
             if not self._waiting[chosen]:
                 del self._waiting[chosen]
             if not place.done():
-                self._running[chosen] += 1
+                self._take(chosen)
                 place.set_result(None)
 
     def _drop(self, tenant: str, place: asyncio.Future[None]) -> None:
