@@ -67,6 +67,17 @@ VLLM_SECONDS: Mapping[str, Mapping[Workload, float | None]] = {
         Workload(256, 512, 256): 7.880,
         Workload(16, 4096, 1): 1.034,
     },
+    # FP8 in blocks without a tuned table; best of two.
+    "qwen3-30b-a3b-fp8": {
+        Workload(1, 128, 256): 1.103,
+        Workload(64, 512, 256): 2.033,
+        Workload(256, 512, 256): 4.557,
+        Workload(16, 4096, 1): 0.840,
+    },
+    "gpt-oss-20b-mxfp4": {
+        Workload(1, 128, 256): 0.732,
+        Workload(64, 512, 256): None,
+    },
     "qwen3-0.6b": {
         Workload(1, 128, 256): 0.387,
         Workload(64, 256, 256): 0.677,
@@ -80,6 +91,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "8b": ("llama-3.1-8b",),
     "0.6b": ("qwen3-0.6b",),
     "30b-a3b": ("qwen3-30b-a3b",),
+    "30b-a3b-fp8": ("qwen3-30b-a3b-fp8",),
+    "gpt-oss-mxfp4": ("gpt-oss-20b-mxfp4",),
     "all": ("llama-3.1-8b", "qwen3-0.6b"),
 }
 

@@ -25,6 +25,7 @@ from baton.services.bench.report import facts_line, machine_facts, render_table,
 from baton.worker.models.presets import PRESETS
 
 _GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts", "quantized")
+_PARTS = ("quantized_experts",)  # of groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton bench kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=_GROUPS, help="groups of kernels to measure (default: all)")
+    parser.add_argument(
+        "--only", action="append", choices=(*_GROUPS, *_PARTS), help="groups of kernels to measure (default: all)"
+    )
     parser.add_argument("--model", choices=tuple(PRESETS), default="llama-3.1-8b", help="model whose shapes are used")
     parser.add_argument("--block-size", type=int, choices=(16, 32, 64), default=16, help="tokens per KV block")
     parser.add_argument("--seed", type=int, default=0)
@@ -108,7 +111,12 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     def quantized() -> list[Case]:
         from bench.kernels.quantized import quantized_cases
 
-        return quantized_cases(shape)
+        return [*quantized_cases(shape), *quantized_experts()]
+
+    def quantized_experts() -> list[Case]:
+        from bench.kernels.quantized_experts import quantized_experts_cases
+
+        return quantized_experts_cases()
 
     groups: Mapping[str, Callable[[], list[Case]]] = {
         "decode": lambda: attention("decode"),
@@ -118,6 +126,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         "sampling": sampling,
         "experts": experts,
         "quantized": quantized,
+        "quantized_experts": quantized_experts,
     }
     return [case for name in options.only or _GROUPS for case in groups[name]()]
 

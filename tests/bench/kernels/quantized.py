@@ -42,7 +42,7 @@ def quantized_cases(shape: ModelShape) -> list[Case]:
     ]
     return [
         case
-        for name, form in _FORMS.items()
+        for name, form in FORMS.items()
         for n, k in sizes
         for case in (*_few(name, form, n, k), *_many(name, form, n, k))
     ]
@@ -147,7 +147,7 @@ def _nvfp4(n: int, k: int, device: torch.device) -> PackedWeight:
     return PackedWeight("e2m1", _pairs(n, k, device), n, 4, scale, group=16, row_scale=row_scale)
 
 
-_FORMS: Mapping[str, PackedForm] = {
+FORMS: Mapping[str, PackedForm] = {
     "fp8, a scale a row": PackedForm(_fp8_rows, 8),
     "fp8, blocks of 128x128": PackedForm(_fp8_blocks, 8),
     "gptq, groups of 128, zeros": PackedForm(_gptq, 4 + 36 / _GROUP),

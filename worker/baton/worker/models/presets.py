@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_UNQUANTIZED: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 128256,
@@ -101,5 +101,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["full_attention" if layer in (3, 6) else "sliding_attention" for layer in range(8)],
         "tie_word_embeddings": True,
         "eos_token_id": [4, 2],
+    },
+}
+_FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]},
+    "mxfp4": {"quant_method": "mxfp4"},
+}
+_IN_FORMATS = (("llama-3.1-8b", "fp8"), ("qwen3-30b-a3b", "fp8"), ("gpt-oss-20b", "mxfp4"))
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    **_UNQUANTIZED,
+    **{
+        f"{name}-{weights}": {**_UNQUANTIZED[name], "quantization_config": _FORMATS[weights]}
+        for name, weights in _IN_FORMATS
     },
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,6 +56,9 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
             return
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+        if into.dtype is torch.uint8 and "scale" in name:  # exponents of 2, plus 127
+            into.fill_(127 + round(math.log2(config.initializer_range)))
+            return
         if into.dtype not in DTYPES.values():
             fill_dummy(into, generator)
             return
