@@ -75,6 +75,12 @@ def test_a_revision_is_of_a_hub_id(tmp_path, monkeypatch):
         read_model_files(folder, "v1")
 
 
+def test_prefixes_of_pylate_are_prompts(tmp_path):
+    content = {"prompts": {}, "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 32}
+    prompts = read_model_files(write_model(tmp_path, config_sentence_transformers__json=content)).text_prompts
+    assert (prompts.by_name, prompts.default) == ({"query": "[Q] ", "document": "[D] "}, "")
+
+
 def test_prompts_of_sentence_transformers_are_read(tmp_path):
     content = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}
     prompts = read_model_files(write_model(tmp_path, config_sentence_transformers__json=content)).text_prompts
@@ -85,6 +91,10 @@ def test_prompts_of_sentence_transformers_are_read(tmp_path):
     ("content", "message"),
     [
         ({"prompts": {"query": 1}}, r"config_sentence_transformers\.json has prompts that are not texts by name"),
+        (
+            {"query_prefix": 1},
+            r"config_sentence_transformers\.json has a query_prefix or a document_prefix that is no text",
+        ),
         ({"prompts": ["query: "]}, r"config_sentence_transformers\.json has prompts that are not texts by name"),
         ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "the default_prompt_name 'c', which is none of its"),
     ],

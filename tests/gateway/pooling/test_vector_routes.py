@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gateway.rest_harness import RawClient, Rest, request_bytes, until
-from support.gateway.vectors_rig import FakePooler, vector_of, vectors_side
+from support.gateway.vectors_rig import EMBEDS_TOKENS, WIDTH, FakePooler, vector_of, vectors_side
 
 PROMPTS = {"query": "Instruct: find.\nQuery: ", "document": "passage: ", "sts": "sts: "}
 
@@ -118,6 +118,22 @@ async def test_work_for_a_client_that_left_is_cancelled() -> None:
         assert (await rest.post("/v1/embeddings", {"input": "fox"})).status == 200
 
 
+async def test_models_with_vectors_of_tokens_score_by_the_best_token_of_each() -> None:
+    texts, prompts = ["fox", "a river ran", "the ship"], {"query": "[Q] ", "document": "[D] "}
+    async with vectors_side(FakePooler(), prompts, pools=EMBEDS_TOKENS) as rest:
+        query = np.stack([vector_of([token]) for token in encode(rest, "[Q] the fox")])
+        each = [np.stack([vector_of([token]) for token in encode(rest, f"[D] {text}")]) for text in texts]
+        expected = [sum(max(float(a @ b) for b in document) for a in query) for document in each]
+        scores = (await rest.post("/score", {"queries": "the fox", "documents": texts})).json["data"]
+        assert [one["score"] for one in scores] == pytest.approx(expected, rel=1e-5)
+        scores = (await rest.post("/score", {"queries": ["the fox"] * 3, "documents": texts})).json["data"]
+        assert [one["score"] for one in scores] == pytest.approx(expected, rel=1e-5)
+        ranked = (await rest.post("/v2/rerank", {"query": "the fox", "documents": texts, "top_n": 2})).json["results"]
+        assert [one["index"] for one in ranked] == np.argsort(expected)[::-1][:2].tolist()
+        refused = await rest.post("/v1/embeddings", {"input": "fox"})
+        assert (refused.status, "use /pooling for it" in refused.error["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "name"),
     [
@@ -154,3 +170,38 @@ async def test_clients_that_left_are_counted() -> None:
             await until(lambda: pooler.requests)
         await until(lambda: pooler.num_cancelled == 1)
         await until(lambda: "baton_gateway_aborted_total 1.0" in rest.metrics.exposition().decode())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": 5}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": None}, "input"),
+        ({"input": ["a", 1.5]}, "input.1"),
+        ({"input": ["a", None]}, "input.1"),
+        ({"input": ["a", True]}, "input.1"),
+        ({"input": ["a", {"text": 1}]}, "input.1.text"),
+        ({"input": [[5], []]}, "input.1"),
+        ({"input": [[5], [6, "b"]]}, "input.1.1"),
+        ({"input": [[5], [6, -1]]}, "input.1.1"),
+        ({"input": ["a", [5]]}, "input.1"),
+        ({"input": [5, "a"]}, "input.1"),
+        ({"input": [0, "a"]}, "input.1"),
+        ({"input": "a", "dimensions": "8"}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 8.5}, "dimensions"),
+        ({"input": "a", "dimensions": WIDTH + 1}, "dimensions"),
+        ({"input": "a", "encoding_format": 1}, "encoding_format"),
+        ({"input": "a", "truncate_prompt_tokens": "all"}, "truncate_prompt_tokens"),
+        ({"input": "a", "model": 3}, "model"),
+        ({"input": "a", "messages": [{"role": "user", "content": "b"}]}, "input"),
+        ([], None),
+    ],
+)
+async def test_wrong_types_name_the_field_and_reach_no_worker(body: Any, param: str | None) -> None:
+    pooler = FakePooler()
+    async with vectors_side(pooler) as rest:
+        answer = await rest.post("/v1/embeddings", body)
+        assert (answer.status, answer.error["param"]) == (400, param), answer.body
+        assert not pooler.requests

@@ -33,6 +33,7 @@ EMBEDS = types_pb2.PoolerInfo(
 CLASSIFIES = types_pb2.PoolerInfo(
     tasks=(types_pb2.POOLING_TASK_CLASSIFY, types_pb2.POOLING_TASK_TOKEN_CLASSIFY), width=3, labels=("a", "b", "c")
 )
+EMBEDS_TOKENS = types_pb2.PoolerInfo(tasks=(types_pb2.POOLING_TASK_TOKEN_EMBED,), width=WIDTH, normalized=True)
 SCORES_PAIRS = types_pb2.PoolerInfo(tasks=(types_pb2.POOLING_TASK_CLASSIFY,), width=1, takes_pairs=True)
 BY_TOKEN = (types_pb2.POOLING_TASK_TOKEN_EMBED, types_pb2.POOLING_TASK_TOKEN_CLASSIFY)
 

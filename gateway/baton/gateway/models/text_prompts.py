@@ -50,8 +50,18 @@ def read_text_prompts(path: Path, config: Mapping[str, Any]) -> TextPrompts:
     given = config.get("prompts") or {}
     if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
         raise InvalidRequest(f"model file {path} has prompts that are not texts by name", field="model")
+    given = {**_late_prefixes(path, config), **given}
     default = config.get("default_prompt_name")
     if default is not None and default not in given:
         message = f"model file {path} has the default_prompt_name {default!r}, which is none of its prompts"
         raise InvalidRequest(message, field="model")
     return TextPrompts(given, given[default] if default is not None else "")
+
+
+def _late_prefixes(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the prefixes of queries and documents of models that PyLate saved, by use."""
+    found = {use: config.get(f"{use}_prefix") for use in ("query", "document")}
+    if not all(text is None or isinstance(text, str) for text in found.values()):
+        message = f"model file {path} has a query_prefix or a document_prefix that is no text"
+        raise InvalidRequest(message, field="model")
+    return {use: text for use, text in found.items() if text}

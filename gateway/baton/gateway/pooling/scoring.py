@@ -1,4 +1,4 @@
-"""The scores of documents for queries: a cross-encoder's, or the cosine of two embeddings."""
+"""The scores of documents for queries: a cross-encoder's, the cosine of two embeddings, or of their tokens (MaxSim)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from baton.gateway.schemas.pooling import VectorFields
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
+_EMBED = types_pb2.POOLING_TASK_EMBED
+_TOKEN_EMBED = types_pb2.POOLING_TASK_TOKEN_EMBED
+
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
@@ -29,9 +32,18 @@ class Scoring:
         """Returns the score of each document with its query."""
         if not self.num_queries:
             return np.concatenate(found.arrays)[:, 0].astype(np.float64)
+        if self.wanted.params.task == types_pb2.POOLING_TASK_TOKEN_EMBED:
+            return self._late(found.arrays)
         vectors = normalized(np.concatenate(found.arrays).astype(np.float64))
         cosines: NDArray[np.float64] = (vectors[: self.num_queries] * vectors[self.num_queries :]).sum(axis=1)
         return cosines
+
+    def _late(self, arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Returns, of each document, the sum over the query's tokens of the largest product with one of its own."""
+        queries, documents = arrays[: self.num_queries], arrays[self.num_queries :]
+        each = queries if len(queries) > 1 else [queries[0]] * len(documents)
+        sums = [(one @ other.T).max(axis=1).sum(dtype=np.float64) for one, other in zip(each, documents, strict=True)]
+        return np.array(sums, np.float64)
 
 
 def scoring_of(
@@ -44,8 +56,9 @@ def scoring_of(
     """Returns the scoring of documents, each with its query, or all with the only query. Raises InvalidRequest."""
     pooler = model.require_info().pooler
     if not pooler.takes_pairs:
-        require_task(model, types_pb2.POOLING_TASK_EMBED)
-        params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_EMBED)
+        task = _EMBED if _TOKEN_EMBED not in pooler.tasks or _EMBED in pooler.tasks else _TOKEN_EMBED
+        require_task(model, task)
+        params = types_pb2.PoolingParams(task=task)
         return Scoring(Wanted(fields, model, [*queries, *documents], params, timeout_ms), len(queries))
     _check_one_class(model, pooler)
     firsts = [*queries] * (len(documents) if len(queries) == 1 else 1)

@@ -72,9 +72,10 @@ def texts_of(request: TextFields) -> list[Named]:
     kind = type(texts[0])
     named = [Named(text, "input" if len(texts) == 1 else f"input.{index}") for index, text in enumerate(texts)]
     for each in named:
-        if type(each.text) is not kind or isinstance(each.text, int):
+        if type(each.text) is not kind:
             message = f"{each.field} has another type than input.0; give texts, token ids, or lists of token ids"
             raise InvalidRequest(message, field=each.field)
+    for each in named:
         if not each.text:
             raise InvalidRequest(f"{each.field} is empty; give at least one character or token", field=each.field)
     return named

@@ -15,13 +15,24 @@ class Purpose(enum.Enum):
     EMBED = "embed"
     CLASSIFY = "classify"
     TOKEN_CLASSIFY = "token_classify"
+    TOKEN_EMBED = "token_embed"
+    REWARD = "reward"
+    STEP_REWARD = "step_reward"  # a reward at each token that ends a step
 
     @property
     def classifies(self) -> bool:
-        return self in (Purpose.CLASSIFY, Purpose.TOKEN_CLASSIFY)
+        return self in (Purpose.CLASSIFY, Purpose.TOKEN_CLASSIFY) or self.rewards
+
+    @property
+    def rewards(self) -> bool:
+        return self in (Purpose.REWARD, Purpose.STEP_REWARD)
 
 
+_COLBERT = "HF_ColBERT"
 _ENDINGS = {
+    _COLBERT: Purpose.TOKEN_EMBED,
+    "ForRewardModel": Purpose.REWARD,
+    "ForProcessRewardModel": Purpose.STEP_REWARD,
     "ForSequenceClassification": Purpose.CLASSIFY,
     "ForTokenClassification": Purpose.TOKEN_CLASSIFY,
     "ForMaskedLM": Purpose.EMBED,
@@ -40,6 +51,8 @@ def purpose_of(fields: Fields) -> Purpose:
 
 def base_name(architecture: str) -> str:
     """Returns the name without what it states about the purpose: Qwen3 of Qwen3Model."""
+    if architecture == _COLBERT:
+        return "Bert"
     base = _OTHER_ENDINGS.sub("", architecture)
     return base.removesuffix("Model")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from baton.worker.models.pooling.spec import DenseSpec, PoolerSpec, ScoreActivat
 CONVERSIONS = ("auto", "none", "embed", "classify")
 _EMBEDS = (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
 _CLASSIFIES = (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY)
+_COLBERT_WIDTHS = ("dim", "colbert_dim", "projection_dim")  # names of the width of ColBERT's vectors
+_COLBERT_WIDTH = 128
 
 
 def with_pooler(config: ModelConfig, folder: Path, fields: Fields, convert: str) -> ModelConfig:
@@ -38,6 +40,9 @@ def with_pooler(config: ModelConfig, folder: Path, fields: Fields, convert: str)
         Purpose.EMBED: _embedder,
         Purpose.CLASSIFY: _classifier,
         Purpose.TOKEN_CLASSIFY: _token_classifier,
+        Purpose.TOKEN_EMBED: _token_embedder,
+        Purpose.REWARD: _rewarder,
+        Purpose.STEP_REWARD: _step_rewarder,
     }[purpose](config, folder, fields)
     prefix = config.names.embed.partition(".")[0] + "."
     names = replace(config.names, aliases=(*config.names.aliases, (prefix, "")))  # as of a model saved without a head
@@ -59,6 +64,8 @@ def _purpose(folder: Path, fields: Fields, convert: str) -> Purpose:
 
 def _embedder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
     modules = read_modules(folder, config.hidden_size) or SentenceModules(normalize=True)
+    if modules.by_token:
+        return _late_interaction(modules.dense, modules.max_tokens)
     dimensions = fields.raw.get("matryoshka_dimensions") or ()
     width = modules.dense[-1].out_features if modules.dense else config.hidden_size
     fits = isinstance(dimensions, list | tuple) and all(isinstance(one, int) and 0 < one <= width for one in dimensions)
@@ -74,6 +81,43 @@ def _embedder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
         cuttable=bool(dimensions) or fields.flag("is_matryoshka", default=False),
         max_tokens=modules.max_tokens,
     )
+
+
+def _token_embedder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
+    """Reads ColBERT's own layout: a linear beside the encoder's tensors."""
+    key = next((name for name in _COLBERT_WIDTHS if fields.raw.get(name) is not None), _COLBERT_WIDTHS[0])
+    width = fields.positive_int(key, default=_COLBERT_WIDTH)
+    return _late_interaction((DenseSpec("linear", config.hidden_size, width, bias=False),), 0)
+
+
+def _late_interaction(dense: Sequence[DenseSpec], max_tokens: int) -> PoolerSpec:
+    return PoolerSpec(
+        tasks=(PoolingTask.TOKEN_EMBED,),
+        width=dense[-1].out_features,
+        pick="first",
+        dense=tuple(dense),
+        normalize=True,
+        max_tokens=max_tokens,
+    )
+
+
+def _rewarder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
+    """Reads a reward of a whole text: two linears on its last token."""
+    labels = _read_labels(fields, default=1)
+    return PoolerSpec(_CLASSIFIES, len(labels), "last", _reward_linears(config, len(labels)), labels=labels)
+
+
+def _step_rewarder(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
+    """Reads rewards of steps: the chances of bad and good at each token."""
+    labels = _read_labels(fields)
+    linears = _reward_linears(config, len(labels))
+    task = (PoolingTask.TOKEN_CLASSIFY,)
+    return PoolerSpec(task, len(labels), "last", linears, labels=labels, score_activation="softmax")
+
+
+def _reward_linears(config: ModelConfig, num_labels: int) -> tuple[DenseSpec, ...]:
+    size = config.hidden_size
+    return DenseSpec("score.0", size, size, squash="relu"), DenseSpec("score.2", size, num_labels)
 
 
 def _classifier(config: ModelConfig, folder: Path, fields: Fields) -> PoolerSpec:
@@ -103,11 +147,11 @@ def _token_classifier(config: ModelConfig, folder: Path, fields: Fields) -> Pool
     )
 
 
-def _read_labels(fields: Fields) -> tuple[str, ...]:
-    """Reads the names of the classes, in their order; two if the config states nothing."""
+def _read_labels(fields: Fields, default: int = 2) -> tuple[str, ...]:
+    """Reads the names of the classes, in their order; `default` of them if the config states nothing."""
     named: Mapping[str, Any] | None = fields.raw.get("id2label")
     if named is None:
-        return tuple(f"LABEL_{index}" for index in range(fields.positive_int("num_labels", default=2)))
+        return tuple(f"LABEL_{index}" for index in range(fields.positive_int("num_labels", default=default)))
     keys = {str(index) for index in range(len(named))} if isinstance(named, Mapping) else set()
     if not named or set(map(str, named)) != keys or not all(isinstance(name, str) for name in named.values()):
         raise fields.error("id2label", "an object with a string for each of 0, 1, ..")

@@ -39,6 +39,11 @@ class SentenceModules:
     normalize: bool = False
     max_tokens: int = 0  # of a text; 0: as many as the model takes
 
+    @property
+    def by_token(self) -> bool:
+        """Whether vectors are of tokens, as PyLate has its ColBERT models: linears without a pooling module."""
+        return bool(self.dense) and self.pick is None
+
 
 def read_modules(folder: Path, hidden_size: int) -> SentenceModules | None:
     """Returns the modules of a folder; None without modules.json. Raises InvalidRequest, which names file and key."""

@@ -89,6 +89,14 @@ class Families(Mapping[str, Family]):
 
 
 FAMILIES: Mapping[str, Family] = Families(_MODULES)
+# What checkpoints of remote code have and no family computes, and what would do instead.
+_REMOTE_FEATURES = {
+    "lora_adaptations": (
+        "absent: adapters inside the weights, as jinaai/jina-embeddings-v3 has them, are not read. Use "
+        "jinaai/jina-embeddings-v3-hf for embeddings without an adapter, or a copy of it into which PEFT merged the "
+        "adapter of one task (merge_and_unload)"
+    ),
+}
 _BY_BASE = {base_name(name): name for name in FAMILIES}
 _HEADS = re.compile(r"For[A-Z]\w+$|LMHeadModel$")  # what names of architectures end with
 
@@ -145,7 +153,11 @@ def _of_former_base(name: str) -> str:
 def read_by(family: Family, fields: Fields) -> ModelConfig:
     """Returns the ModelConfig of a config.json by its family."""
     raw: Mapping[str, Any] = fields.raw
-    if raw.get("auto_map") and not family.ignores_auto_map:
+    for key, allowed in _REMOTE_FEATURES.items():
+        if raw.get(key):
+            raise fields.error(key, allowed)
+    # The heads of reward models are always the same.
+    if raw.get("auto_map") and not (family.ignores_auto_map or purpose_of(fields).rewards):
         raise fields.error("auto_map", "absent: the model needs code of its own, and no code of a model folder is run")
     return with_format(family.read(fields), fields)
 

@@ -54,4 +54,4 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-FAMILY = Family(ARCHITECTURE, "jina_embeddings_v3", read)
+FAMILY = Family(ARCHITECTURE, "jina_embeddings_v3", read, former_name="XLMRobertaLoRA")
