@@ -79,3 +79,24 @@ def test_a_checkpoints_scales_are_used(folder: Path, tmp_path: Path) -> None:
     assert (scaled_key / key).item() == pytest.approx(4.0, rel=0.05)
     assert (scaled_value / value).item() == pytest.approx(2.0, rel=0.05)
     assert differences(plain, found).mean() < 0.03
+
+
+def test_computed_scales_hold_values_that_do_not_fit_without(folder: Path, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.mkdir()
+    (large / "config.json").write_text((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(3):
+        tensors[f"model.layers.{layer}.self_attn.v_proj.weight"] *= 2.0**14
+        tensors[f"model.layers.{layer}.self_attn.o_proj.weight"] /= 2.0**14
+    save_file(tensors, large / "model.safetensors")
+    fields = {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}
+    wide = distributions(executor_for(large, dtype="bfloat16"))
+    computed = executor_for(large, **fields, calculate_kv_scales=True)
+    scales = np.array(computed.kv_spec.groups[0].kv_scales).reshape(-1, 2)
+    assert (np.log2(scales) % 1 == 0).all()
+    assert (scales[:, 1] > 1).all()
+    assert differences(wide, distributions(computed)).mean() < 0.03
+    assert differences(wide, distributions(executor_for(large, **fields))).mean() > 0.1
+    again = executor_for(large, **fields, calculate_kv_scales=True, max_num_batched_tokens=64)
+    assert again.kv_spec.groups[0].kv_scales == computed.kv_spec.groups[0].kv_scales

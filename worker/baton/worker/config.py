@@ -239,6 +239,11 @@ class WorkerConfig(ModelSettings):
                     raise InvalidRequest(
                         f"{name}={getattr(self, name)} needs executor=cuda, got executor={self.executor}", field=name
                     )
+        if self.calculate_kv_scales and self.kv_cache_dtype == "auto":
+            raise InvalidRequest(
+                "calculate_kv_scales=true needs kv_cache_dtype=fp8_e4m3: other KV has no scales",
+                field="calculate_kv_scales",
+            )
         if self.executor == "sim" and self.logprobs_mode != "raw_logprobs":
             raise InvalidRequest(
                 f"logprobs_mode={self.logprobs_mode} needs executor=cpu or cuda, got executor=sim",

@@ -194,6 +194,13 @@ class ModelSettings:
             "refused": OTHER_KV_DTYPES,
         },
     )
+    calculate_kv_scales: bool = field(
+        default=False,
+        metadata={
+            "help": "Compute the scales of fp8_e4m3 KV at start, from prompts of random tokens, instead of reading the "
+            "checkpoint's."
+        },
+    )
     batch_invariant: bool = field(
         default=False,
         metadata={"help": "Compute each request's tokens bit-identically in every batch. Slower; executor=cuda."},

@@ -31,7 +31,14 @@ from baton.worker.executors.cuda.kv.host_pieces import HostPieces
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.startup.facts import device_facts
-from baton.worker.executors.cuda.startup.kv_scales import check_same_scales, kv_scales_of, scaled_kv_spec
+from baton.worker.executors.cuda.startup.kv_scales import (
+    NoHead,
+    check_same_scales,
+    compute_scales,
+    kv_scales_of,
+    scale_plans,
+    scaled_kv_spec,
+)
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
     graph_bytes,
@@ -84,9 +91,12 @@ class CudaExecutor(DeviceExecutor):
         self._captured = config.cuda_graphs and model_config.capturable
         self._graphs: DecodeGraphs | None = None
         self.kv = KvCopies(lambda: self._paged.cache)
-        self._host_pieces = HostPieces(self.kv, self.kv_spec, device)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
+            if config.calculate_kv_scales:
+                self._compute_scales(loaded)
+                phases.end("KV scales")
+            self._host_pieces = HostPieces(self.kv, self.kv_spec, device)
             self.host = self._make_host_cache(phases)
             self._warm_up(model_config, dtype, compilers, phases)
             check_products(loaded.weights, loaded.config.experts, self._ops)
@@ -122,7 +132,8 @@ class CudaExecutor(DeviceExecutor):
         self._batch.distrust(plan)
 
     def _check_read(self, loaded: LoadedModel, source: str) -> None:
-        check_same_scales(self.kv_spec, loaded, self._kv_dtype, source)
+        if not self._config.calculate_kv_scales:  # else those of the start stay
+            check_same_scales(self.kv_spec, loaded, self._kv_dtype, source)
 
     def _watch_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -171,6 +182,18 @@ class CudaExecutor(DeviceExecutor):
             device,
             batch_invariant=config.batch_invariant,
         )
+
+    def _compute_scales(self, loaded: LoadedModel) -> None:
+        """Sets the scales of the KV from steps of random tokens."""
+        model, block_size = loaded.config, self._config.block_size
+
+        def run(plan: StepPlan) -> None:
+            self._batch.apply(plan)
+            self._stepper.run(plan, NoHead(), None)
+
+        plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size)
+        found = compute_scales(self._paged, model.layers[0].attention, self.kv_spec, plans, run)
+        self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)
 
     def _make_generate_head(self, model: ModelConfig) -> GenerateHead:
         return GenerateHead(

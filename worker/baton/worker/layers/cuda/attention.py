@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from baton.kernels.attention.decode_cuts import DecodeCuts
 from baton.kernels.attention.prefill import TILE_ROWS, PrefillTiles, make_tiles
 from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.kernels.table import HOPPER_PREFILL, Case, Row, find
+from baton.worker.layers.cuda.kv_scale_meter import KvScaleMeter
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
@@ -50,6 +52,7 @@ class PagedAttention:
         *_, self._block_size, self._head_dim = cache.shape
         # [2, num_kv_heads] fp32 per layer, for a quantized pool. Separate tensors, so that all have the same alignment.
         self.kv_scales = [None if kv_scale is None else kv_scale[layer].clone() for layer in range(len(windows))]
+        self.meter: KvScaleMeter | None = None  # while scales are computed
         self.decode_workspace = DecodeWorkspace(
             max_seqs, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, device, batch_invariant=batch_invariant
         )
@@ -143,23 +146,28 @@ class CudaAttention:
 
     def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
         """Rotates the queries of qkv in place, writes K and V into the cache, and returns qkv."""
-        shared = self._shared
+        shared, index = self._shared, self._index
+        if shared.meter is not None:
+            shared.meter.measure(index, qkv, partial(self._write, step.positions, None))
+        self._write(step.positions, shared.kv_scales[index], qkv, shared.cache[index], step.slot_mapping)
+        return qkv
+
+    def _write(self, positions: Tensor, kv_scale: Tensor | None, qkv: Tensor, cache: Tensor, slots: Tensor) -> None:
         rope_and_cache(
             qkv,
-            shared.cache[self._index],
-            step.positions,
-            step.slot_mapping,
+            cache,
+            positions,
+            slots,
             self._cos_sin,
             self.spec.num_q_heads,
             q_norm=self._q_norm,
             k_norm=self._k_norm,
             eps=self._eps,
-            kv_scale=shared.kv_scales[self._index],
+            kv_scale=kv_scale,
             rotary_dim=self.spec.rope.rotary_dim,
             interleaved=self.spec.rope.interleaved,
             query_scale=self._query_scale,
         )
-        return qkv
 
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
         """Returns the attention output. `query` is the result of `write`, whose rows begin with the queries."""

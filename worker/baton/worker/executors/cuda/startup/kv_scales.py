@@ -1,16 +1,28 @@
-"""The scales of quantized KV, from a checkpoint."""
+"""The scales of quantized KV: from a checkpoint, or computed from steps of random tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton.rpc.errors import Mismatch
+from baton.worker.core import BlockId, Int32, Row, RowInit, SamplingParams, StepPlan, TokenMasks
+from baton.worker.executors.cuda.startup.memory import allocate_kv
 from baton.worker.executors.cuda.startup.support import dtype_name
 from baton.worker.kv_spec import KvSpec
+from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.kv_scale_meter import KvScaleMeter
+from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.weights.loading import LoadedModel
+
+# The same for every configuration, so that all workers of a model have the same scales.
+_NUM_PROMPTS = 4
+_PROMPT_TOKENS = 512
 
 
 def scaled_kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dtype: torch.dtype) -> KvSpec:
@@ -32,3 +44,54 @@ def kv_scales_of(loaded: LoadedModel, device: torch.device) -> Tensor:
     """Returns scales [num_layers, 2, num_kv_heads]. The checkpoint has one per tensor."""
     scales = loaded.kv_scales.to(device)
     return scales[:, :, None].repeat(1, 1, loaded.config.num_kv_heads)
+
+
+def compute_scales(
+    paged: PagedAttention, attention: AttentionSpec, kv: KvSpec, plans: list[StepPlan], run: Callable[[StepPlan], None]
+) -> Tensor:
+    """Sets the scales of all layers by running the plans, over blocks of their own. Returns them, [num_layers, 2]."""
+    scales = [scale for scale in paged.kv_scales if scale is not None]
+    longest = max(plan.num_tokens for plan in plans)
+    device, kv_dtype, before = paged.cache.device, paged.cache.dtype, paged.cache
+    paged.meter = KvScaleMeter(attention, kv.block_size, longest, scales, paged.dtype)
+    paged.cache = allocate_kv(kv, kv_dtype, -(-longest // kv.block_size), device)
+    try:
+        for plan in plans:
+            run(plan)
+        return paged.meter.scales()
+    finally:
+        paged.meter, paged.cache = None, before
+
+
+def scale_plans(vocab_size: int, max_model_len: int, block_size: int) -> list[StepPlan]:
+    """Returns steps that compute prompts of random tokens, the same at every start."""
+    return list(_plans(np.random.default_rng(0), vocab_size, min(_PROMPT_TOKENS, max_model_len), block_size))
+
+
+def _plans(random: np.random.Generator, vocab_size: int, length: int, block_size: int) -> Iterator[StepPlan]:
+    blocks = [BlockId(block) for block in range(-(-length // block_size))]
+    for step in range(_NUM_PROMPTS):
+        token_ids = random.integers(vocab_size, size=length, dtype=np.int32)
+        yield StepPlan(
+            step,
+            admitted=[RowInit(Row(0), token_ids, length, SamplingParams())],
+            new_blocks=[(Row(0), blocks)],
+            rows=np.zeros(1, np.int32),
+            num_scheduled_tokens=np.array([length], np.int32),
+            num_computed_tokens=np.zeros(1, np.int32),
+            samples=np.zeros(1, np.bool_),
+            num_decodes=0,
+        )
+
+
+class NoHead:
+    """Implements Head for steps whose keys and values matter alone."""
+
+    def take_rows(self, plan: StepPlan) -> None:
+        """Keeps no state of rows."""
+
+    def run(self, plan: StepPlan, step: object, decoder: object, hidden: Tensor) -> None:
+        """Computes nothing."""
+
+    def finish(self, plan: StepPlan, undrawn: None, masks: TokenMasks | None, left_out: Int32) -> None:
+        """Has no results."""
