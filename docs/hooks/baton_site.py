@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import commands_page
+import formats_page
 import grpc_pages
 import metrics_page
 import models_page
@@ -29,6 +30,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "reference/worker.md": lambda: settings_pages.service_page("worker"),
     "reference/commands.md": commands_page.commands_page,
     "reference/models.md": lambda: models_page.models_page(ROOT),
+    "reference/weight-formats.md": lambda: formats_page.formats_page(ROOT),
     "reference/metrics.md": metrics_page.metrics_page,
     "reference/rest.md": rest_page.rest_page,
     "reference/grpc.md": lambda: grpc_pages.public_page(ROOT),

@@ -1,0 +1,58 @@
+"""The page of weight formats has every family and format, and says what loads say."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import formats_page
+import pytest
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.models.registry import parse_config
+from baton.worker.models.supported.families import FAMILIES
+from baton.worker.quantization.formats.table import FORMATS
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def matrix():
+    return formats_page.matrix(ROOT)
+
+
+def test_the_page_has_every_family_and_every_format():
+    page = formats_page.formats_page(ROOT)
+    for family in FAMILIES.values():
+        assert (f"\n| `{family.architecture}` |" in page) is family.generates, family.architecture
+    for name in FORMATS:
+        assert f"\n| `{name}` |" in page, name
+    assert set(formats_page.SETTINGS) == set(FORMATS) - {"gguf"}
+    for path in (*formats_page.TESTS.values(), formats_page.PRODUCTS_TEST, formats_page.FAMILIES_TEST):
+        assert (ROOT / path).is_file(), path
+        assert f"`{path}`" in page
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "executors"),
+    [
+        ("LlamaForCausalLM", "compressed-tensors", ("cpu", "cuda")),
+        ("Qwen2ForCausalLM", "bitsandbytes", ("cpu",)),
+        ("Gemma3ForCausalLM", "awq", ("cpu", "cuda")),
+        ("GPT2LMHeadModel", "gptq", ()),  # keeps matrices by columns
+        ("GptOssForCausalLM", "fp8", ()),  # its experts alternate
+        ("LlamaForCausalLM", "mxfp4", ()),  # only experts are packed
+    ],
+)
+def test_a_cell_is_what_is_known_of_the_family(architecture, name, executors):
+    assert matrix()[architecture][name] == executors
+
+
+def test_families_that_read_no_format_are_refused_by_name():
+    configs = formats_page.raw_configs(ROOT)
+    without = [name for name, by_format in matrix().items() if not any(by_format.values())]
+    assert without
+    for architecture in without:
+        settings = {"quant_method": "awq", **formats_page.SETTINGS["awq"]}
+        with pytest.raises(InvalidRequest, match="stores linears in another order than weight formats"):
+            parse_config({**configs[architecture], "quantization_config": settings}, "config.json")
