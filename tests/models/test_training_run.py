@@ -145,7 +145,7 @@ def test_a_training_keeps_averages_and_a_snapshot_on_its_way(models, tmp_path, m
     agents = encode(tokenizer, [agent_document(rng, STORY)])
     pools = Pools(short, agents, make_parts(rng, tokenizer, [STORY] * 5, 200, 20))
     network, teacher = loaded(models[1]), loaded(models[0]).requires_grad_(False)
-    plan = Plan(80.0, 2048, 1e-3, 0, tmp_path, 1, 5.0, 0.8, snapshot_seconds=20.0)
+    plan = Plan(60.0, 2048, 1e-3, 0, tmp_path, 1, 5.0, 0.8, snapshot_seconds=15.0)
     candidates = train(network, teacher, [tokens_of(list(range(5, 105)))] * 9, pools, plan, Losses())
     kept = ["average at 70%", "average at 80%", "average at 90%", "average at the end", "last step"]
     assert list(candidates) == kept
@@ -202,13 +202,13 @@ def test_the_story_loss_is_zero_where_the_network_is_the_teacher_at_that_tempera
 def test_compiled_losses_are_the_plain_ones(models, tmp_path):
     network, teacher = map(loaded, models)
     teacher.requires_grad_(False)
-    plan = Plan(1.0, 2048, 1e-3, 0, tmp_path, 1, 5.0, 0.8)
+    plan = Plan(1.0, 512, 1e-3, 0, tmp_path, 1, 5.0, 0.8)
     made = []
     for losses in (Losses(), compiled_losses()):
         torch.manual_seed(0)
         check_compiles(network, teacher, plan, losses)
-        row = make_row([tokens_of(list(range(5, 600)))], 2048)
-        x = torch.randn(2048, 32, generator=torch.Generator().manual_seed(1))
+        row = make_row([tokens_of(list(range(5, 400)))], 512)
+        x = torch.randn(512, 32, generator=torch.Generator().manual_seed(1))
         arguments = (x, network.norm, network.embed, row.targets, row.weights, 1e-5)
         made.append(losses.skill(*arguments).item())
     assert made[0] == pytest.approx(made[1], rel=1e-4)
