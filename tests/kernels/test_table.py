@@ -12,10 +12,12 @@ from baton.kernels.table import (
     DECODE,
     EXPERTS,
     FEW_EXPERTS,
+    FEW_PACKED_EXPERTS,
     HOPPER_DECODE,
     HOPPER_EXPERTS,
     HOPPER_PREFILL,
     PREFILL,
+    ROUNDED_EXPERTS,
     SMALL_ADD,
     SMALL_GATE,
     SMALL_PROJECT,
@@ -69,6 +71,23 @@ def test_hoppers_decode_is_for_few_sequences(cells, row):
 )
 def test_experts_have_kernels_by_their_load(capability, pairs, invariant, row):
     case = Case("cuda", capability, num_pairs=pairs, num_experts=128, batch_invariant=invariant)
+    assert find("run_experts", case) is row
+
+
+@pytest.mark.parametrize(
+    ("weights", "pairs", "invariant", "row"),
+    [
+        ("rounding", 8, False, FEW_PACKED_EXPERTS),
+        ("packed", 32, False, FEW_PACKED_EXPERTS),
+        ("rounding", 40, False, EXPERTS),
+        ("rounding", 128 * 32, False, ROUNDED_EXPERTS),
+        ("packed", 128 * 512, False, EXPERTS),
+        ("rounding", 8, True, EXPERTS),
+        ("rounding", 128 * 512, True, EXPERTS),
+    ],
+)
+def test_packed_experts_have_kernels_by_their_load(weights, pairs, invariant, row):
+    case = Case("cuda", 9, num_pairs=pairs, num_experts=128, weights=weights, batch_invariant=invariant)
     assert find("run_experts", case) is row
 
 

@@ -169,6 +169,14 @@ HOPPER_EXPERTS = Row(
     pairs_per_expert=(48, _ENDLESS),
     batch_invariant=False,
 )
+FEW_PACKED_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.few_packed:run_few_packed",
+    pairs=FEW_EXPERTS.pairs,
+    pairs_per_expert=FEW_EXPERTS.pairs_per_expert,
+    weights=frozenset({"rounding", "packed"}),
+    batch_invariant=False,
+)
 ROUNDED_EXPERTS = Row(
     "run_experts",
     "baton.kernels.moe.experts:run_rounded_experts",
@@ -227,6 +235,7 @@ TABLE = (
     Row("route", f"{_REFERENCE}.moe.route:route", device="cpu"),
     FEW_EXPERTS,
     HOPPER_EXPERTS,
+    FEW_PACKED_EXPERTS,
     ROUNDED_EXPERTS,
     EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),

@@ -1,10 +1,11 @@
 """Measures the engine without gRPC: offline workloads `requests x in/out`, next to vLLM's figures.
 
-baton bench engine --preset-table 8b|0.6b|30b-a3b|all [--json PATH]
+baton bench engine --preset-table 8b|0.6b|30b-a3b|30b-a3b-fp8|gpt-oss-mxfp4|all [--json PATH]
 baton bench engine --model llama-3.1-8b --workload 256x512/256 --workload '256x(4096+64)/32'
 baton bench engine --model qwen3-0.6b --workload 256x128/128 --sampling greedy --sampling qwen_rep
 baton bench engine --executor cpu --model models/storyteller-7m --workload 4x64/32
 baton bench engine --model llama-3.1-8b --model-impl transformers --workload 64x512/128
+baton bench engine --model qwen3-30b-a3b --set quantization=fp8 --workload 1x128/256
 """
 
 from __future__ import annotations

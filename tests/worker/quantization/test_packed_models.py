@@ -74,6 +74,19 @@ def test_experts_of_gpt_oss_have_the_tokens_of_their_dequantized_weights(tmp_pat
         load_model(str(tmp_path), "auto", torch.float32)
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "fp8-blocks", "compressed-mxfp4"])
+def test_random_weights_in_a_format_are_numbers(name: str, tmp_path: Path) -> None:
+    if name == "mxfp4":
+        packed_models.write_gpt_oss(tmp_path, MODELS["gpt_oss"]())
+    else:
+        write(tmp_path, packed_models.with_experts(), FORMATS[name])
+    made = CpuExecutor(WorkerConfig(model=str(tmp_path), load_format="dummy", threads=1, num_blocks=64))
+    harness = StepHarness(made)
+    running = harness.admit(PROMPTS[0])
+    harness.run(2, chunk=9)
+    assert len(running.output) >= 2
+
+
 @pytest.mark.parametrize(
     ("name", "left_out", "setting"),
     [

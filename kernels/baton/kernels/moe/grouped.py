@@ -31,20 +31,23 @@ def _times_rounded(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """As `times`, for weights and x of e4m3. Sums of BLOCK_K products are multiplied by x_scale and added in fp32."""
+    """Returns acc + x w^T for weights and x of e4m3. Sums of BLOCK_K products are scaled and added in fp32.
+
+    x is the left operand, because a thread then needs few of the scales of its rows.
+    """
     rows = tl.minimum(first + tl.arange(0, BLOCK_N), n - 1)
     ks = tl.arange(0, BLOCK_K)
-    row_ptr = stored_ptr + rows[:, None] * K + ks[None, :]
+    row_ptr = stored_ptr + rows[None, :] * K + ks[:, None]
     if K % BLOCK_K == 0:
         stored = tl.load(row_ptr + start)
     else:
-        stored = tl.load(row_ptr + start, mask=(start + ks < K)[None, :], other=0.0)
-    part = tl.dot(stored, x)
+        stored = tl.load(row_ptr + start, mask=(start + ks < K)[:, None], other=0.0)
+    part = tl.dot(x, stored)
     if SCALED and WHOLE:
         x_scale *= tl.load(scale_ptr + first // SCALE_ROWS * NUM_GROUPS + start // GROUP)
     elif SCALED:
-        part *= tl.load(scale_ptr + rows // SCALE_ROWS * NUM_GROUPS + start // GROUP)[:, None]
-    return acc + part * x_scale[None, :]
+        part *= tl.load(scale_ptr + rows // SCALE_ROWS * NUM_GROUPS + start // GROUP)[None, :]
+    return acc + part * x_scale[:, None]
 
 
 @triton.jit
@@ -119,19 +122,20 @@ def gate_up_kernel(
         pairs = tl.load(pairs_ptr + places)
         # Empty places recompute the last token, because a load without a mask is faster.
         tokens = (tl.minimum(pairs, num_pairs - 1) // TOP_K).to(tl.int64)
+        row_ptr = x_ptr + tokens[:, None] * K + ks[None, :]
         col_ptr = x_ptr + tokens[None, :] * K + ks[:, None]
         stored_ptr += expert * STORED_STEP
         scale_ptr += expert * SCALE_STEP
         zero_ptr += expert * ZERO_STEP
         groups_ptr += expert * K
-        gates = tl.zeros([BLOCK_N, TILE], tl.float32)
-        ups = tl.zeros([BLOCK_N, TILE], tl.float32)
+        gates = tl.zeros([TILE, BLOCK_N] if ROUNDED else [BLOCK_N, TILE], tl.float32)
+        ups = tl.zeros([TILE, BLOCK_N] if ROUNDED else [BLOCK_N, TILE], tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             if ROUNDED:
                 if K % BLOCK_K == 0:
-                    x = tl.load(col_ptr + start)
+                    x = tl.load(row_ptr + start)
                 else:
-                    x = tl.load(col_ptr + start, mask=(start + ks < K)[:, None], other=0.0)
+                    x = tl.load(row_ptr + start, mask=(start + ks < K)[None, :], other=0.0)
                 x_scale = tl.load(x_scale_ptr + start // BLOCK_K * (num_pairs // TOP_K) + tokens)
                 gates = _times_rounded(
                     gates, x, x_scale, stored_ptr, scale_ptr, first, start, n, K, NUM_GROUPS, GROUP, SCALE_ROWS, SCALED,
@@ -151,6 +155,9 @@ def gate_up_kernel(
                     ups, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, SIZE + first, start, n, K, NUMBERS, BITS,
                     NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
+        if ROUNDED:
+            gates = tl.trans(gates)
+            ups = tl.trans(ups)
         rows = first + tl.arange(0, BLOCK_N)
         row_scale_ptr += expert * n
         bias_ptr += expert * n
@@ -223,15 +230,16 @@ def down_kernel(
         places = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
         pairs = tl.load(pairs_ptr + places)
         live = pairs < num_pairs
+        row_ptr = gated_ptr + places[:, None] * K + ks[None, :]
         col_ptr = gated_ptr + places[None, :] * K + ks[:, None]
         stored_ptr += expert * STORED_STEP
         scale_ptr += expert * SCALE_STEP
         zero_ptr += expert * ZERO_STEP
         groups_ptr += expert * K
-        acc = tl.zeros([BLOCK_N, TILE], tl.float32)
+        acc = tl.zeros([TILE, BLOCK_N] if ROUNDED else [BLOCK_N, TILE], tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             if ROUNDED:
-                x = tl.load(col_ptr + start, mask=live[None, :] & (start + ks < K)[:, None], other=0.0)
+                x = tl.load(row_ptr + start, mask=live[:, None] & (start + ks < K)[None, :], other=0.0)
                 num_places = tl.num_programs(0) // num_n * TILE
                 scale_at = start // BLOCK_K * num_places.to(tl.int64) + places
                 x_scale = tl.load(gated_scale_ptr + scale_at, mask=live, other=0.0)
@@ -245,6 +253,8 @@ def down_kernel(
                     acc, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, N, K, NUMBERS, BITS, NUM_GROUPS,
                     GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
+        if ROUNDED:
+            acc = tl.trans(acc)
         rows = first + tl.arange(0, BLOCK_N)
         row_scale_ptr += expert * N
         bias_ptr += expert * N

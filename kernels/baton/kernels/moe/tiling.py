@@ -11,6 +11,7 @@ from baton.kernels.packed.weight import PackedWeight
 
 _SLACK = 2048  # bytes of shared memory that the stages leave free
 _LARGE_TILE = 64
+_LEAST_STEP = 64
 
 
 class Tiling(NamedTuple):
@@ -56,6 +57,19 @@ def choose_rounded_tiling(tile: int, matrices: int, shared_bytes: int) -> Tiling
     """Returns a tiling for weights and activations of e4m3, whose units are those of the activations' scales."""
     step_bytes = (matrices * ROUND_UNIT + tile) * ROUND_UNIT
     return Tiling(ROUND_UNIT, ROUND_UNIT, 8, _fitting(4, step_bytes, shared_bytes))
+
+
+def choose_few_tiling(weight: PackedWeight, k: int, block_n: int) -> Tiling:
+    """Returns a tiling for single tokens, with the largest step whose steps cover at most 1.4 times k."""
+    if weight.numbers == "rows_of_words":
+        return Tiling(16, _covering(k, 512), 4, 1)
+    return Tiling(block_n, _covering(k, 2048 if weight.bits == 8 else 4096), 4, 1)
+
+
+def _covering(k: int, block_k: int) -> int:
+    while block_k > _LEAST_STEP and 5 * triton.cdiv(k, block_k) * block_k > 7 * k:
+        block_k //= 2
+    return block_k
 
 
 def _dividing(k: int, block_k: int) -> int:

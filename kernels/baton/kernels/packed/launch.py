@@ -9,6 +9,9 @@ from torch import Tensor
 
 from baton.kernels.packed.weight import PackedWeight
 
+# Columns that a thread reads at once, in 16 bytes.
+LANE_COLUMNS = {"e4m3": 16, "bytes": 16, "e2m1": 32, "words": 32, "rows_of_words": 16}
+
 
 def pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns what is stored, scales, zeros and groups; `nothing` for those that the weight lacks."""

@@ -223,6 +223,47 @@ def times(
 
 
 @triton.jit
+def sums_of(
+    stored,
+    x,
+    scale_ptr,
+    zero_ptr,
+    groups_ptr,
+    first,
+    start,
+    n,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ZEROED: tl.constexpr,
+    ZERO_PLUS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Returns the sums of w x over each unit of columns [BLOCK_N, BLOCK_K / UNIT], for x [BLOCK_K / UNIT, UNIT]."""
+    units: tl.constexpr = BLOCK_K // UNIT
+    rows = first + tl.arange(0, BLOCK_N)
+    group, within = units_of(start, groups_ptr, K, GROUP, units, UNIT)
+    inside = (rows < n)[:, None] & within[None, :]
+    tile = tl.reshape(numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K), [BLOCK_N, units, UNIT])
+    if ZEROED:
+        zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
+        tile -= zero[:, :, None]
+    elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+        middle: tl.constexpr = 1 << (BITS - 1)
+        tile -= middle
+    sums = tl.sum(tile * x[None, :, :], 2)
+    if SCALED:
+        sums *= scales_of(scale_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS)
+    return sums
+
+
+@triton.jit
 def _spread(values, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UNIT: tl.constexpr):
     """Returns a value of each unit [BLOCK_N, BLOCK_K / UNIT] for each column, or values that broadcast."""
     if UNIT == 1 or UNIT == BLOCK_K:

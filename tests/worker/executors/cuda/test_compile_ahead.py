@@ -27,6 +27,7 @@ from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
+from baton.kernels.moe.few_packed import run_few_packed  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
 from baton.kernels.packed.weight import Numbers, PackedWeight  # noqa: E402
@@ -156,6 +157,12 @@ def packed_experts(numbers: Numbers, tile: int, rounded: bool = False) -> None:
     down_and_sum(gate_and_up(rows, aligned, 2, up, Gate()), aligned, torch.zeros(32, 2), down, torch.bfloat16)
 
 
+def few_packed_experts(numbers: Numbers) -> None:
+    up, down = (_expert(numbers, n, k) for n, k in ((512, 256), (256, 256)))
+    x, ids = torch.zeros(1, 256, dtype=torch.bfloat16), torch.zeros(1, 2, dtype=torch.int32)
+    run_few_packed(x, torch.zeros(1, 2), ids, up, down, Gate(7.0))
+
+
 def _expert(numbers: Numbers, n: int, k: int) -> PackedWeight:
     if numbers == "e4m3":
         scale = torch.zeros(n // 128, k // 128)
@@ -279,6 +286,14 @@ def test_experts_are_multiplied_by_hoppers_matrix_unit_as_they_are_packed(cache:
     assert len(products) == 2  # the third one sums
     for asm in products:
         assert re.search(r"ttng.warp_group_dot %\S+, %\S+, %\S+ \{.*: tensor<", asm["ttgir"])
+
+
+@pytest.mark.parametrize("numbers", ["e4m3", "e2m1"])
+def test_packed_experts_of_few_tokens_compile(cache: Path, numbers: Numbers) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(few_packed_experts, numbers))]
+    assert len(jobs) == 2
+    for job in jobs:
+        assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
 
 
 def test_many_pairs_are_multiplied_with_experts_in_8_bits(cache: Path) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
-from baton.kernels.packed.launch import constants, pointers, row_constants, row_pointers
-from baton.kernels.packed.unpack import finished, load_stored, numbers_of, scales_of, units_of, zeros_of
+from baton.kernels.packed.launch import LANE_COLUMNS, constants, pointers, row_constants, row_pointers
+from baton.kernels.packed.unpack import finished, load_stored, sums_of
 from baton.kernels.packed.weight import PackedWeight
 
 
@@ -66,19 +66,10 @@ def _vector_kernel(
     for start in tl.range(0, K, BLOCK_K):
         after = load_stored(stored_ptr, first, start + BLOCK_K, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
-        group, within = units_of(start, groups_ptr, K, GROUP, units, UNIT)
-        inside = (rows < n)[:, None] & within[None, :]
-        tile = tl.reshape(numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K), [BLOCK_N, units, UNIT])
-        if ZEROED:
-            zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
-            tile -= zero[:, :, None]
-        elif NUMBERS == "words" or NUMBERS == "rows_of_words":
-            middle: tl.constexpr = 1 << (BITS - 1)
-            tile -= middle
-        sums = tl.sum(tile * x[None, :, :], 2)
-        if SCALED:
-            sums *= scales_of(scale_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS)
-        acc += sums
+        acc += sums_of(
+            stored, x, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         stored = after
     out = finished(tl.sum(acc, 1)[:, None], rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
     tl.store(out_ptr + rows[:, None], out.to(out_ptr.dtype.element_ty), mask=(rows < n)[:, None])
@@ -95,7 +86,7 @@ def vector_linear(x: Tensor, weight: PackedWeight, out: Tensor, tiling: VectorTi
         *pointers(weight, x),
         *row_pointers(weight, x),
         n,
-        **constants(weight, k, tiling.block_k, _LANE_COLUMNS[weight.numbers]),
+        **constants(weight, k, tiling.block_k, LANE_COLUMNS[weight.numbers]),
         **row_constants(weight),
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
@@ -104,10 +95,6 @@ def vector_linear(x: Tensor, weight: PackedWeight, out: Tensor, tiling: VectorTi
         launch_pdl=overlap,
     )
     return out
-
-
-# Columns that a thread reads at once, in 16 bytes.
-_LANE_COLUMNS = {"e4m3": 16, "bytes": 16, "e2m1": 32, "words": 32, "rows_of_words": 16}
 
 
 def choose_vector_tiling(weight: PackedWeight, n: int, k: int) -> VectorTiling:

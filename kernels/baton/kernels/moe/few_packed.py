@@ -1,0 +1,223 @@
+"""Computes packed experts of few tokens in two launches, which are bound by reading the experts' matrices.
+
+As in `few`, each pair of a token and an expert reads the expert's matrices itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.moe.grouped import gated
+from baton.kernels.moe.tiling import Tiling, choose_few_tiling
+from baton.kernels.overlap import overlaps
+from baton.kernels.packed.launch import (
+    LANE_COLUMNS,
+    constants,
+    expert_steps,
+    pointers,
+    row_constants,
+    row_pointers,
+)
+from baton.kernels.packed.unpack import finished, load_stored, sums_of
+from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.routing import Gate
+
+
+@triton.jit
+def _gate_up_kernel(
+    out_ptr,  # [num_pairs, SIZE]
+    x_ptr,  # [num_tokens, K]
+    stored_ptr,  # [num_experts, 2 SIZE, K] as packed, gates first
+    scale_ptr,  # [num_experts, 2 SIZE / SCALE_ROWS, NUM_GROUPS]
+    zero_ptr,
+    groups_ptr,  # [num_experts, K] int32
+    row_scale_ptr,  # [num_experts, 2 SIZE] fp32
+    bias_ptr,  # [num_experts, 2 SIZE]
+    ids_ptr,  # [num_pairs]
+    limit,
+    alpha,
+    TOP_K: tl.constexpr,
+    SIZE: tl.constexpr,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ZEROED: tl.constexpr,
+    ZERO_PLUS: tl.constexpr,
+    UNIT: tl.constexpr,
+    STORED_STEP: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
+    ZERO_STEP: tl.constexpr,
+    ROW_SCALED: tl.constexpr,
+    DIVIDES: tl.constexpr,
+    BIASED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out_p = gated(weight_e x_t + bias_e) for pair p of token t and expert e"""
+    # grid: (SIZE / BLOCK_N, num_pairs)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    n: tl.constexpr = 2 * SIZE
+    units: tl.constexpr = BLOCK_K // UNIT
+    pair = tl.program_id(1).to(tl.int64)
+    expert = tl.load(ids_ptr + pair).to(tl.int64)
+    first = tl.program_id(0) * BLOCK_N
+    ks = tl.arange(0, units)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    x_ptr += pair // TOP_K * K
+    stored_ptr += expert * STORED_STEP
+    scale_ptr += expert * SCALE_STEP
+    zero_ptr += expert * ZERO_STEP
+    groups_ptr += expert * K
+    gates = tl.zeros([BLOCK_N, units], tl.float32)
+    ups = tl.zeros([BLOCK_N, units], tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        gate = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+        up = load_stored(stored_ptr, SIZE + first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+        x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+        gates += sums_of(
+            gate, x, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
+            SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        ups += sums_of(
+            up, x, scale_ptr, zero_ptr, groups_ptr, SIZE + first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    rows = first + tl.arange(0, BLOCK_N)
+    row_scale_ptr += expert * n
+    bias_ptr += expert * n
+    gate_sum = finished(tl.sum(gates, 1)[:, None], rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
+    up_sum = finished(tl.sum(ups, 1)[:, None], SIZE + rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
+    out = gated(gate_sum, up_sum, limit, alpha, CLAMPED).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + pair * SIZE + rows[:, None], out, mask=(rows < SIZE)[:, None])
+
+
+@triton.jit
+def _down_kernel(
+    out_ptr,  # [num_tokens, N]
+    gated_ptr,  # [num_tokens, TOP_K, K]
+    stored_ptr,  # [num_experts, N, K] as packed
+    scale_ptr,  # [num_experts, N / SCALE_ROWS, NUM_GROUPS]
+    zero_ptr,
+    groups_ptr,  # [num_experts, K] int32
+    row_scale_ptr,  # [num_experts, N] fp32
+    bias_ptr,  # [num_experts, N]
+    share_ptr,  # [num_tokens, TOP_K] fp32
+    ids_ptr,  # [num_tokens, TOP_K]
+    TOP_K: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ZEROED: tl.constexpr,
+    ZERO_PLUS: tl.constexpr,
+    UNIT: tl.constexpr,
+    STORED_STEP: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
+    ZERO_STEP: tl.constexpr,
+    ROW_SCALED: tl.constexpr,
+    DIVIDES: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out_t = sum_j share_tj (weight_e gated_tj + bias_e) for choice j of token t, expert e"""
+    # grid: (N / BLOCK_N, num_tokens)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    units: tl.constexpr = BLOCK_K // UNIT
+    token = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BLOCK_N
+    rows = first + tl.arange(0, BLOCK_N)
+    ks = tl.arange(0, units)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    out = tl.zeros([BLOCK_N, 1], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        pair = token * TOP_K + choice
+        expert = tl.load(ids_ptr + pair).to(tl.int64)
+        acc = tl.zeros([BLOCK_N, units], tl.float32)
+        for start in tl.static_range(0, K, BLOCK_K):
+            own_ptr = stored_ptr + expert * STORED_STEP
+            stored = load_stored(own_ptr, first, start, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+            x = tl.load(gated_ptr + pair * K + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+            acc += sums_of(
+                stored, x, scale_ptr + expert * SCALE_STEP, zero_ptr + expert * ZERO_STEP, groups_ptr + expert * K,
+                first, start, N, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT,
+                BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+        sums = finished(
+            tl.sum(acc, 1)[:, None], rows, row_scale_ptr + expert * N, bias_ptr + expert * N, N, ROW_SCALED, DIVIDES,
+            BIASED,
+        )  # fmt: skip
+        out += tl.load(share_ptr + pair) * sums
+    tl.store(out_ptr + token * N + rows[:, None], out.to(out_ptr.dtype.element_ty), mask=(rows < N)[:, None])
+
+
+def run_few_packed(
+    x: Tensor, weights: Tensor, ids: Tensor, gate_up: PackedWeight, down: PackedWeight, gate: Gate
+) -> Tensor:
+    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size], as `run_experts`."""
+    num_tokens, top_k = ids.shape
+    hidden, size = down.num_rows, gate_up.num_rows // 2
+    first, second = choose_few_tiling(gate_up, hidden, 2), choose_few_tiling(down, size, 4)
+    gated_ups = torch.empty(num_tokens * top_k, size, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x)
+    overlap = overlaps(x)
+    _gate_up_kernel[(triton.cdiv(size, first.block_n), num_tokens * top_k)](
+        gated_ups,
+        x,
+        *pointers(gate_up, x),
+        *row_pointers(gate_up, x),
+        ids,
+        gate.limit,
+        gate.alpha,
+        TOP_K=top_k,
+        SIZE=size,
+        CLAMPED=gate.limit > 0,
+        **_constants(gate_up, hidden, first),
+        OVERLAP=overlap,
+        num_warps=first.num_warps,
+        launch_pdl=overlap,
+    )
+    _down_kernel[(triton.cdiv(hidden, second.block_n), num_tokens)](
+        out,
+        gated_ups,
+        *pointers(down, x),
+        *row_pointers(down, x),
+        weights,
+        ids,
+        TOP_K=top_k,
+        N=hidden,
+        **_constants(down, size, second),
+        OVERLAP=overlap,
+        num_warps=second.num_warps,
+        launch_pdl=overlap,
+    )
+    return out
+
+
+def _constants(weight: PackedWeight, k: int, tiling: Tiling) -> dict[str, Any]:
+    return {
+        **constants(weight, k, tiling.block_k, LANE_COLUMNS[weight.numbers]),
+        **expert_steps(weight),
+        **row_constants(weight),
+        "BLOCK_N": tiling.block_n,
+        "BLOCK_K": tiling.block_k,
+    }
