@@ -21,6 +21,7 @@ _FLOATS = _HALF | {torch.float32}
 _ANY = range(1 << 62)
 _ENDLESS = float("inf")
 _PLAIN = frozenset({"plain"})
+WeightsKind = Literal["plain", "rounding", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Case:
     num_pairs: int = 1 << 20  # of a token and an expert
     num_experts: int = 1
     # Of experts. plain: in the dtype of activations; rounding: e4m3 that the GPU multiplies with rounded activations.
-    weights: Literal["plain", "rounding", "packed"] = "plain"
+    weights: WeightsKind = "plain"
     bias: bool = False
     window: bool = False
     soft_cap: bool = False

@@ -16,8 +16,7 @@ from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import scaled_mm_linear
 from baton.kernels.linear.quantized.linear import FEW, quantized_linear
 from baton.kernels.linear.small_linear import Workspace
-from baton.kernels.packed.rounding import rounds
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight, rounds
 
 _FEW_TOKENS, _MANY_TOKENS = (1, 4, 16, 64), (512, 4096)
 _CHECKED_TOKENS = 64

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from baton.kernels import reference
 from baton.kernels.linear.quantized.dequantize import dequantize
-from baton.kernels.packed.rounding import rounds
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight, rounds
 from baton.kernels.table import Case as Choice
 from baton.kernels.table import find
 

@@ -12,8 +12,8 @@ from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import fp8_linear, scaled_mm_linear
 from baton.kernels.linear.quantized.linear import MANY, quantized_linear
 from baton.kernels.linear.small_linear import Workspace
-from baton.kernels.packed.rounding import rounded, rounds
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.rounding import rounded
+from baton.kernels.packed.weight import PackedWeight, rounds
 
 BLOCKS = {"weight_block_size": [128, 128]}
 # A format of each way that the kernels read: numbers, scales, zeros, and the order of groups.

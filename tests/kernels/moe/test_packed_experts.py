@@ -14,8 +14,8 @@ from torch import Tensor
 from baton.kernels import reference
 from baton.kernels.moe.experts import run_experts, run_rounded_experts
 from baton.kernels.moe.few_packed import run_few_packed
-from baton.kernels.packed.rounding import rounded, rounds
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.rounding import rounded
+from baton.kernels.packed.weight import PackedWeight, rounds
 from baton.kernels.reference.moe.experts import gated_by
 from baton.kernels.routing import Gate
 

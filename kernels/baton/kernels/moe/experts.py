@@ -24,8 +24,8 @@ from baton.kernels.moe.tiling import (
 )
 from baton.kernels.overlap import overlaps
 from baton.kernels.packed.launch import constants, expert_steps, pointers, row_constants, row_pointers
-from baton.kernels.packed.rounding import ROUND_UNIT, rounded
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.rounding import rounded
+from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 from baton.kernels.routing import Gate
 from baton.kernels.shared_memory import shared_memory
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import triton
 
-from baton.kernels.packed.rounding import ROUND_UNIT
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _SLACK = 2048  # bytes of shared memory that the stages leave free
 _LARGE_TILE = 64

@@ -7,10 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.packed.weight import PackedWeight
-
-ROUND_UNIT = 128  # columns of a step of such products, and of a scale of activations of experts
-
 
 @triton.jit(do_not_specialize=["m"])
 def _round_kernel(
@@ -33,12 +29,6 @@ def _round_kernel(
     rounded = tl.clamp(x / scale[:, None], -448.0, 448.0)
     tl.store(out_ptr + at, rounded.to(out_ptr.dtype.element_ty), mask=ks < K)
     tl.store(scale_ptr + units * m + token, scale, mask=units * UNIT < K)
-
-
-def rounds(weight: PackedWeight) -> bool:
-    """Returns whether products with the weight may take rounded activations."""
-    is_whole = weight.scale is None or (weight.group % ROUND_UNIT == 0 and weight.scale.dtype == torch.float32)
-    return weight.numbers == "e4m3" and weight.stored.dtype == torch.float8_e4m3fn and is_whole
 
 
 def rounded(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:

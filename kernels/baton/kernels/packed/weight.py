@@ -11,6 +11,7 @@ from torch import Tensor
 # byte. words: integers in int32, along input features. rows_of_words: 8 integers of 4 bits in int32, along output
 # features, the even ones first.
 Numbers = Literal["plain", "e4m3", "bytes", "e2m1", "words", "rows_of_words"]
+ROUND_UNIT = 128  # columns of a step of products with rounded activations
 
 
 class PackedWeight(NamedTuple):
@@ -47,3 +48,9 @@ class PackedWeight(NamedTuple):
 def readable(stored: Tensor, *, has_e4m3: bool) -> Tensor:
     """Returns e4m3 as bytes for a device without these floats."""
     return stored if has_e4m3 or stored.dtype != torch.float8_e4m3fn else stored.view(torch.uint8)
+
+
+def rounds(weight: PackedWeight) -> bool:
+    """Returns whether products with the weight may take rounded activations."""
+    is_whole = weight.scale is None or (weight.group % ROUND_UNIT == 0 and weight.scale.dtype == torch.float32)
+    return weight.numbers == "e4m3" and weight.stored.dtype == torch.float8_e4m3fn and is_whole

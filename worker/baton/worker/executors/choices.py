@@ -9,13 +9,14 @@ from itertools import pairwise
 
 from baton.kernels.reference.linear.packed import can_pack
 from baton.kernels.routing import RouterSpec
-from baton.kernels.table import TABLE, Case, Row, find
+from baton.kernels.table import TABLE, Case, Row, WeightsKind, find
 from baton.worker.executors.facts import KernelChoice, Off
 from baton.worker.layers.experts import ExpertsWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.models.weights import ModelWeights
+from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.registry import UNQUANTIZED
 
 _SIZES = frozenset({"num_tokens", "num_cells", "num_pairs"})  # properties that change from step to step
@@ -64,16 +65,29 @@ def weight_formats(weights: Weights) -> tuple[str, ...]:
     return tuple(names)
 
 
+def experts_kind(weights: Weights, *, has_e4m3: bool) -> WeightsKind:
+    """Returns how the first layer's experts are stored, if there are any."""
+    for layer in weights.layers if isinstance(weights, ModelWeights) else ():
+        if isinstance(layer.mlp, ExpertsWeights):
+            stack = layer.mlp.experts
+            if isinstance(stack.method, PackedExperts):
+                return stack.method.kind(stack.params, has_e4m3=has_e4m3)
+            break
+    return "plain"
+
+
 def choices_of(
     model: ModelConfig, case: Case, max_num_requests: int, max_num_tokens: int, formats: Container[str]
 ) -> Choices:
-    """Returns the kernels of attention and, with unquantized weights in layers of ours, of linears and experts.
+    """Returns the kernels of attention, of experts and, with unquantized weights, of linears, in layers of ours.
 
-    `case` has the device, the dtypes and the settings; the model's own properties are added.
+    `case` has the device, the dtypes, the settings and how experts are stored; the model's own properties are added.
     """
-    uses = [*_attention(model, case, max_num_requests)]
-    if UNQUANTIZED.name in formats and model.transformers is None:
-        uses += [*_linears(model, case, max_num_tokens), *_experts(model, case, max_num_tokens)]
+    others = replace(case, weights="plain")  # which have no experts
+    uses = [*_attention(model, others, max_num_requests)]
+    if model.transformers is None:
+        uses += [*_linears(model, others, max_num_tokens)] if UNQUANTIZED.name in formats else []
+        uses += [*_experts(model, case, max_num_tokens)] if case.device == "cuda" or case.weights == "plain" else []
     chosen: Counter[tuple[str, str, str]] = Counter()
     refused: Counter[tuple[str, str]] = Counter()
     for use in uses:

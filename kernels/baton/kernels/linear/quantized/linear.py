@@ -10,8 +10,7 @@ from baton.kernels.linear.quantized.fp8 import fp8_linear
 from baton.kernels.linear.quantized.matrix import INVARIANT_TILING, matrix_linear
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
-from baton.kernels.packed.rounding import rounds
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.weight import PackedWeight, rounds
 
 FEW = 64  # tokens, for which a product takes as long as reading the weight
 MANY = 768  # tokens, for which dequantizing first costs less than doing so in each tile

@@ -19,7 +19,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
-from baton.worker.executors.choices import choices_of, weight_formats
+from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
@@ -254,7 +254,8 @@ class CpuExecutor:
 
 def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: KvSpec) -> DeviceFacts:
     formats = weight_formats(loaded.weights)
-    case = Case("cpu", dtype=dtype, block_size=config.block_size)
+    weights = experts_kind(loaded.weights, has_e4m3=False)
+    case = Case("cpu", dtype=dtype, block_size=config.block_size, weights=weights)
     choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens, formats)
     return DeviceFacts(
         architecture=loaded.config.architecture,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.packed.launch import has_e4m3
-from baton.kernels.packed.rounding import rounds
-from baton.kernels.packed.weight import PackedWeight, readable
+from baton.kernels.packed.weight import PackedWeight, readable, rounds
 from baton.kernels.routing import Gate
 from baton.kernels.table import Case, Row, find
 from baton.rpc.errors import Unsupported

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from baton.kernels.packed.weight import rounds
 from baton.kernels.reference.moe.experts import gated_by
 from baton.kernels.routing import Gate
+from baton.kernels.table import WeightsKind
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, QuantMethod, Source
 from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
 from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.per_part import joined
 from baton.worker.quantization.quantized.stacked import StackedSource
 
@@ -53,6 +56,17 @@ class PackedExperts:
         from baton.worker.quantization.quantized.cuda_experts import CudaPackedExperts
 
         return CudaPackedExperts(kernels, self._methods, device, batch_invariant=batch_invariant)
+
+    def kind(self, params: Params, *, has_e4m3: bool) -> WeightsKind:
+        """Returns how the table of kernels calls the weights, of linears that the GPU's kernels read."""
+        if not has_e4m3:
+            return "packed"
+        packed = [
+            method.packed_weight(expert_of(params, linear, 0))
+            for linear, method in self._methods.items()
+            if isinstance(method, PackedMethod)
+        ]
+        return "rounding" if all(map(rounds, packed)) else "packed"
 
     def split(self, params: Params, expert: int) -> Iterator[tuple[QuantMethod, Params]]:
         """Yields the methods and the parameters of an expert's linears."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from baton.kernels.limits import FP8_CAPABILITY
 from baton.kernels.table import Case
 from baton.worker.config import WorkerConfig
-from baton.worker.executors.choices import choices_of, weight_formats
+from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
 from baton.worker.executors.facts import DeviceFacts, Off
 from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
@@ -29,7 +30,15 @@ def device_facts(
     """Returns the facts of a model whose largest step has run."""
     major, minor = torch.cuda.get_device_capability(device)
     formats = weight_formats(loaded.weights)
-    case = Case("cuda", major, dtype, kv_dtype, block_size=config.block_size, batch_invariant=config.batch_invariant)
+    case = Case(
+        "cuda",
+        major,
+        dtype,
+        kv_dtype,
+        block_size=config.block_size,
+        weights=experts_kind(loaded.weights, has_e4m3=(major, minor) >= FP8_CAPABILITY),
+        batch_invariant=config.batch_invariant,
+    )
     choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens, formats)
     return DeviceFacts(
         architecture=loaded.config.architecture,
