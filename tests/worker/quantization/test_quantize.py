@@ -14,6 +14,7 @@ from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import MODELS, generate_greedily, prompts
 from support.engine.unpacked_weights import UNPACK
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
@@ -71,7 +72,7 @@ def check_served(folder: Path, out: Path, meant: dict[str, torch.Tensor]) -> Non
     ]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", UNPACK)
 def test_a_rounded_model_is_within_its_bound_and_served_as_what_it_means(name: str, tmp_path: Path) -> None:
     folder = written(packed_models.dense(), tmp_path / "model")
     out, result = rounded(folder, name, LEFT_OUT)
@@ -94,6 +95,27 @@ def test_experts_are_rounded_and_routers_are_not(name: str, tmp_path: Path) -> N
     meant = read_back(folder, out, name)
     assert result.num_packed == 3 * (4 + 3 * 4)
     assert all("gate" in one or one == "lm_head" for one in result.left_out)
+    check_served(folder, out, meant)
+
+
+def test_stacks_of_experts_are_packed_as_gpt_oss_ships_them(tmp_path: Path) -> None:
+    folder = written(MODELS["gpt_oss"](), tmp_path / "model")
+    out, result = rounded(folder, "mxfp4-experts")
+    originals = load_file(folder / "model.safetensors")
+    tensors = {key: one for file in out.glob("*.safetensors") for key, one in load_file(file).items()}
+    meant = dict(originals)
+    stacks = [key for key in originals if key.endswith(("gate_up_proj", "down_proj"))]
+    for key in stacks:
+        blocks, scales = tensors.pop(f"{key}_blocks"), tensors.pop(f"{key}_scales")
+        meant[key] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        step = torch.exp2(scales.float() - 127).repeat_interleave(32, 2).transpose(1, 2)
+        far = (meant[key] - originals[key]).abs() / step
+        assert far.max() <= 2
+        assert far[meant[key].abs() < 6 * step].max() <= 1
+    assert all(torch.equal(one, originals[key]) for key, one in tensors.items())
+    assert tensors.keys() == originals.keys() - set(stacks)
+    assert result.num_packed == sum(len(originals[key]) for key in stacks)
+    assert {"lm_head", "model.layers.0.mlp.router", "model.layers.0.self_attn.q_proj"} <= set(result.left_out)
     check_served(folder, out, meant)
 
 
@@ -142,6 +164,7 @@ def test_config_json_is_as_llm_compressor_writes_it(tmp_path: Path) -> None:
         ("gptq", None, (), r"gate_proj, .*up_proj: 64 input features are no multiple of the group size 128"),
         ("fp8", None, ("layers.7.mlp",), r"ignore=layers\.7\.mlp: it names no linear of the model; its 22 linears"),
         ("fp8", None, ("re:(",), r"ignore=re:\(: '\(' is no regular expression"),
+        ("mxfp4-experts", None, (), r"Qwen2ForCausalLM has no experts that are stacked and transposed"),
         ("fp8", None, ("re:.*",), r"ignore names all linears of the model"),
     ],
 )
@@ -207,7 +230,7 @@ def test_groups_of_zeros_and_of_tiny_values_keep_their_zeros(tmp_path: Path) -> 
     weight[:, :32] = 0
     weight[0], weight[1, 32:] = 0, 1e-9
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    for name in SCHEMES:
+    for name in UNPACK:
         scheme = scheme_of(name, 32 if SCHEMES[name].group_size else None)
         found = scheme.pack(weight.float(), torch.float32, float(weight.abs().max())).weight
         assert torch.isfinite(found).all(), name

@@ -118,8 +118,9 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     reference = None
     if config.reference:
         of_reference = {name: value for name, value in of_engine.items() if name not in _NOT_OF_REFERENCE}
-        reference = _measure(resolve_model(config.reference), of_reference, text, window, config)
-    measured = _measure(model, of_engine, text, window, config)
+        found = resolve_model(config.reference)
+        reference = _measure(config.reference, found, of_reference, text, window, config)
+    measured = _measure(config.model or model, model, of_engine, text, window, config)
     comparison = None if reference is None else _compared(reference, measured)
     print("\n".join(_lines(config, window, measured, reference, comparison)))
     if config.json:
@@ -134,15 +135,17 @@ def _default_window(model: str) -> int:
     return min(_MOST_WINDOW, int(read_config(model, "auto").max_position_embeddings) - 1)
 
 
-def _measure(model: str, of_engine: Mapping[str, Any], text: str, window: int, config: EvalConfig) -> _Measured:
-    """Loads a model, runs it over the text, and frees it."""
+def _measure(
+    name: str, path: str, of_engine: Mapping[str, Any], text: str, window: int, config: EvalConfig
+) -> _Measured:
+    """Loads a model, runs it over the text, and frees it. `name`: as it was given."""
     llm_of = importlib.import_module("baton.llm").LLM
     bar_of = importlib.import_module("baton.llm.progress").TextBar
-    with llm_of(model, **{**of_engine, "max_logprobs": -1}) as llm:
+    with llm_of(path, **{**of_engine, "max_logprobs": -1}) as llm:
         windows = windows_of(llm.get_tokenizer().encode(text), window)
         if not windows:
             raise InvalidRequest(f"text={config.text}: it has one token; give a text of at least two", field="text")
-        bar = bar_of(sum(map(len, windows)), f"{Path(model).name}, tokens")
+        bar = bar_of(sum(map(len, windows)), f"{Path(path).name}, tokens")
         try:
             record = score(llm, windows, config.alternatives, bar.update)
         finally:
@@ -150,7 +153,7 @@ def _measure(model: str, of_engine: Mapping[str, Any], text: str, window: int, c
         tasks: Mapping[str, Mapping[str, float]] = {}
         if config.tasks:
             tasks = run_tasks(llm, config.tasks, text, config.task_folder, window, config.task_limit)
-    return _Measured(model, record, tasks)
+    return _Measured(name, record, tasks)
 
 
 def _compared(reference: _Measured, measured: _Measured) -> Comparison:

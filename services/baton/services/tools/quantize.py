@@ -75,7 +75,7 @@ class _Progress:
 
 
 def _parser() -> argparse.ArgumentParser:
-    formats = "\n".join(f"  {row.name:<11} {row.summary} ({row.quant_method})" for row in SCHEMES.values())
+    formats = "\n".join(f"  {row.name:<13} {row.summary} ({row.quant_method})" for row in SCHEMES.values())
     parser = argparse.ArgumentParser(
         prog="baton quantize",
         description=_ABOUT,

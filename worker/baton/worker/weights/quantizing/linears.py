@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,16 @@ from baton.worker.quantization.weight_format import WeightFormat
 from baton.worker.weights.build import build_weights
 
 _META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The matrices of all experts of a layer, which the checkpoint keeps transposed in one tensor."""
+
+    name: str
+    num_experts: int
+    rows: int
+    columns: int
 
 
 class _Listed(WeightFormat):
@@ -41,9 +51,12 @@ class _Listed(WeightFormat):
 
 
 class ModelLinears:
-    """Which linears of a model are packed, and which stay as they are: routers, heads, and those to ignore."""
+    """Which linears of a model are packed, and which stay as they are: routers, heads, and those to ignore.
 
-    def __init__(self, config: ModelConfig, ignore: tuple[str, ...]) -> None:
+    With `packs_stacks`, stacks of transposed experts are packed, and no linears.
+    """
+
+    def __init__(self, config: ModelConfig, ignore: tuple[str, ...], *, packs_stacks: bool = False) -> None:
         """Raises InvalidRequest for a pattern that names no linear, or is none, and for experts that are stacked."""
         listed = _Listed()
         with_listed = WeightsInFormat("listed", (), "", lambda: listed)
@@ -53,8 +66,11 @@ class ModelLinears:
         patterns = {one: _modules(one) for one in ignore}
         shapes = [*listed.linears, *(shape for experts in listed.experts for shape in _of_experts(experts))]
         _check_used(patterns, shapes)
+        self.stacks: list[Stack] = []
         for shape in shapes:
             self._sort(shape, list(patterns.values()))
+        if packs_stacks:
+            self._take_stacks(config.architecture, listed.experts)
         for experts in listed.experts:
             self._check_experts(experts)
 
@@ -63,6 +79,23 @@ class ModelLinears:
         self.left_out += [part.name for part in kept]
         if parts := [part for part in shape.parts if part not in kept]:
             self.packed.append(replace(shape, parts=parts))
+
+    def _take_stacks(self, architecture: str, experts: list[ExpertsShape]) -> None:
+        """Packs the stacks in place of the linears. Raises InvalidRequest for a model without such experts."""
+        if not experts or not experts[0].names.transposed:
+            raise InvalidRequest(
+                f"{architecture} has no experts that are stacked and transposed, as those of gpt-oss are, which alone "
+                "this format packs; give another format",
+                field="format",
+            )
+        wanted = {part.name for shape in self.packed for part in shape.parts}
+        self.left_out += [name for name in wanted if not any(name in _stack_names(one) for one in experts)]
+        self.packed = []
+        for shape in experts:
+            gate_up, down = _stack_names(shape)
+            hidden, width = shape.hidden_size, shape.intermediate_size
+            both = Stack(gate_up, shape.num_experts, 2 * width, hidden), Stack(down, shape.num_experts, hidden, width)
+            self.stacks += [one for one in both if one.name in wanted]
 
     def _check_experts(self, shape: ExpertsShape) -> None:
         names = {part.name for packed in self.packed for part in packed.parts}
@@ -73,6 +106,10 @@ class ModelLinears:
                 f"leave them out with --ignore 're:.*{_inner(shape)}.*'",
                 field="ignore",
             )
+
+
+def _stack_names(shape: ExpertsShape) -> tuple[str, str]:
+    return shape.prefix + shape.names.gate_up[0], shape.prefix + shape.names.down
 
 
 def _inner(shape: ExpertsShape) -> str:

@@ -19,7 +19,7 @@ from baton.worker.quantization.base import LinearShape
 from baton.worker.weights.build import build_weights
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.filling import checked_names
-from baton.worker.weights.quantizing.linears import ModelLinears
+from baton.worker.weights.quantizing.linears import ModelLinears, Stack
 from baton.worker.weights.quantizing.scheme import Scheme
 from baton.worker.weights.quantizing.shards import SHARD_BYTES, ShardWriter
 from baton.worker.weights.quantizing.source import UnquantizedFolder
@@ -91,8 +91,9 @@ class _Plan:
         self._checkpoint = checkpoint
         self._scheme = scheme
         self._names = checked_names(config, checkpoint, torch.float32)
-        self._linears = ModelLinears(config, ignore)
-        self._packed = [self._names[f"{part.name}.weight"] for shape in self._linears.packed for part in shape.parts]
+        self._linears = ModelLinears(config, ignore, packs_stacks=scheme.packs_stacks)
+        names = [f"{part.name}.weight" for shape in self._linears.packed for part in shape.parts]
+        self._packed = [self._names[name] for name in (*names, *(stack.name for stack in self._linears.stacks))]
         if not self._packed:
             raise InvalidRequest("ignore names all linears of the model; nothing is left to quantize", field="ignore")
         self.settings = scheme.settings(self._left_out())
@@ -105,6 +106,9 @@ class _Plan:
         done = 0
         for shape in self._linears.packed:
             done += self._pack(shape, writer, result)
+            progress(done, total)
+        for stack in self._linears.stacks:
+            done += self._pack_stack(stack, writer, result)
             progress(done, total)
         for name, tensor in self._others():
             writer.add(name, tensor)
@@ -127,6 +131,20 @@ class _Plan:
                 writer.add(name.removesuffix(".weight") + ending, tensor)
             result.count(name, values, packed.weight)
         return sum(weight.nbytes for weight in parts.values())
+
+    def _pack_stack(self, stack: Stack, writer: ShardWriter, result: Quantized) -> int:
+        """Writes the matrices of all experts. Returns the bytes that they had."""
+        name = self._names[stack.name]
+        stored = self._checkpoint.tensor(name, (stack.num_experts, stack.columns, stack.rows))
+        _check_finite(name, stored)
+        packed = []
+        for expert, weight in enumerate(stored):
+            values = weight.t().float().contiguous()
+            packed.append(self._scheme.pack(values, weight.dtype, float(values.abs().max())))
+            result.count(f"{name}[{expert}]", values, packed[-1].weight)
+        for ending in packed[0].tensors:
+            writer.add(name + ending, torch.stack([one.tensors[ending] for one in packed]))
+        return stored.nbytes
 
     def _others(self) -> Iterator[tuple[str, Tensor]]:
         packed = set(self._packed)

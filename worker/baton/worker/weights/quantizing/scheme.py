@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class Packed:
 
 class Scheme(ABC):
     """A format that one call of `pack` rounds a matrix to."""
+
+    packs_stacks: ClassVar[bool] = False  # stacks of transposed experts, and no linears
 
     def __init__(self, name: str, group: int) -> None:
         """`group`: columns that share a scale; 0 where the format has no choice of them."""

@@ -27,6 +27,7 @@ _ROWS = (
     SchemeRow("gptq", "gptq", "gptq", "4-bit integers in groups, in GPTQ's layout", 128),
     SchemeRow("awq", "awq", "awq", "4-bit integers in groups, with zeros, in AWQ's layout", 128),
     SchemeRow("mxfp4", "four_bit_floats", "compressed-tensors", "e2m1 with a power of two for each group of 32"),
+    SchemeRow("mxfp4-experts", "stacked_experts", "mxfp4", "mxfp4 of stacked experts alone, in gpt-oss's layout"),
     SchemeRow("nvfp4", "four_bit_floats", "compressed-tensors", "e2m1 with an e4m3 scale for each group of 16"),
 )
 SCHEMES: Mapping[str, SchemeRow] = {row.name: row for row in _ROWS}
