@@ -8,6 +8,7 @@ from torch import Tensor
 from baton.kernels.reference.attention.paged_attention import attend_decode, attend_prefill
 from baton.kernels.reference.rope.rope_cache import normed_and_rotated, rotation, write_kv
 from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.rope_config import NO_ROPE
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
 
@@ -32,21 +33,24 @@ class CpuAttention:
         self._cos_sin = cos_sin
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
         self._eps = 0.0 if q_norm is None else q_norm.eps
+        self._rotates = spec.rope.kind != NO_ROPE or q_norm is not None
 
     def write(self, qkv: Tensor, step: StepInputs) -> Tensor:
         """Stores keys and values. Returns the rotated queries, [num_tokens, num_q_heads, head_dim]."""
         spec = self._spec
         num_q, num_kv = spec.num_q_heads, spec.num_kv_heads
         heads = qkv.view(-1, spec.num_qkv_heads, spec.head_dim)
-        cos, sin = self._rotation(step)
-        rotated = normed_and_rotated(
-            heads, cos, sin, num_q, num_kv, self._q_norm, self._k_norm, self._eps, spec.rope.interleaved
-        )
-        # Rotated keys are copied back next to the values, so that one op writes both.
-        heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
+        queries = heads[:, :num_q]
+        if self._rotates:
+            cos, sin = self._rotation(step)
+            rotated = normed_and_rotated(
+                heads, cos, sin, num_q, num_kv, self._q_norm, self._k_norm, self._eps, spec.rope.interleaved
+            )
+            # Rotated keys are copied back next to the values, so that one op writes both.
+            heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
+            queries = rotated[:, :num_q]
         keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
         write_kv(self._cache, step.block_ids, step.offsets, keys_values)
-        queries = rotated[:, :num_q]
         if self._query_scale is None:
             return queries
         return (queries * self._query_scale.index_select(0, step.positions).view(-1, 1, 1)).to(queries.dtype)
