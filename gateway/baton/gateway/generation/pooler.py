@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from baton.gateway.core import PooledText, PoolRequest
 from baton.gateway.generation.hashed_prompt import namespace_of
@@ -30,18 +29,14 @@ class WorkerPooler:
     async def pool(self, request: PoolRequest) -> list[PooledText]:
         info = self.catalog.get(request.model).require_info()
         namespace = namespace_of(request, info)
-        limit = asyncio.Semaphore(MAX_GROUPS)
         progress = PoolProgress([None] * len(request.texts))
-
-        async def run(indices: Sequence[int]) -> None:
-            async with limit:
-                await PooledGroup(
-                    request, indices, namespace, info.block_size, self.services, progress, info.max_model_len
-                ).run()
-
+        groups = [
+            PooledGroup(request, indices, namespace, info.block_size, self.services, progress, info.max_model_len)
+            for indices in groups_of([len(text) for text in request.texts])
+        ]
         try:
             async with asyncio.timeout(request.timeout_ms / 1000 or None):
-                await _all(run(indices) for indices in groups_of([len(text) for text in request.texts]))
+                await (groups[0].run() if len(groups) == 1 else _run_all(groups))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"the vectors were not computed within {request.timeout_ms} ms", phase=types_pb2.PHASE_PREFILL
@@ -63,9 +58,15 @@ def groups_of(num_tokens: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs all of it at once. Raises the first error, after the rest is cancelled."""
-    tasks = [asyncio.create_task(each) for each in work]
+async def _run_all(groups: Sequence[PooledGroup]) -> None:
+    """Runs some groups at once. Raises the first error, after the rest is cancelled."""
+    limit = asyncio.Semaphore(MAX_GROUPS)
+
+    async def run(group: PooledGroup) -> None:
+        async with limit:
+            await group.run()
+
+    tasks = [asyncio.create_task(run(group)) for group in groups]
     try:
         await asyncio.gather(*tasks)
     except BaseException:

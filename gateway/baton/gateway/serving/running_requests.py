@@ -40,17 +40,16 @@ class RunningRequests:
 
     async def run(self, work: Coroutine[Any, Any, T], tenant: str, request_id: str) -> T:
         """Returns the work's result. Raises Cancelled once another request of the tenant has ended it."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.current_task()
+        assert task is not None, "coroutines run in tasks"
         entry = self.add(tenant, request_id)
         entry.started(task)
         try:
-            return await task
+            return await work
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if entry.cancelled and not (current is not None and current.cancelling()):
+            if entry.cancelled and not task.uncancel():
                 message = f"the request {request_id} was ended by another request of its tenant"
                 raise Cancelled(message, field="request_id") from None
-            task.cancel()
             raise
         finally:
             entry.end()
