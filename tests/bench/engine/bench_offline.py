@@ -1,6 +1,7 @@
 """Compares tokens a second of `baton.llm`, of the engine alone, and of services over gRPC, in turns.
 
 baton bench offline [--model FOLDER] [--requests 64] [--output 64] [--threads 1] [--rounds 5] [--services]
+baton bench offline --executor cuda --model FOLDER --load-format dummy --requests 256 --prompt 512 --output 256
 
 The engine alone runs in a loop without tokenizer, text or results. With --services, one worker, a router and a gateway
 answer the same prompts as one request to /v1/completions.
@@ -15,8 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from baton.llm import LLM, SamplingParams
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
 TESTS = Path(__file__).resolve().parents[2]
+
+_MEMORY_PART = 0.4  # of a GPU, for each of two engines
+_STEP_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 Way = Callable[[list[list[int]]], list[list[int]]]
 
@@ -34,16 +38,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt, drawn at random")
     parser.add_argument("--output", type=int, default=64, help="tokens of each output")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--executor", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU executor")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--services", action="store_true")
     options = parser.parse_args()
     with ExitStack() as cleanup:
         llm = cleanup.enter_context(
-            LLM(str(options.model), executor="cpu", threads=options.threads, max_num_seqs=options.requests)
+            LLM(
+                str(options.model),
+                executor=options.executor,
+                load_format=options.load_format,
+                threads=options.threads,
+                max_num_seqs=options.requests,
+                max_num_batched_tokens=_STEP_TOKENS[options.executor],
+                gpu_memory_utilization=_MEMORY_PART,
+            )
         )
         ways: dict[str, Way] = {
-            "the engine alone": engine_alone(options),
+            "the engine alone": cleanup.enter_context(engine_alone(options)),
             "offline": lambda prompts: offline(llm, prompts, options.output),
         }
         if options.services:
@@ -78,20 +92,29 @@ def measure(options: argparse.Namespace, ways: dict[str, Way]) -> None:
         print(f"{name:<20} {statistics.median(rates):>8.0f} {rates[0]:>8.0f} {rates[-1]:>8.0f} {ratio:>13.3f}")
 
 
-def engine_alone(options: argparse.Namespace) -> Way:
-    """Returns a function that runs prompts on a new engine."""
+@contextmanager
+def engine_alone(options: argparse.Namespace) -> Iterator[Way]:
+    """Gives a function that runs prompts on a new engine."""
     from baton.worker.config import WorkerConfig
     from baton.worker.core import Request, SamplingParams, StopConditions
     from baton.worker.engine.engine import Engine
-    from baton.worker.executors.cpu.executor import CpuExecutor
+    from baton.worker.executors.factory import make_executor
     from baton.worker.scheduling.settings import EngineSettings
 
-    config = WorkerConfig(model=str(options.model), threads=options.threads, max_num_requests=options.requests)
-    executor = CpuExecutor(config)
+    config = WorkerConfig(
+        model=str(options.model),
+        executor=options.executor,
+        load_format=options.load_format,
+        threads=options.threads,
+        max_num_requests=options.requests,
+        max_num_batched_tokens=_STEP_TOKENS[options.executor],
+        gpu_memory_utilization=_MEMORY_PART,
+    )
+    executor, num_tokens = make_executor(config), config.max_num_batched_tokens
     greedy, stop = SamplingParams(temperature=0.0), StopConditions(max_tokens=options.output)
 
     def run(prompts: list[list[int]]) -> list[list[int]]:
-        settings = EngineSettings(max_num_requests=options.requests, max_num_batched_tokens=2048)
+        settings = EngineSettings(max_num_requests=options.requests, max_num_batched_tokens=num_tokens)
         engine = Engine(executor, settings, epoch=1)
         requests = [
             Request(str(index), list(prompt), len(prompt), greedy, stop, bytes(16))
@@ -103,7 +126,8 @@ def engine_alone(options: argparse.Namespace) -> Way:
             engine.step()
         return [list(request.token_ids[request.num_prompt_tokens :]) for request in requests]
 
-    return run
+    yield run
+    executor.close()
 
 
 def offline(llm: LLM, prompts: list[list[int]], count: int) -> list[list[int]]:

@@ -35,6 +35,7 @@ def outputs(folder: Path, some: Sequence[Sequence[int]] = PROMPTS, **fields: obj
         executor.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # Transformers' own, in gpt_bigcode
 @pytest.mark.parametrize("model_type", TRANSFORMERS_MODELS)
 def test_greedy_tokens_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path, model_type).cuda()
