@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine.decoder_rig import MAX_LEN, STEPS, Cpu, Gpu
+from support.engine.rigs.decoder_rig import MAX_LEN, STEPS, Cpu, Gpu
 
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.models.config import ModelConfig

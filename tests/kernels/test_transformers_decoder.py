@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine.decoder_rig import MAX_LEN, STEPS, Cpu, Gpu
+from support.engine.rigs.decoder_rig import MAX_LEN, STEPS, Cpu, Gpu
 
 from baton.worker.models.registry import parse_config
 from baton.worker.models.transformers_backend.weights import TransformersWeights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import settings
-from support.engine.machine import EngineMachine
+from support.engine.rigs.machine import EngineMachine
 
 EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestEngineUnderRandomTraffic = EngineMachine.TestCase

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.engine.rank_process import RankProcess, digest_of, starter
+from support.engine.rigs.rank_process import RankProcess, digest_of, starter
 from support.engine.tiny_models import make_model, prompts
 
 from baton.rpc.errors import InternalError, NoCapacity, Unsupported

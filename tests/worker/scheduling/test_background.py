@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.engine.scheduler_rig import chunks, make_scheduler, place, run_step
+from support.engine.rigs.scheduler_rig import chunks, make_scheduler, place, run_step
 
 BUDGET = 32
 LIMIT = 4

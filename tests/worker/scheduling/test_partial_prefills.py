@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.engine.scheduler_rig import chunks, make_scheduler, place, run_step
+from support.engine.rigs.scheduler_rig import chunks, make_scheduler, place, run_step
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.requests.state import Phase

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 from support.engine.engine_harness import BLOCK_SIZE, NAMESPACE, make_request, prompt_of
-from support.engine.scheduler_rig import ORDER, chunks, finish_step, make_scheduler, place, run_step
+from support.engine.rigs.scheduler_rig import ORDER, chunks, finish_step, make_scheduler, place, run_step
 
 from baton.worker.requests.outputs import EngineCounters
 from baton.worker.requests.state import NO_ROW, Phase, RequestState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.engine.scheduler_rig import chunks, make_scheduler, place, run_step
+from support.engine.rigs.scheduler_rig import chunks, make_scheduler, place, run_step
 
 LIMIT = 8
 BUDGET = 16

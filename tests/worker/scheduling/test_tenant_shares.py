@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.scheduler_rig import chunks, make_scheduler, place, run_step
+from support.engine.rigs.scheduler_rig import chunks, make_scheduler, place, run_step
 
 from baton.worker.requests.state import NO_ROW, Phase
 from baton.worker.scheduling.tenants.shares import TenantClock

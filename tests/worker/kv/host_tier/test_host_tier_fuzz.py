@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from support.engine.engine_harness import make_executor, make_rig
-from support.engine.machine import EngineMachine
+from support.engine.rigs.machine import EngineMachine
 
 from baton.worker.core import Request
 
