@@ -104,7 +104,7 @@ def _described(fields: Fields, folder: Path, options: argparse.Namespace) -> Mod
     family = family_of(fields)
     if family is not None and options.model_impl != "transformers":
         return describe(read_by(family, fields).at_length(options.max_model_len))
-    words = [sys.executable, "-m", "baton.worker.models.describe", str(folder), options.model_impl]
+    words = [sys.executable, "-m", "baton.worker.models.supported.process", str(folder), options.model_impl]
     done = run([*words, str(options.max_model_len)], _DESCRIBE_SECONDS)
     if done.code:
         raise InvalidRequest(f"{options.model} cannot be examined: {done.problem}; {install_line('worker')}")

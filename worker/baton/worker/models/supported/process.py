@@ -1,6 +1,7 @@
 """A process that describes a model folder as JSON, for those that do not load what may compute it.
 
-`python -m baton.worker.models.describe FOLDER IMPLEMENTATION MAX_MODEL_LEN` prints a ModelDescription, or `refusal`.
+`python -m baton.worker.models.supported.process FOLDER IMPLEMENTATION MAX_MODEL_LEN` prints a ModelDescription, or a
+`refusal`.
 """
 
 from __future__ import annotations
