@@ -11,6 +11,7 @@ from support.gateway.s3_server import S3Server
 from baton.gateway.batches.blobs.factory import open_blobs
 from baton.gateway.batches.blobs.folder import FolderBlobs
 from baton.gateway.batches.blobs.store import BlobMissing, ranges_of
+from baton.gateway.batches.blobs.threads import Blobs
 from baton.rpc.errors import InvalidRequest, Unavailable
 
 
@@ -51,6 +52,18 @@ def test_a_large_blob_is_the_same_after_its_way(blobs):
     pieces = [bytes([number]) * (3 << 20) for number in range(7)]
     assert blobs.put("files/large", iter(pieces)) == 21 << 20
     assert b"".join(ranges_of(blobs, "files/large", 21 << 20)) == b"".join(pieces)
+
+
+async def test_blobs_of_a_store_are_joined_in_it(blobs):
+    parts = {"batches/x/1": b"one" * 1000, "batches/x/2": bytes(9 << 20)}
+    for name, data in parts.items():
+        blobs.put(name, [data])
+    threads = Blobs(blobs)
+    assert await threads.join("files/whole", [(name, len(data)) for name, data in parts.items()]) == 3000 + (9 << 20)
+    assert await threads.read("files/whole", 2998, 4) == b"ne\0\0"
+    with pytest.raises(BlobMissing):
+        await threads.join("files/lost", [("batches/none/1", 3)])
+    threads.close()
 
 
 def test_a_put_that_fails_leaves_what_was_there(blobs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,8 +38,8 @@ class ObjectBlobs:
             raise InvalidRequest(f"batch_store: {url!r} is not allowed: {error}", field="batch_store") from error
 
     def put(self, name: str, pieces: Iterable[bytes]) -> int:
-        counted = _Counted(pieces)
-        with _translated("write"):
+        with _translated("write"), ThreadPoolExecutor(1, "batch pieces") as thread:
+            counted = _Counted(pieces, thread)
             obstore.put(self._store, name, iter(counted), chunk_size=_PART_BYTES, max_concurrency=_UPLOADS_AT_ONCE)
         return counted.num_bytes
 
@@ -63,14 +64,17 @@ class ObjectBlobs:
 
 
 class _Counted:
-    """Counts the bytes that it yields."""
+    """Counts the bytes that it yields. Makes the pieces on another thread, because they may be read from a store:
+    obstore refuses to read while it is asked for the next piece of a blob.
+    """
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: Iterable[bytes], thread: ThreadPoolExecutor) -> None:
+        self._pieces = iter(pieces)
+        self._thread = thread
         self.num_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        for piece in self._pieces:
+        while (piece := self._thread.submit(next, self._pieces, None).result()) is not None:
             self.num_bytes += len(piece)
             yield piece
 
