@@ -223,7 +223,7 @@ def test_where_no_server_is_it_says_how_to_start_one(server, capsys):
         (("--fields", "{"), "--fields is not valid JSON"),
         (("--fields", "[1]"), "--fields is [1]; it must be a JSON object"),
         (("--fields", '{"stream": false}'), "--fields has stream, which this command sets itself"),
-        (("--url", "example.com"), "give http://HOST:PORT or https://HOST:PORT"),
+        (("--url", "example.com"), "give http://HOST:PORT or https://HOST:PORT; a text to answer is given by -q"),
         (("--temperature", "-1"), "--temperature: '-1' is not allowed; give a number, at least 0.0, or none"),
         (("--max-tokens", "0"), "--max-tokens: '0' is not allowed"),
         (("--modle", "x"), "unknown argument '--modle'; did you mean --model?"),

@@ -83,7 +83,10 @@ class ClientConfig:
 
     def validate(self) -> None:
         """Raises InvalidRequest for an invalid URL or fields that are no JSON object."""
-        self.client.check()
+        try:
+            self.client.check()
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{error.message}; a text to answer is given by -q", field="url") from error
         _ = self.request_fields
 
 
