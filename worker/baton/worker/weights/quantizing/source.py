@@ -11,6 +11,7 @@ from baton.model_folder.form import gguf_file_of
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
+from baton.worker.models.names import Layout
 from baton.worker.models.registry import load_config
 from baton.worker.models.supported.families import CONFIG_FILE, read_folder
 from baton.worker.models.weight_formats import KEY, settings_of, with_format
@@ -40,6 +41,12 @@ class UnquantizedFolder:
         config = load_config(folder)
         if config.transformers is not None:
             raise _refused(folder, f"is a {config.architecture}, of which Baton has no family")
+        if config.names.layout is not Layout.ROWS:
+            raise InvalidRequest(
+                f"{folder}: {config.architecture} stores linears in another order than weight formats; it has no "
+                "quantized form",
+                field="model",
+            )
         self._config = config
 
     def config(self, checkpoint: Checkpoint) -> ModelConfig:
