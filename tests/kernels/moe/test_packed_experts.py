@@ -81,7 +81,9 @@ class Inputs:
 
 
 SMALL = [
-    *(Experts(name, FP32, (1, 9)) for name in ("gptq-zeros", "compressed-fp8-channel", "compressed-w4a16-order")),
+    *(Experts(name, FP32, (1, 9)) for name in ("gptq-zeros", "compressed-w4a16-order")),
+    Experts("compressed-fp8-channel", FP32, (1,)),
+    Experts("compressed-fp8-channel", FP32, (5,), 2, 1, hidden=720),  # no multiple of the kernels' step
     Experts("compressed-mxfp4", FP32, (1,), gate=CLAMPED),
     Experts("awq", FP32, (3,)),
     Experts("fp8-blocks", FP16, (1, 70)),

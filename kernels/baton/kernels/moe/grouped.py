@@ -146,7 +146,10 @@ def gate_up_kernel(
                     SCALED, WHOLE, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
             else:
-                x = tl.load(col_ptr + start)
+                if K % BLOCK_K == 0:
+                    x = tl.load(col_ptr + start)
+                else:
+                    x = tl.load(col_ptr + start, mask=(start + ks < K)[:, None], other=0.0)
                 gates = times(
                     gates, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS,
                     NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
@@ -248,7 +251,10 @@ def down_kernel(
                     WHOLE, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
             else:
-                x = tl.load(col_ptr + start, mask=live[None, :], other=0.0)
+                if K % BLOCK_K == 0:
+                    x = tl.load(col_ptr + start, mask=live[None, :], other=0.0)
+                else:
+                    x = tl.load(col_ptr + start, mask=live[None, :] & (start + ks < K)[:, None], other=0.0)
                 acc = times(
                     acc, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, N, K, NUMBERS, BITS, NUM_GROUPS,
                     GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,

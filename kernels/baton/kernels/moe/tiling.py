@@ -10,7 +10,8 @@ from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _SLACK = 2048  # bytes of shared memory that the stages leave free
 _LARGE_TILE = 64
-_LEAST_STEP = 64
+_LEAST_STEP = 16
+_FEW_WASTE = 1.4
 
 
 class Tiling(NamedTuple):
@@ -45,9 +46,12 @@ def choose_tiling(k: int, itemsize: int, tile: int, matrices: int = 1, shared_by
 def choose_packed_tiling(
     weight: PackedWeight, k: int, itemsize: int, tile: int, matrices: int = 1, shared_bytes: int = 227 * 1024
 ) -> Tiling:
-    """Returns a tiling for weights that are dequantized in registers. The step over k does not depend on the tile."""
+    """Returns a tiling for weights that are dequantized in registers, with the largest step that hardly exceeds k.
+
+    The step over k does not depend on the tile, so that sums keep their order.
+    """
     block_n, num_warps = (128, 8) if tile >= _LARGE_TILE and itemsize < 4 else (64, 4)
-    block_k = _dividing(k, 128 if itemsize < 4 else 32)
+    block_k = _covering(k, 128 if itemsize < 4 else 32, 1.05)
     step_bytes = (matrices * block_n * weight.bits // 8 + tile * itemsize) * block_k
     return Tiling(block_n, block_k, num_warps, _fitting(4, step_bytes, shared_bytes))
 
@@ -59,14 +63,15 @@ def choose_rounded_tiling(tile: int, matrices: int, shared_bytes: int) -> Tiling
 
 
 def choose_few_tiling(weight: PackedWeight, k: int, block_n: int) -> Tiling:
-    """Returns a tiling for single tokens, with the largest step whose steps cover at most 1.4 times k."""
+    """Returns a tiling for single tokens."""
     if weight.numbers == "rows_of_words":
-        return Tiling(16, _covering(k, 512), 4, 1)
-    return Tiling(block_n, _covering(k, 2048 if weight.bits == 8 else 4096), 4, 1)
+        return Tiling(16, _covering(k, 512, _FEW_WASTE), 4, 1)
+    return Tiling(block_n, _covering(k, 2048 if weight.bits == 8 else 4096, _FEW_WASTE), 4, 1)
 
 
-def _covering(k: int, block_k: int) -> int:
-    while block_k > _LEAST_STEP and 5 * triton.cdiv(k, block_k) * block_k > 7 * k:
+def _covering(k: int, block_k: int, waste: float) -> int:
+    """Returns the largest half of halves of a step whose steps cover at most `waste` times k."""
+    while block_k > _LEAST_STEP and triton.cdiv(k, block_k) * block_k > waste * k:
         block_k //= 2
     return block_k
 
