@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio as redis
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from support.gateway.rest_harness import FakeGenerator, rest_side, say, until
+from support.gateway.s3_server import S3Server
 
 from baton.gateway.batches.blobs.factory import open_blobs
 from baton.gateway.batches.records import StoredPart
@@ -31,9 +32,9 @@ def line(custom_id, prompt="Hi", url="/v1/completions", **body):
 
 @contextlib.asynccontextmanager
 async def running(tmp_path, script=None, generator=None, **settings):
-    folder = str(tmp_path / "store")
+    settings.setdefault("batch_store", str(tmp_path / "store"))
     async with (
-        rest_side(script, generator=generator, batch_store=folder, **settings) as rest,
+        rest_side(script, generator=generator, **settings) as rest,
         AsyncOpenAI(base_url=f"http://127.0.0.1:{rest.port}/v1", api_key="x", max_retries=0) as client,
     ):
         yield rest, client
@@ -90,6 +91,18 @@ async def test_every_line_is_answered_once_in_the_output_file(tmp_path):
         assert output.purpose == "batch_output"
         assert output.filename == f"{batch.id}_output.jsonl"
         assert not list((tmp_path / "store" / "batches").glob("*/*"))
+
+
+async def test_a_batch_ends_in_object_storage_too(tmp_path, monkeypatch):
+    with S3Server() as server:
+        for name, value in server.variables.items():
+            monkeypatch.setenv(name, value)
+        async with running(tmp_path, say("x"), batch_store="s3://bucket/store") as (_, client):
+            done = await ended(client, await begin(client, [line("a"), line("b"), line("bad", max_tokens=-1)]))
+            assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 2, 1)
+            assert {one["custom_id"] for one in await results(client, done.output_file_id)} == {"a", "b"}
+            await until(lambda: not [name for name in server.objects if "batches/" in name])
+            assert len(server.objects) == 3  # the input, and two files of results
 
 
 async def test_a_request_that_fails_goes_to_the_error_file_and_the_rest_goes_on(tmp_path):
