@@ -21,9 +21,10 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
 from baton.worker.models.registry import parse_config
 from baton.worker.quantization.base import Params, QuantMethod
-from baton.worker.quantization.quantized.experts import DOWN, GATE_UP, PackedExperts
+from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.per_part import PerPart
+from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP
 from baton.worker.weights.build import build_weights
 
 WAYS = (

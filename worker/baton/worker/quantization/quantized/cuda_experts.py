@@ -16,8 +16,8 @@ from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import Params, QuantMethod
 from baton.worker.quantization.experts import ExpertsOps
 from baton.worker.quantization.neighbours import Kernels
-from baton.worker.quantization.quantized.experts import DOWN, GATE_UP, expert_of
 from baton.worker.quantization.quantized.method import PackedMethod
+from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP, expert_of
 
 
 class CudaPackedExperts(ExpertsOps):

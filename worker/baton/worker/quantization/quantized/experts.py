@@ -16,10 +16,9 @@ from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
 from baton.worker.quantization.neighbours import Kernels
 from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.per_part import joined
-from baton.worker.quantization.quantized.stacked import StackedSource
+from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP, StackedSource, expert_of
 
 _META = torch.device("meta")
-GATE_UP, DOWN = "gate_up", "down"
 
 
 class PackedExperts:
@@ -112,12 +111,6 @@ def linears_of(shape: ExpertsShape, expert: int) -> dict[str, LinearShape]:
         GATE_UP: LinearShape(parts, shape.hidden_size, shape.bias),
         DOWN: LinearShape([down], size, shape.bias),
     }
-
-
-def expert_of(params: Params, linear: str, expert: int) -> Params:
-    """Returns the parameters of one linear of one expert."""
-    prefix = f"{linear}."
-    return {name.removeprefix(prefix): stack[expert] for name, stack in params.items() if name.startswith(prefix)}
 
 
 def _stem(shape: ExpertsShape, name: str, expert: int) -> str:

@@ -1,4 +1,4 @@
-"""Reads the parameters of all experts from stacks, of what the format reads for one expert."""
+"""The parameters of all experts in stacks: those of one, and their reading from stacks in the checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.quantization.base import Source
+from baton.worker.quantization.base import Params, Source
+
+GATE_UP, DOWN = "gate_up", "down"  # an expert's linears
 
 
 class StackedSource:
@@ -38,3 +40,9 @@ def _stack_of(name: str, views: list[Tensor]) -> Tensor:
             field="model",
         )
     return torch.as_strided(first, (len(views), *first.shape), (step, *first.stride()), offsets[0])
+
+
+def expert_of(params: Params, linear: str, expert: int) -> Params:
+    """Returns the parameters of one linear of one expert."""
+    prefix = f"{linear}."
+    return {name.removeprefix(prefix): stack[expert] for name, stack in params.items() if name.startswith(prefix)}
