@@ -26,7 +26,7 @@ from baton.llm import LLM, SamplingParams
 SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
 TESTS = Path(__file__).resolve().parents[2]
 
-_MEMORY_PART = 0.4  # of a GPU, for each of two engines
+_BLOCK_SIZE = 16
 _STEP_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 Way = Callable[[list[list[int]]], list[list[int]]]
@@ -53,7 +53,7 @@ def main() -> None:
                 threads=options.threads,
                 max_num_seqs=options.requests,
                 max_num_batched_tokens=_STEP_TOKENS[options.executor],
-                gpu_memory_utilization=_MEMORY_PART,
+                num_blocks=num_blocks_of(options),
             )
         )
         ways: dict[str, Way] = {
@@ -92,6 +92,11 @@ def measure(options: argparse.Namespace, ways: dict[str, Way]) -> None:
         print(f"{name:<20} {statistics.median(rates):>8.0f} {rates[0]:>8.0f} {rates[-1]:>8.0f} {ratio:>13.3f}")
 
 
+def num_blocks_of(options: argparse.Namespace) -> int:
+    """Returns the number of KV blocks that hold all requests, with an eighth for those of the round before."""
+    return options.requests * -(-(options.prompt + options.output) // _BLOCK_SIZE) * 9 // 8
+
+
 @contextmanager
 def engine_alone(options: argparse.Namespace) -> Iterator[Way]:
     """Gives a function that runs prompts on a new engine."""
@@ -108,7 +113,7 @@ def engine_alone(options: argparse.Namespace) -> Iterator[Way]:
         threads=options.threads,
         max_num_requests=options.requests,
         max_num_batched_tokens=_STEP_TOKENS[options.executor],
-        gpu_memory_utilization=_MEMORY_PART,
+        num_blocks=num_blocks_of(options),
     )
     executor, num_tokens = make_executor(config), config.max_num_batched_tokens
     greedy, stop = SamplingParams(temperature=0.0), StopConditions(max_tokens=options.output)

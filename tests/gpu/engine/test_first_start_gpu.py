@@ -19,7 +19,11 @@ _UTILITIES = "cuda_utils"  # Triton's own, needed before any kernel
 
 def test_the_engines_process_compiles_nothing(tmp_path: Path) -> None:
     make_model("llama-128", tmp_path / "model", torch.bfloat16)
-    environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environ = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     command = [sys.executable, "-m", "support.engine.first_start", str(tmp_path / "model")]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=True)
     said = json.loads(ended.stdout.splitlines()[-1])

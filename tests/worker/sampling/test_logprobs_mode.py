@@ -14,7 +14,7 @@ from transformers import (
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.core import Row, RowInit, SamplingParams
+from baton.worker.core import ReasoningLimit, Row, RowInit, SamplingParams
 from baton.worker.sampling.logprobs_mode import MODES, LogprobsMode
 from baton.worker.sampling.sampler import Sampler
 
@@ -64,6 +64,16 @@ def test_values_are_those_of_transformers(mode):
         torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
         assert entry.logprob == pytest.approx(float(expected[token_ids[row]]), abs=1e-5)
         assert entry.rank == int((expected > expected[token_ids[row]]).sum()) + 1
+
+
+def test_a_forced_token_keeps_its_logit():
+    sampler = Sampler(1, VOCAB, LogprobsMode.PROCESSED_LOGITS)
+    sampling = SamplingParams(temperature=0.0, logprobs=0, reasoning_limit=ReasoningLimit(0, (9,)))
+    sampler.admit(RowInit(Row(0), PROMPT, len(PROMPT), sampling))
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(5))
+    token_ids, found = sampler.sample(logits.clone(), np.arange(1), np.zeros(1, np.int64))
+    assert token_ids.tolist() == [9]
+    assert found[0].logprob == pytest.approx(float(logits[0, 9]))
 
 
 @pytest.mark.parametrize("mode", LogprobsMode, ids=MODES)

@@ -121,8 +121,9 @@ def _apply_rules(logits: Float32, rules: OutputRules) -> None:
         logits[forbidden] = _NEVER
     forced = rules.forced()
     if forced is not None:
+        kept = logits[forced]
         logits[:] = _NEVER
-        logits[forced] = 0.0
+        logits[forced] = kept if np.isfinite(kept) else 0.0  # another rule may exclude it
 
 
 def apply_masks(logits: Float32, masks: TokenMasks) -> None:
