@@ -66,7 +66,7 @@ def distance(one: list[float], other: list[float]) -> float:
 def largest(folder: Path, one: ServingExecutor) -> torch.Tensor:
     """Returns the largest keys and values of Transformers for the same tokens, [num_layers, 2]."""
     model = load_transformers(folder)
-    plans = scale_plans(one.model.vocab_size, one.model.max_model_len, 16)
+    plans = scale_plans(one.model.vocab_size, one.model.max_model_len, 16, 2048)
     found = []
     for plan in plans:
         tokens = torch.from_numpy(plan.admitted[0].token_ids).long()[None]

@@ -51,10 +51,11 @@ def choose_packed_tiling(
     The step over k does not depend on the tile, so that sums keep their order.
     """
     block_n, num_warps = (128, 8) if tile >= _LARGE_TILE and itemsize < 4 else (64, 4)
-    block_k = _covering(k, 128 if itemsize < 4 else 32, 1.05)
+    # Where columns have groups of their own, a step keeps a scale of each weight in shared memory.
+    most = 128 if weight.groups is None else 64
+    block_k = _covering(k, most if itemsize < 4 else 32, 1.05)
     step_bytes = (matrices * block_n * weight.bits // 8 + tile * itemsize) * block_k
-    dequantized = matrices * block_n * block_k * itemsize  # what the matrix unit reads of one step
-    return Tiling(block_n, block_k, num_warps, _fitting(4, step_bytes, shared_bytes - dequantized))
+    return Tiling(block_n, block_k, num_warps, _fitting(4, step_bytes, shared_bytes))
 
 
 def choose_rounded_tiling(tile: int, matrices: int, shared_bytes: int) -> Tiling:

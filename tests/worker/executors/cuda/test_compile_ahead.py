@@ -46,6 +46,7 @@ from baton.worker.executors.cuda.compilation.compiler import is_compiled, read_j
 from baton.worker.executors.cuda.compilation.compilers import Compilers  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
+HOPPER_SHARED = 227 * 1024
 FP8 = torch.float8_e4m3fn
 
 
@@ -147,11 +148,13 @@ def quantized(numbers: Numbers, num_tokens: int) -> None:
     quantized_linear(x, weight, None)
 
 
-def packed_experts(numbers: Numbers, tile: int, rounded: bool = False) -> None:
+def packed_experts(numbers: Numbers, tile: int, rounded: bool = False, groups: bool = False) -> None:
     hidden, size = 256, 256
     ids = torch.zeros(4 * tile, dtype=torch.int32)
     aligned = Alignment(ids, ids[:4], ids, ids[:4].view(2, 2), tile)
     up, down = (_expert(numbers, n, k) for n, k in ((2 * size, hidden), (hidden, size)))
+    if groups:
+        up, down = (one._replace(groups=torch.zeros(2, 256, dtype=torch.int32)) for one in (up, down))
     x = torch.zeros(32, hidden, dtype=FP8 if rounded else torch.bfloat16)
     rows = Rows(x, torch.zeros(2, 32) if rounded else None)
     down_and_sum(gate_and_up(rows, aligned, 2, up, Gate()), aligned, torch.zeros(32, 2), down, torch.bfloat16)
@@ -286,6 +289,12 @@ def test_experts_are_multiplied_by_hoppers_matrix_unit_as_they_are_packed(cache:
     assert len(products) == 2  # the third one sums
     for asm in products:
         assert re.search(r"ttng.warp_group_dot %\S+, %\S+, %\S+ \{.*: tensor<", asm["ttgir"])
+
+
+def test_experts_whose_columns_have_groups_fit_shared_memory(cache: Path) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, "words", 128, groups=True))]
+    compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__) for job in jobs]
+    assert max(one.metadata.shared for one in compiled) <= HOPPER_SHARED
 
 
 @pytest.mark.parametrize("numbers", ["e4m3", "e2m1"])

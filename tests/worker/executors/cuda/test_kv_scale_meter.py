@@ -7,6 +7,7 @@ import torch
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
+from baton.worker.executors.cuda.startup.kv_scales import scale_plans
 from baton.worker.layers.cuda.kv_scale_meter import scales_for
 
 
@@ -27,3 +28,10 @@ def test_scales_are_computed_for_quantized_kv_alone() -> None:
     with pytest.raises(InvalidRequest, match="needs kv_cache_dtype=fp8_e4m3") as refused:
         WorkerConfig(executor="cuda", calculate_kv_scales=True).validate()
     assert refused.value.field == "calculate_kv_scales"
+
+
+def test_a_prompt_that_no_step_holds_is_refused() -> None:
+    assert [plan.num_tokens for plan in scale_plans(100, 64, 16, 64)] == [64] * 4
+    with pytest.raises(InvalidRequest, match="max_num_batched_tokens=64 must be at least 512") as refused:
+        scale_plans(100, 4096, 16, 64)
+    assert refused.value.field == "max_num_batched_tokens"

@@ -191,7 +191,8 @@ class CudaExecutor(DeviceExecutor):
             self._batch.apply(plan)
             self._stepper.run(plan, NoHead(), None)
 
-        plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size)
+        most = self._config.max_num_batched_tokens
+        plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most)
         found = compute_scales(self._paged, model.layers[0].attention, self.kv_spec, plans, run)
         self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)
 

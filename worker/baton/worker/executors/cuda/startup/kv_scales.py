@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.rpc.errors import Mismatch
+from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.worker.core import BlockId, Int32, Row, RowInit, SamplingParams, StepPlan, TokenMasks
 from baton.worker.executors.cuda.startup.memory import allocate_kv
 from baton.worker.executors.cuda.startup.support import dtype_name
@@ -63,9 +63,19 @@ def compute_scales(
         paged.meter, paged.cache = None, before
 
 
-def scale_plans(vocab_size: int, max_model_len: int, block_size: int) -> list[StepPlan]:
-    """Returns steps that compute prompts of random tokens, the same at every start."""
-    return list(_plans(np.random.default_rng(0), vocab_size, min(_PROMPT_TOKENS, max_model_len), block_size))
+def scale_plans(vocab_size: int, max_model_len: int, block_size: int, max_num_batched_tokens: int) -> list[StepPlan]:
+    """Returns steps that compute prompts of random tokens, the same at every start.
+
+    Raises InvalidRequest if a step cannot hold a prompt: its parts would be read with scales of other parts.
+    """
+    length = min(_PROMPT_TOKENS, max_model_len)
+    if length > max_num_batched_tokens:
+        raise InvalidRequest(
+            f"max_num_batched_tokens={max_num_batched_tokens} must be at least {length} with calculate_kv_scales,"
+            " whose prompts are computed whole",
+            field="max_num_batched_tokens",
+        )
+    return list(_plans(np.random.default_rng(0), vocab_size, length, block_size))
 
 
 def _plans(random: np.random.Generator, vocab_size: int, length: int, block_size: int) -> Iterator[StepPlan]:
