@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.engine import packed_models
 from support.engine.interpreted_card import use_interpreted_card
-from support.engine.packed_models import FORMATS, write, write_gpt_oss
+from support.engine.packed import models as packed_models
+from support.engine.packed.models import FORMATS, write, write_gpt_oss
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import generate_greedily
 

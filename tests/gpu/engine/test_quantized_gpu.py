@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.engine import packed_models
 from support.engine.gpu_engines import engine_over, executor_for, generate
-from support.engine.packed_models import FORMATS, write
+from support.engine.packed import models as packed_models
+from support.engine.packed.models import FORMATS, write
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import SamplingParams

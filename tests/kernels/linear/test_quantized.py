@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.engine.packed_linears import PackedLinear, packed_linear
+from support.engine.packed.linears import PackedLinear, packed_linear
 from support.kernels.harness import BOUNDS, cases, poisoned, relative_error
 from torch import Tensor
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.engine.packed_linears import PackedLinear, packed_linear
+from support.engine.packed.linears import PackedLinear, packed_linear
 from support.kernels.harness import BOUNDS, cases, relative_error
 from torch import Tensor
 

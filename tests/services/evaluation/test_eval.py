@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.engine.unpacked_weights import UNPACK
+from support.engine.packed.unpacked import UNPACK
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 

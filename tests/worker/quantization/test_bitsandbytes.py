@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine.packed_models import write
-from support.engine.packed_weights import Format, Packed
+from support.engine.packed.models import write
+from support.engine.packed.weights import Format, Packed
 from support.engine.random_vectors import with_random_vectors
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import generate_greedily, prompts

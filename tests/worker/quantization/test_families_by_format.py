@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine.packed_models import FORMATS
-from support.engine.packed_weights import Packed
+from support.engine.packed.models import FORMATS
+from support.engine.packed.weights import Packed
 from support.engine.tiny_models import MODELS
 from torch import Tensor
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine.packed_models import FORMATS, dense, write
-from support.engine.packed_weights import scaled
+from support.engine.packed.models import FORMATS, dense, write
+from support.engine.packed.weights import scaled
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import MODELS, generate_greedily, prompts
 from torch import Tensor

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine.packed_models import FORMATS
+from support.engine.packed.models import FORMATS
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine import packed_models
-from support.engine.packed_models import FORMATS, change_config, write
+from support.engine.packed import models as packed_models
+from support.engine.packed.models import FORMATS, change_config, write
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import MODELS, generate_greedily, prompts
 from transformers import PreTrainedModel

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine import packed_models
-from support.engine.packed_models import change_config
+from support.engine.packed import models as packed_models
+from support.engine.packed.models import change_config
+from support.engine.packed.unpacked import UNPACK
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import MODELS, generate_greedily, prompts
-from support.engine.unpacked_weights import UNPACK
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

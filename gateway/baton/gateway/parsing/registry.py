@@ -18,14 +18,11 @@ from baton.gateway.parsing.tool_formats import (
     invoke_tags,
     kimi_k2,
     kimi_k3,
-    listed_calls,
     llama3_json,
     minimax_m3,
     mistral,
-    pythonic,
     qwen3_coder,
     solar_open2,
-    tagged_pythonic,
 )
 from baton.gateway.parsing.tool_formats.apertus import ApertusParser
 from baton.gateway.parsing.tool_formats.deepseek_v3 import DeepSeekV3Parser
@@ -50,7 +47,8 @@ from baton.gateway.parsing.tool_formats.invoke_tags import (
 )
 from baton.gateway.parsing.tool_formats.kimi_k2 import KimiK2Parser
 from baton.gateway.parsing.tool_formats.kimi_k3 import KimiK3Parser
-from baton.gateway.parsing.tool_formats.listed_calls import (
+from baton.gateway.parsing.tool_formats.lists import listed_calls, pythonic, tagged_pythonic
+from baton.gateway.parsing.tool_formats.lists.listed_calls import (
     CohereParser,
     GraniteParser,
     HunyuanParser,
@@ -58,13 +56,13 @@ from baton.gateway.parsing.tool_formats.listed_calls import (
     Phi4MiniParser,
     XlamParser,
 )
+from baton.gateway.parsing.tool_formats.lists.pythonic import PythonicParser
+from baton.gateway.parsing.tool_formats.lists.tagged_pythonic import Lfm2Parser, Olmo3Parser
 from baton.gateway.parsing.tool_formats.llama3_json import Llama3JsonParser
 from baton.gateway.parsing.tool_formats.minimax_m3 import MiniMaxM3Parser
 from baton.gateway.parsing.tool_formats.mistral import MistralParser
-from baton.gateway.parsing.tool_formats.pythonic import PythonicParser
 from baton.gateway.parsing.tool_formats.qwen3_coder import Qwen3CoderParser, SeedOssParser
 from baton.gateway.parsing.tool_formats.solar_open2 import SolarOpen2Parser
-from baton.gateway.parsing.tool_formats.tagged_pythonic import Lfm2Parser, Olmo3Parser
 
 _CALL_TAGS = ("<tool_call>", "</tool_call>")
 _KIMI_SECTION = (kimi_k2.SECTION,)

@@ -16,7 +16,7 @@ from baton.gateway.parsing.reading.event_writer import NewId
 from baton.gateway.parsing.reading.source import Malformed, Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
-from baton.gateway.parsing.tool_formats.listed_calls import call_list
+from baton.gateway.parsing.tool_formats.lists.listed_calls import call_list
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 

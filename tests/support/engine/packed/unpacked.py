@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from support.engine.packed_weights import AWQ_ORDER, E2M1
+from support.engine.packed.weights import AWQ_ORDER, E2M1
 
 Tensors = Mapping[str, torch.Tensor]  # of one linear, by the endings of their names
 

@@ -10,7 +10,7 @@ from baton.gateway.parsing.reading.python_call import read_python_call
 from baton.gateway.parsing.reading.source import Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser
 from baton.gateway.parsing.tool import Tool
-from baton.gateway.parsing.tool_formats.pythonic import call_form
+from baton.gateway.parsing.tool_formats.lists.pythonic import call_form
 
 
 class TaggedPythonicParser(ToolParser):

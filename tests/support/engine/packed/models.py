@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine.packed_weights import (
+from support.engine.packed.weights import (
     Format,
     Packed,
     fp8,
@@ -22,7 +22,7 @@ from support.engine.packed_weights import (
     packed_integers,
     packed_mxfp4,
 )
-from support.engine.packed_weights import awq as packed_awq
+from support.engine.packed.weights import awq as packed_awq
 from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_shape import SHAPE
 from transformers import (

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-from support.engine.packed_models import FORMATS
+from support.engine.packed.models import FORMATS
 from torch import Tensor
 
 from baton.worker.quantization.base import LinearShape, Params, Part, QuantMethod
@@ -25,7 +25,7 @@ class PackedLinear(NamedTuple):
 def packed_linear(
     name: str, rows: tuple[int, ...], columns: int, dtype: torch.dtype, device: str, **more: Any
 ) -> PackedLinear:
-    """Returns a linear of parts with so many rows in a format of packed_models; `more`: of its settings."""
+    """Returns a linear of parts with so many rows in a format of `models`; `more`: of its settings."""
     shape = LinearShape([Part(f"part{index}", each) for index, each in enumerate(rows)], columns, bias=True)
     settings = {**FORMATS[name].settings, **more}
     module = import_module(f"baton.worker.quantization.formats.{ROWS[settings['quant_method']].module}")
