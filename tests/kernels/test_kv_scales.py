@@ -49,6 +49,7 @@ def test_computed_scales_fit_the_models_keys_and_values(tmp_path: Path, monkeypa
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
     wide = logprob(executor(tmp_path))
     fp8 = executor(tmp_path, kv_cache_dtype="fp8_e4m3", calculate_kv_scales=True)
+    assert not fp8._batch.block_table.any()  # type: ignore[attr-defined]
     scales = torch.tensor(fp8.kv_spec.groups[0].kv_scales).view(-1, 2)
     expected = largest(tmp_path, fp8).flatten().tolist()
     for scale, most in zip(scales.flatten().tolist(), expected, strict=True):

@@ -71,8 +71,16 @@ ALLOWED = {
     ): "its safe loader's nodes, of which no objects are made",
     ("services/baton/services/bench/command.py", "import_module"): "the program of one of the product's own benchmarks",
     ("services/baton/services/bench/sweep/command.py", "import_module"): "the same, once for each point of a grid",
+    ("services/baton/services/evaluation/command.py", "import_module"): "offline inference, which loads torch",
+    ("services/baton/services/evaluation/harness.py", "import_module"): "the same, and lm-eval, which is optional",
+    ("services/baton/services/evaluation/scoring.py", "import_module"): "offline inference, which loads torch",
+    ("services/baton/services/tools/quantize.py", "import_module"): "the product's own code that loads torch",
     ("services/baton/services/tools/run_batch.py", "import_module"): "offline inference, which loads torch",
     ("services/baton/services/up/command.py", "import_module"): "the settings of one of the product's own services",
+    (
+        "worker/baton/worker/weights/quantizing/scheme.py",
+        "import_module",
+    ): "one of the formats that the table lists",
     **{
         (
             f"worker/baton/worker/{path}.py",

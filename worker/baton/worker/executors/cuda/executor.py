@@ -194,6 +194,7 @@ class CudaExecutor(DeviceExecutor):
         most = self._config.max_num_batched_tokens
         plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most)
         found = compute_scales(self._paged, model.layers[0].attention, self.kv_spec, plans, run)
+        self._batch.block_table.zero_()  # before there is a pool, steps write to its first block
         self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)
 
     def _make_generate_head(self, model: ModelConfig) -> GenerateHead:
