@@ -63,7 +63,8 @@ def test_values_and_tokens_are_those_of_the_cpu_executor(
             num_scored += 1
             named = bool(inits[index].sampling.logprob_token_ids)
             if not (same[index] and equal(scores[index], entry, named)):
-                unequal.append((step, index))
+                ours_are = scores[index][:1].view(torch.float32).item(), int(scores[index][1])
+                unequal.append((step, index, bool(same[index]), ours_are, (entry.logprob, entry.rank)))
     assert num_scored >= num_rows // 2
     # The nucleus of a row may be cut at a rounding error.
     assert len(unequal) <= num_scored // 100, unequal
