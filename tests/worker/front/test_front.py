@@ -16,7 +16,7 @@ from baton.rpc.server.server import RpcServer, Service
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.front.worker_service import SERVICE_NAME, WorkerFront
 from baton.worker.link.frames import Kind
-from baton.worker.link.prompts import Prompt, split_prompts
+from baton.worker.link.prompts import KnownPrompt, split_prompts
 
 
 class FakeEngine:
@@ -85,7 +85,7 @@ async def test_messages_reach_the_engine_behind_their_prompts(stub, engine: Fake
     got, payload = await engine.expect(Kind.GENERATE_HASHED)
     hashes = hash_blocks(request.submits[0].cache_namespace, [5, 6, 7, 8], 4)
     assert got == channel
-    assert split_prompts(payload) == (request.SerializeToString(), [Prompt(b"", hashes), Prompt()])
+    assert split_prompts(payload) == (request.SerializeToString(), [KnownPrompt(b"", hashes), KnownPrompt()])
     aborts = worker_pb2.GenerateStreamRequest(aborts=[1])
     await call.write(aborts)
     assert await engine.expect(Kind.GENERATE) == (channel, aborts.SerializeToString())

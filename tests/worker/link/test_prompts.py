@@ -13,7 +13,7 @@ from baton.rpc import prompt_hashes
 from baton.rpc.block_hash import HASH_BYTES, hash_blocks, hash_packed_blocks
 from baton.v1 import worker_pb2
 from baton.worker.core import TokenIds
-from baton.worker.link.prompts import Prompt, PromptReader, join_prompts, split_prompts
+from baton.worker.link.prompts import KnownPrompt, PromptReader, join_prompts, split_prompts
 
 LONG = 3 * 128 * BLOCK_SIZE + 5  # tokens, of several slices and a rest
 
@@ -41,7 +41,7 @@ async def test_a_long_prompt_hashed_in_slices_has_the_hash_of_the_whole(reader: 
     counting = asyncio.create_task(count())
     shortened, prompts = await reader.read_generate(message.SerializeToString())
     counting.cancel()
-    assert prompts == [Prompt(packed(prompt), hash_blocks(NAMESPACE, prompt, BLOCK_SIZE))]
+    assert prompts == [KnownPrompt(packed(prompt), hash_blocks(NAMESPACE, prompt, BLOCK_SIZE))]
     message.submits[0].ClearField("prompt_token_ids")
     assert shortened == message.SerializeToString()
     assert num_turns >= 3, "others had their turns meanwhile"
@@ -72,7 +72,7 @@ async def test_output_that_a_request_came_with_is_part_of_its_chain(reader: Prom
     )
     same, prompts = await reader.read_generate(message.SerializeToString())
     assert same == message.SerializeToString()
-    assert prompts == [Prompt(b"", hash_blocks(NAMESPACE, [*prompt_of(10), 7, 8, 9], BLOCK_SIZE))]
+    assert prompts == [KnownPrompt(b"", hash_blocks(NAMESPACE, [*prompt_of(10), 7, 8, 9], BLOCK_SIZE))]
 
 
 async def test_a_prefill_is_hashed_and_other_messages_are_not(reader: PromptReader) -> None:
@@ -80,7 +80,7 @@ async def test_a_prefill_is_hashed_and_other_messages_are_not(reader: PromptRead
     message = worker_pb2.PrefillStreamRequest(submit=wanted)
     payload = message.SerializeToString()
     hashes = hash_blocks(NAMESPACE, prompt_of(9), BLOCK_SIZE)
-    assert await reader.read_prefill(payload) == (payload, [Prompt(b"", hashes)])
+    assert await reader.read_prefill(payload) == (payload, [KnownPrompt(b"", hashes)])
     cancel = worker_pb2.PrefillStreamRequest(cancel=worker_pb2.PrefillCancel(prefill_id=1))
     assert await reader.read_prefill(cancel.SerializeToString()) == (cancel.SerializeToString(), [])
 
@@ -102,8 +102,10 @@ async def test_prompts_that_the_engine_will_refuse_are_not_hashed(reader: Prompt
     assert [len(prompt.block_hashes) for prompt in prompts] == [0, 0, HASH_BYTES]
 
 
-@pytest.mark.parametrize("prompts", [[], [Prompt()], [Prompt(b"1234", bytes(16)), Prompt(), Prompt(b"", bytes(32))]])
-def test_a_frame_is_taken_apart_as_it_was_put_together(prompts: list[Prompt]) -> None:
+@pytest.mark.parametrize(
+    "prompts", [[], [KnownPrompt()], [KnownPrompt(b"1234", bytes(16)), KnownPrompt(), KnownPrompt(b"", bytes(32))]]
+)
+def test_a_frame_is_taken_apart_as_it_was_put_together(prompts: list[KnownPrompt]) -> None:
     assert split_prompts(join_prompts(b"message", prompts)) == (b"message", prompts)
 
 

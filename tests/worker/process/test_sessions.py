@@ -12,7 +12,7 @@ from baton.rpc.errors import DeadlineExceeded, NoCapacity
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import FinishReason, ModelSpec, Request, TokenLogprobs
 from baton.worker.link.frames import Kind
-from baton.worker.link.prompts import Prompt
+from baton.worker.link.prompts import KnownPrompt
 from baton.worker.process.sessions import Sessions
 from baton.worker.requests.outputs import Failure, Finish, StepOutputs
 
@@ -277,7 +277,7 @@ def test_a_request_is_the_submit_resolved(bench: Bench) -> None:
 
 def test_a_prompt_that_the_front_took_out_of_the_message_is_put_back(bench: Bench) -> None:
     message = worker_pb2.GenerateStreamRequest(submits=[submit(0, []), submit(1, [7])])
-    known = [Prompt(np.array([5, 6], "<u4").tobytes(), b"hashes"), Prompt()]
+    known = [KnownPrompt(np.array([5, 6], "<u4").tobytes(), b"hashes"), KnownPrompt()]
     bench.sessions.receive(1, message.SerializeToString(), known)
     taken_out, left_in = bench.engine.requests
     assert (taken_out.token_ids, taken_out.num_prompt_tokens, taken_out.block_hashes) == ([5, 6], 2, b"hashes")

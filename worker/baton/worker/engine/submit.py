@@ -15,14 +15,14 @@ from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import Int32, ModelSpec, ReasoningLimit, Request, SamplingParams, StopConditions, TokenIds
 from baton.worker.engine.submit_pooled import pooled_of
-from baton.worker.link.prompts import Prompt
+from baton.worker.link.prompts import KnownPrompt
 from baton.worker.requests.validation import check_token_ids
 from baton.worker.sampling.grammar.messages import constraint_of
 from baton.worker.sampling.processors.messages import extra_args_of
 
 _MAX_LOGPROBS = 1024
 _TOKEN_BYTES = 4
-_UNKNOWN = Prompt()
+_UNKNOWN = KnownPrompt()
 _MAX_SEQUENCES = 4096
 _MAX_SEQUENCE_TOKENS = 64
 
@@ -49,7 +49,7 @@ _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
 def generation_of(
-    submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, known: Prompt = _UNKNOWN
+    submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, known: KnownPrompt = _UNKNOWN
 ) -> Request:
     """Returns the request to run as `name`, which arrived at `now`. Raises InvalidRequest with the field.
 
@@ -90,7 +90,7 @@ def generation_of(
 
 
 def prefill_of(
-    submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, known: Prompt = _UNKNOWN
+    submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, known: KnownPrompt = _UNKNOWN
 ) -> Request:
     """Returns the prefill that another worker requests, to run as `name`. Raises InvalidRequest with the field.
 

@@ -18,7 +18,7 @@ from baton.v1 import worker_pb2
 from baton.worker.front.engine_client import EngineClient, error_of_status
 from baton.worker.front.send_queue import SendQueue
 from baton.worker.link.frames import Kind
-from baton.worker.link.prompts import Prompt, PromptReader, join_prompts
+from baton.worker.link.prompts import KnownPrompt, PromptReader, join_prompts
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class WorkerFront:
         finally:
             queue.close()
 
-    async def _read_prompts(self, kind: Kind, request: bytes) -> tuple[bytes, list[Prompt]]:
+    async def _read_prompts(self, kind: Kind, request: bytes) -> tuple[bytes, list[KnownPrompt]]:
         reader = self._reader
         if reader is None:
             return request, []

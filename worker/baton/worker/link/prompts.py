@@ -30,7 +30,7 @@ _MIN_TAKEN_OUT = 512  # the fewest tokens worth removing from a message, which i
 _RUN_BLOCKS = 128  # hashed without a pause: 0.1 to 0.2 ms
 
 
-class Prompt(NamedTuple):
+class KnownPrompt(NamedTuple):
     """The front's data about one prompt of a message."""
 
     token_ids: bytes = b""  # the prompt as little-endian uint32; empty: the message has it
@@ -45,13 +45,13 @@ class PromptReader:
         self._max_model_len = max_model_len
         self._hashes = PromptHashes(run_blocks=_RUN_BLOCKS)
 
-    async def read_generate(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
+    async def read_generate(self, payload: bytes) -> tuple[bytes, list[KnownPrompt]]:
         """Returns a GenerateStreamRequest without its long prompts, and the prompts of its submits."""
         try:
             message = worker_pb2.GenerateStreamRequest.FromString(payload)
         except DecodeError:
             return payload, []
-        prompts: list[Prompt] = []
+        prompts: list[KnownPrompt] = []
         for submit in message.submits:
             prompt = np.array(submit.prompt_token_ids, "<u4").tobytes()
             output = np.array(submit.resume.output_token_ids, "<u4").tobytes()
@@ -60,11 +60,11 @@ class PromptReader:
                 prompt = b""
             else:
                 submit.ClearField("prompt_token_ids")
-            prompts.append(Prompt(prompt, hashes))
+            prompts.append(KnownPrompt(prompt, hashes))
         shortened = any(prompt.token_ids for prompt in prompts)
         return message.SerializeToString() if shortened else payload, prompts
 
-    async def read_prefill(self, payload: bytes) -> tuple[bytes, list[Prompt]]:
+    async def read_prefill(self, payload: bytes) -> tuple[bytes, list[KnownPrompt]]:
         """Returns a PrefillStreamRequest, and its prompt if it has one. The message keeps the packed tokens."""
         try:
             message = worker_pb2.PrefillStreamRequest.FromString(payload)
@@ -73,7 +73,7 @@ class PromptReader:
         if not message.HasField("submit"):
             return payload, []
         submit = message.submit
-        return payload, [Prompt(block_hashes=await self._hash(submit.cache_namespace, submit.packed_prompt))]
+        return payload, [KnownPrompt(block_hashes=await self._hash(submit.cache_namespace, submit.packed_prompt))]
 
     async def _hash(self, namespace: bytes, tokens: bytes) -> bytes:
         if len(namespace) != HASH_BYTES or len(tokens) >= self._max_model_len * _TOKEN_BYTES:
@@ -86,14 +86,14 @@ class PromptReader:
         return b"".join(parts)
 
 
-def join_prompts(message: bytes, prompts: Sequence[Prompt]) -> bytes:
+def join_prompts(message: bytes, prompts: Sequence[KnownPrompt]) -> bytes:
     """Encodes the payload of a frame."""
     parts = [part for prompt in prompts for part in prompt]
     sizes = struct.pack(f"<{1 + len(parts)}I", len(prompts), *map(len, parts))
     return b"".join((sizes, *parts, message))
 
 
-def split_prompts(payload: bytes) -> tuple[bytes, list[Prompt]]:
+def split_prompts(payload: bytes) -> tuple[bytes, list[KnownPrompt]]:
     """Decodes a frame's message and prompts."""
     (count,) = _UINT32.unpack_from(payload)
     sizes = struct.unpack_from(f"<{2 * count}I", payload, _UINT32.size)
@@ -102,4 +102,4 @@ def split_prompts(payload: bytes) -> tuple[bytes, list[Prompt]]:
     for size in sizes:
         parts.append(payload[start : start + size])
         start += size
-    return payload[start:], [Prompt(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return payload[start:], [KnownPrompt(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]

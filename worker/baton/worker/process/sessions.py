@@ -18,7 +18,7 @@ from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import FinishReason, ModelSpec, Request, TokenLogprobs, TransferTimes
 from baton.worker.engine.submit import generation_of
 from baton.worker.link.frames import Kind
-from baton.worker.link.prompts import Prompt
+from baton.worker.link.prompts import KnownPrompt
 from baton.worker.requests.outputs import Finish, StepOutputs
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Sessions:
     def open(self, channel: int) -> None:
         self._sessions[channel] = _Session(channel)
 
-    def receive(self, channel: int, payload: bytes, prompts: Sequence[Prompt] = ()) -> None:
+    def receive(self, channel: int, payload: bytes, prompts: Sequence[KnownPrompt] = ()) -> None:
         """Handles one GenerateStreamRequest. An invalid request fails its slot, never the stream.
 
         `prompts`: of each submit, as read by the front; empty if it read none.
@@ -125,7 +125,7 @@ class Sessions:
         for slot in message.aborts:
             if request := session.requests.get(slot):
                 self._engine.abort(request.request_id)
-        for submit, known in zip(message.submits, prompts or itertools.repeat(Prompt()), strict=False):
+        for submit, known in zip(message.submits, prompts or itertools.repeat(KnownPrompt()), strict=False):
             try:
                 self._submit(session, submit, known)
             except ServiceError as error:
@@ -216,7 +216,7 @@ class Sessions:
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
 
-    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: Prompt) -> None:
+    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: KnownPrompt) -> None:
         if self.draining:
             raise Unavailable("the worker is draining and accepts no new requests", phase=types_pb2.PHASE_QUEUE)
         if running := session.requests.get(submit.slot):

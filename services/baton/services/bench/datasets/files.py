@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.bench.datasets.prompts import Lengths
-from baton.services.bench.datasets.source import BenchFailed, Prompt, Vocabulary
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt, Vocabulary
 
 _LEAST_TOKENS = 4
 _MOST_PROMPT = 1024  # tokens of a conversation that is taken, as vLLM takes them
@@ -59,7 +59,7 @@ class FileDataset:
         if not self._found:
             raise BenchFailed(f"{self._path} has no prompts")
 
-    async def make(self) -> Prompt:
+    async def make(self) -> DatasetPrompt:
         while not self._entries or (self._place >= len(self._entries) and self._found):
             if not self._found:
                 raise BenchFailed(f"{self._path} has no conversation of {_LEAST_TOKENS} to {_MOST_PROMPT} tokens")
@@ -68,7 +68,7 @@ class FileDataset:
                 self._entries.append(entry)
         entry = self._entries[self._place % len(self._entries)]
         self._place += 1
-        return Prompt(0, entry.num_output, self._random.getrandbits(31), text=entry.text)
+        return DatasetPrompt(0, entry.num_output, self._random.getrandbits(31), text=entry.text)
 
     async def _entry(self, text: str, answer: Any) -> _Entry | None:
         """Returns an entry. The answer is a number of tokens, a text of which they are counted, or None."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton.services.bench.datasets.source import BenchFailed, Prompt, Vocabulary
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt, Vocabulary
 from baton.services.bench.datasets.words import WORDS
 
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
@@ -91,15 +91,17 @@ class PromptMaker:
             if await self._client.count_tokens(self._text(length)) != length:
                 self._is_additive = False
 
-    async def make(self) -> Prompt:
+    async def make(self) -> DatasetPrompt:
         """Returns the next prompt."""
         shape = self._shape
         length, output = shape.input.draw(self._random), shape.output.draw(self._random)
         seed = self._random.getrandbits(31)
         if not shape.chat:
-            return Prompt(length, output, seed, token_ids=tuple(self._joined(self._id_prefixes, self._pool, length)))
+            return DatasetPrompt(
+                length, output, seed, token_ids=tuple(self._joined(self._id_prefixes, self._pool, length))
+            )
         text = self._text(length) if self._is_additive else await self._fitted(length)
-        return Prompt(length, output, seed, text=text)
+        return DatasetPrompt(length, output, seed, text=text)
 
     async def _learn_words(self) -> None:
         base = WORDS[0]

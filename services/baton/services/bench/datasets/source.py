@@ -11,7 +11,7 @@ class BenchFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class DatasetPrompt:
     """Token ids, or the text of a chat's only message or of a completion."""
 
     num_tokens: int  # 0: unknown
@@ -20,7 +20,7 @@ class Prompt:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     at: float | None = None  # seconds after the first request, of a trace
-    several: tuple[Prompt, ...] = ()  # the texts of a request for embeddings, in place of all above
+    several: tuple[DatasetPrompt, ...] = ()  # the texts of a request for embeddings, in place of all above
 
 
 class Vocabulary(Protocol):
@@ -43,5 +43,5 @@ class Dataset(Protocol):
     async def prepare(self) -> None:
         """Reads what it needs. Raises BenchFailed."""
 
-    async def make(self) -> Prompt | None:
+    async def make(self) -> DatasetPrompt | None:
         """Returns the next prompt; None at the end of a trace."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.bench.datasets.files import json_lines
-from baton.services.bench.datasets.source import BenchFailed, Prompt, Vocabulary
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt, Vocabulary
 
 _NUMBERS = (("timestamp", 0), ("input_length", 1), ("output_length", 1))
 
@@ -46,7 +46,7 @@ class TraceDataset:
     async def prepare(self) -> None:
         self._pool = await self._vocabulary.token_pool()
 
-    async def make(self) -> Prompt | None:
+    async def make(self) -> DatasetPrompt | None:
         request = next(self._following, None)
         if request is None:
             return None
@@ -54,7 +54,7 @@ class TraceDataset:
         token_ids += self._random.choices(self._pool, k=request.num_tokens - len(token_ids))
         seed = self._random.getrandbits(31)
         at = request.at / self._speed
-        return Prompt(request.num_tokens, request.num_output, seed, token_ids=tuple(token_ids), at=at)
+        return DatasetPrompt(request.num_tokens, request.num_output, seed, token_ids=tuple(token_ids), at=at)
 
     def _block(self, number: int) -> list[int]:
         return random.Random(f"{self._seed} {number}").choices(self._pool, k=self._block_size)

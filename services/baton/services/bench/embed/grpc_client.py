@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from baton.services.bench.datasets.source import BenchFailed, Prompt
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt
 from baton.services.bench.serve.grpc_client import SHORT_CALL_SECONDS, GrpcClient
 from baton.services.bench.serve.stats import Record
 from baton.v1 import inference_pb2
@@ -27,7 +27,7 @@ class GrpcEmbedClient(GrpcClient):
         except grpc.aio.AioRpcError as error:
             raise BenchFailed(f"Tokenize: {error.code().name}: {error.details()}") from error
 
-    def encode(self, prompt: Prompt) -> inference_pb2.EmbedRequest:  # type: ignore[override]
+    def encode(self, prompt: DatasetPrompt) -> inference_pb2.EmbedRequest:  # type: ignore[override]
         """Returns the request as a protobuf message."""
         request = inference_pb2.EmbedRequest(model=self._model, dimensions=self._dimensions)
         for one in prompt.several:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from baton.services.bench.datasets.source import Prompt
+from baton.services.bench.datasets.source import DatasetPrompt
 from baton.services.bench.serve.http_stream import HttpPool
 from baton.services.bench.serve.openai_client import OpenAiClient, refusal_in
 from baton.services.bench.serve.stats import Record
@@ -34,7 +34,7 @@ class HttpEmbedClient(OpenAiClient):
             self._counts = False
         return len(text.split())
 
-    def encode(self, prompt: Prompt) -> bytes:
+    def encode(self, prompt: DatasetPrompt) -> bytes:
         """Returns the whole HTTP request."""
         body: dict[str, Any] = {
             "model": self._model,

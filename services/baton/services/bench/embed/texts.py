@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baton.services.bench.datasets.files import json_lines
 from baton.services.bench.datasets.prompts import Lengths, PromptMaker, PromptShape
-from baton.services.bench.datasets.source import BenchFailed, Dataset, Prompt, Vocabulary
+from baton.services.bench.datasets.source import BenchFailed, Dataset, DatasetPrompt, Vocabulary
 from baton.services.bench.embed.options import input_lengths
 
 
@@ -26,9 +26,9 @@ class TextGroups:
     async def prepare(self) -> None:
         await self._one_by_one.prepare()
 
-    async def make(self) -> Prompt:
+    async def make(self) -> DatasetPrompt:
         texts = [text for _ in range(self._count) if (text := await self._one_by_one.make()) is not None]
-        return Prompt(sum(text.num_tokens for text in texts), 0, 0, several=tuple(texts))
+        return DatasetPrompt(sum(text.num_tokens for text in texts), 0, 0, several=tuple(texts))
 
 
 class TextFile:
@@ -48,8 +48,8 @@ class TextFile:
             raise BenchFailed(f"{self._path} has no texts")
         self._texts = itertools.cycle(found)
 
-    async def make(self) -> Prompt:
-        return Prompt(0, 0, 0, text=next(self._texts))
+    async def make(self) -> DatasetPrompt:
+        return DatasetPrompt(0, 0, 0, text=next(self._texts))
 
 
 def make_texts(options: argparse.Namespace, vocabulary: Vocabulary) -> TextGroups:

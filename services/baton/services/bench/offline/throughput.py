@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.rpc.errors import ServiceError
 from baton.services.bench.datasets.choice import add_dataset_flags, check_dataset, dataset_text, make_dataset
-from baton.services.bench.datasets.source import BenchFailed, Prompt
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt
 from baton.services.bench.offline.options import (
     add_numbers,
     engine_arguments_of,
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> _Result:
     return _Result(seconds, len(outputs), sum(len(output.prompt_token_ids) for output in outputs), num_output)
 
 
-async def _prompts(options: argparse.Namespace, llm: LLM) -> list[Prompt]:
+async def _prompts(options: argparse.Namespace, llm: LLM) -> list[DatasetPrompt]:
     dataset = make_dataset(options, _Local(llm), chat=False)
     await dataset.prepare()
     made = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from baton.services.bench.datasets.source import Prompt
+from baton.services.bench.datasets.source import DatasetPrompt
 from baton.services.bench.serve.stats import Record
 
 
@@ -20,7 +20,7 @@ class Client(Protocol):
     async def count_tokens(self, text: str) -> int:
         """Returns the number of prompt tokens of a chat with this one message."""
 
-    def encode(self, prompt: Prompt) -> Any:
+    def encode(self, prompt: DatasetPrompt) -> Any:
         """Returns the encoded request, before its time is measured."""
 
     async def send(self, request: Any, record: Record) -> None:

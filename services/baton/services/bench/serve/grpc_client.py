@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from baton.rpc.channel import open_channel
-from baton.services.bench.datasets.source import BenchFailed, Prompt
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt
 from baton.services.bench.serve.stats import Record
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -54,7 +54,7 @@ class GrpcClient:
         except grpc.aio.AioRpcError as error:
             raise BenchFailed(f"Tokenize: {error.code().name}: {error.details()}") from error
 
-    def encode(self, prompt: Prompt) -> inference_pb2.GenerateRequest:
+    def encode(self, prompt: DatasetPrompt) -> inference_pb2.GenerateRequest:
         request = inference_pb2.GenerateRequest(
             model=self._model,
             sampling=types_pb2.SamplingParams(seed=prompt.seed),

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
-from baton.services.bench.datasets.source import BenchFailed, Dataset, Prompt
+from baton.services.bench.datasets.source import BenchFailed, Dataset, DatasetPrompt
 from baton.services.bench.serve.arrivals import Arrivals
 from baton.services.bench.serve.client import Client
 from baton.services.bench.serve.stats import Limits, Record, Summary, summarize
@@ -92,7 +92,7 @@ async def warm_up(client: Client, dataset: Dataset, count: int) -> str:
     return next((record.error for record in records if record.error), "")
 
 
-async def _prepared(client: Client, dataset: Dataset, load: Load) -> AsyncIterator[tuple[Prompt, Any]]:
+async def _prepared(client: Client, dataset: Dataset, load: Load) -> AsyncIterator[tuple[DatasetPrompt, Any]]:
     """Returns prompts and their requests. A known number of them is made before the first is sent."""
     if load.num_requests is None:
         return _endless(client, dataset)
@@ -102,22 +102,24 @@ async def _prepared(client: Client, dataset: Dataset, load: Load) -> AsyncIterat
         if prompt is None:
             break
         # Keeps only the prompt's sizes, because the encoded request has its content.
-        made.append((Prompt(prompt.num_tokens, prompt.num_output, prompt.seed, at=prompt.at), client.encode(prompt)))
+        made.append(
+            (DatasetPrompt(prompt.num_tokens, prompt.num_output, prompt.seed, at=prompt.at), client.encode(prompt))
+        )
     return _given(made)
 
 
-async def _endless(client: Client, dataset: Dataset) -> AsyncIterator[tuple[Prompt, Any]]:
+async def _endless(client: Client, dataset: Dataset) -> AsyncIterator[tuple[DatasetPrompt, Any]]:
     while (prompt := await dataset.make()) is not None:
         yield prompt, client.encode(prompt)
 
 
-async def _given(made: list[tuple[Prompt, Any]]) -> AsyncIterator[tuple[Prompt, Any]]:
+async def _given(made: list[tuple[DatasetPrompt, Any]]) -> AsyncIterator[tuple[DatasetPrompt, Any]]:
     for pair in made:
         yield pair
 
 
 async def _send_all(
-    client: Client, level: _Level, prompts: AsyncIterator[tuple[Prompt, Any]], source: random.Random
+    client: Client, level: _Level, prompts: AsyncIterator[tuple[DatasetPrompt, Any]], source: random.Random
 ) -> None:
     load = level.load
     slots = asyncio.Semaphore(load.concurrency) if load.concurrency else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from baton.services.bench.datasets.source import BenchFailed, Prompt
+from baton.services.bench.datasets.source import BenchFailed, DatasetPrompt
 from baton.services.bench.datasets.words import WORDS
 from baton.services.bench.serve.http_stream import EventSplitter, HttpPool
 from baton.services.bench.serve.stats import Record
@@ -47,7 +47,7 @@ class OpenAiClient:
         answer = await self._json("POST", "/tokenize", {"model": self._model, "messages": _messages(text)})
         return int(answer["count"])
 
-    def encode(self, prompt: Prompt) -> bytes:
+    def encode(self, prompt: DatasetPrompt) -> bytes:
         """Returns the whole HTTP request."""
         body: dict[str, Any] = {
             "model": self._model,

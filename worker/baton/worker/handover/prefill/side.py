@@ -26,7 +26,7 @@ from baton.worker.handover.prefill.push_progress import PushProgress, SourceGrou
 from baton.worker.handover.prefill.push_targets import PushTargets
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.kv_spec import KvSpec
-from baton.worker.link.prompts import Prompt
+from baton.worker.link.prompts import KnownPrompt
 from baton.worker.requests.outputs import FirstToken, PrefillStarted, StepOutputs
 from baton.worker.transfer.base import Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.conversion.blocks import worker_conversion
@@ -119,7 +119,7 @@ class PrefillSide:
         self._peers[channel] = DecodePeer(channel, self._clock())
         self._send(channel, Message(hello=self._hello))
 
-    def on_peer_message(self, channel: int, payload: bytes, known: Prompt | None = None) -> None:
+    def on_peer_message(self, channel: int, payload: bytes, known: KnownPrompt | None = None) -> None:
         """Handles a PrefillStreamRequest. An invalid message ends its stream only.
 
         `known`: the prompt of a submit, as read by the front.
@@ -132,7 +132,7 @@ class PrefillSide:
             kinds = (*self._handlers, "submit")
             kind, message = read_message(worker_pb2.PrefillStreamRequest, payload, peer.greeted, kinds)
             if kind == "submit":
-                self._on_submit(peer, message.submit, known or Prompt())
+                self._on_submit(peer, message.submit, known or KnownPrompt())
             else:
                 self._handlers[kind](peer, message)
         except ServiceError as error:
@@ -168,7 +168,7 @@ class PrefillSide:
             raise
         peer.greeted = True
 
-    def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, known: Prompt) -> None:
+    def _on_submit(self, peer: DecodePeer, submit: worker_pb2.PrefillSubmit, known: KnownPrompt) -> None:
         if submit.prefill_id in peer.jobs:
             raise InvalidRequest(f"prefill_id={submit.prefill_id} is in use on this stream", field="prefill_id")
         try:
