@@ -20,7 +20,7 @@ async def test_documents_and_the_usage_of_streams_have_them(path):
         stream = {**body, "stream": True, "stream_options": {"include_usage": True}}
         *before, last = (await client.request("POST", path, stream)).events
         assert not any("metrics" in event for event in before)
-        # Three steps of 2 ms. A gateway that hears of the first token late takes less, which is not always so.
+        # Three steps of 2 ms. If the gateway receives the first token late, it measures less.
         longest = document["generation_time_ms"]
         for _ in range(20):
             if longest >= 6:

@@ -19,7 +19,7 @@ class Running(Protocol):
     """A generation, or a task."""
 
     def cancel(self) -> object:
-        """Ends it. Idempotent."""
+        """Ends the request. Idempotent."""
 
 
 class RunningRequests:

@@ -31,7 +31,7 @@ from baton.kernels.shared_memory import shared_memory
 
 
 class Rows(NamedTuple):
-    """Activations."""
+    """Rows of activations, and their scales where they are rounded."""
 
     values: Tensor  # [num_rows, columns]
     scale: Tensor | None = None  # [columns / 128, num_rows] fp32, of values in e4m3

@@ -84,7 +84,7 @@ class EvalConfig:
 
 @dataclass(slots=True)
 class _Measured:
-    """One model's figures."""
+    """What was measured of one model."""
 
     model: str
     record: TextRecord

@@ -1,4 +1,4 @@
-"""AWQ's layout."""
+"""Packs weights in AWQ's layout."""
 
 from __future__ import annotations
 

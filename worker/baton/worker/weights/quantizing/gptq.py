@@ -1,4 +1,4 @@
-"""GPTQ's layout."""
+"""Packs weights in GPTQ's layout."""
 
 from __future__ import annotations
 

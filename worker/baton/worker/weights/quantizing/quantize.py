@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]  # bytes of the source that are done, an
 
 @dataclass(slots=True)
 class Quantized:
-    """What was written."""
+    """The result of quantizing a folder."""
 
     num_packed: int = 0  # tensors that are packed now
     left_out: list[str] = field(default_factory=list)

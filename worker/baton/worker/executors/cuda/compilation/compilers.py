@@ -85,7 +85,7 @@ class Compilers:
         return self._num_compiled
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stops the compiler processes."""
         self._kill()
         self._join()
         for process in self._processes:
