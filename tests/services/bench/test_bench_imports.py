@@ -1,6 +1,10 @@
 """Every module of the benchmarks can be imported: they follow the code that they measure."""
 
 import importlib
+import os
+import sys
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from support.processes.service_process import ROOT
@@ -8,6 +12,13 @@ from support.processes.service_process import ROOT
 MODULES = sorted(
     ".".join(path.relative_to(ROOT / "tests").with_suffix("").parts) for path in (ROOT / "tests/bench").rglob("*.py")
 )
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Restores what benchmarks set for their own process: later tests' services would inherit it."""
+    with patch.dict(os.environ), patch.object(sys, "path", sys.path[:]):
+        yield
 
 
 @pytest.mark.parametrize("name", MODULES)

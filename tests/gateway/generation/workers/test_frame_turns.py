@@ -159,7 +159,8 @@ async def test_a_step_of_many_requests_is_no_single_turn():
 
     tokens, log = await handed_over(frame, num_slots)
     found = by_turn(tokens)
-    assert [len(batch) for batch in found[:2]] == [BATCH_PIECES, BATCH_PIECES]
+    assert len(found) > 2  # more of them where the machine is busy: a batch also ends by time
+    assert max(len(batch) for batch in found) <= BATCH_PIECES
     assert [name for batch in found for name, _ in batch] == list(range(num_slots))
     # A request ends after its last token.
     assert log.index((0, "finish")) > log.index((0, 1))
