@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from baton.worker.core import BlockId, Int32, Row, TokenMasks
+from baton.worker.core import BlockId, Int32, TokenMasks
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.holdings import Holdings
 from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
@@ -18,6 +18,7 @@ from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_
 from baton.worker.scheduling.admission import Admissions
 from baton.worker.scheduling.awaited_kv import AwaitedKv
 from baton.worker.scheduling.background import Background
+from baton.worker.scheduling.growth import Growth
 from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
 from baton.worker.scheduling.preemption import Preemption
@@ -75,6 +76,7 @@ class Scheduler:
         self._awaited_kv = AwaitedKv(holdings, queues, self.restores, settings, counters, clock)
         self._placement = Placement(holdings, queues, self._awaited_kv)
         self._preemption = Preemption(holdings, queues, self._placement, counters, settings.prefix_caching)
+        self._growth = Growth(holdings, self.batch, self._preemption)
         self._prompts: Prompts
         if whole_prompts:
             self._prompts = WholePrompts(queues, self._background, counters, clock)
@@ -229,7 +231,7 @@ class Scheduler:
         self._placement.wake(self._holdings.store_some())
         self._holdings.evict_ahead(self.queues.remote)
         draft = Draft(self._step + 1, self._settings.max_num_batched_tokens)
-        self._grow_decodes(draft)
+        self._growth.grow(draft)
         draft.budget -= len(draft.decode_rows(self.batch))
         kept = draft.budget - self._shared_steps.budget(draft.budget)
         draft.budget -= kept
@@ -309,42 +311,6 @@ class Scheduler:
         self.queues.stalled = False
         self._placement.wake(woken)
         return num_blocks
-
-    # Decisions of a step.
-
-    def _grow_decodes(self, draft: Draft) -> None:
-        """Gives each decode that starts a new block one."""
-        batch = self.batch
-        short = batch.short_rows(draft.decode_rows(batch))
-        if not len(short):
-            return
-        states = batch.states_at(short)
-        block_ids = self.pool.allocate(len(states))
-        if block_ids is None:
-            self._grow_by_rank(states, draft)
-            return
-        for state, block_id in zip(states, block_ids, strict=True):
-            self._extend(state, block_id, draft)
-        batch.capacity[short] += self._block_size
-
-    def _grow_by_rank(self, states: list[RequestState], draft: Draft) -> None:
-        """Gives each of these decodes a block, the most urgent first. Preempts if there is none."""
-        batch = self.batch
-        for state in sorted(states, key=lambda other: other.rank):
-            while state.row != NO_ROW:
-                block_ids = self.pool.allocate(1)
-                if block_ids is not None:
-                    self._extend(state, block_ids[0], draft)
-                    batch.capacity[state.row] += self._block_size
-                    break
-                if batch.has_block(state.row):
-                    break
-                draft.preempted = True
-                self._preemption.preempt(self._preemption.victim() or state, draft)
-
-    def _extend(self, state: RequestState, block_id: BlockId, draft: Draft) -> None:
-        state.block_ids.append(block_id)
-        draft.new_blocks[Row(state.row)] = [block_id]
 
     def _finalize(self, draft: Draft) -> ScheduledStep | None:
         scheduled = draft.finalize(self.batch)
