@@ -4,11 +4,14 @@ python answer.py models/storyteller-7m "Tell me a story about a dog and a river.
 """
 
 import sys
+from pathlib import Path
 
 from baton.llm import LLM, SamplingParams
 
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
-def main(model: str = "models/storyteller-7m", content: str = "Tell me a story about a dog and a river.") -> None:
+
+def main(model: str = MODEL, content: str = "Tell me a story about a dog and a river.") -> None:
     with LLM(model) as llm:
         chat = [{"role": "user", "content": content}]
         (output,) = llm.chat(chat, SamplingParams(temperature=0, max_tokens=64), use_tqdm=False)

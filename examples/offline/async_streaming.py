@@ -2,8 +2,11 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 from baton.llm import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
+
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
 
 async def stream(engine: AsyncLLM, prompt: str, request_id: str) -> None:
@@ -27,7 +30,7 @@ async def run(model: str) -> None:
         await engine.shutdown()
 
 
-def main(model: str = "models/storyteller-7m") -> None:
+def main(model: str = MODEL) -> None:
     asyncio.run(run(model))
 
 

@@ -1,13 +1,16 @@
 """Continues four prompts at once, sampled. Scripts for vLLM import from `vllm` instead."""
 
 import sys
+from pathlib import Path
 
 from baton.llm import LLM, SamplingParams
+
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
 PROMPTS = ["Once upon a time", "The big dog", "Lily and her mom went to", "One day a cat saw"]
 
 
-def main(model: str = "models/storyteller-7m") -> None:
+def main(model: str = MODEL) -> None:
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24)
     llm = LLM(model=model, max_model_len=512)
     outputs = llm.generate(PROMPTS, params)

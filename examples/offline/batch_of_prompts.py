@@ -1,13 +1,16 @@
 """Runs many prompts with a progress bar, each with parameters of its own, and lets them come from a generator."""
 
 import sys
+from pathlib import Path
 
 from baton.llm import LLM, SamplingParams
+
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
 NAMES = ["Tom", "Lily", "Max", "Anna", "Ben", "Sue"]
 
 
-def main(model: str = "models/storyteller-7m", count: str = "24") -> None:
+def main(model: str = MODEL, count: str = "24") -> None:
     llm = LLM(model=model, max_model_len=512, max_num_seqs=8)
     prompts = [f"{NAMES[index % len(NAMES)]} went to" for index in range(int(count))]
     params = [SamplingParams(max_tokens=4 + index % 5, ignore_eos=True) for index in range(len(prompts))]

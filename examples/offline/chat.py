@@ -1,13 +1,16 @@
 """Answers one chat, then a batch of chats, by the model's own template and then by another one."""
 
 import sys
+from pathlib import Path
 
 from baton.llm import LLM
+
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
 OTHER_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
-def main(model: str = "models/storyteller-7m") -> None:
+def main(model: str = MODEL) -> None:
     llm = LLM(model=model, max_model_len=512)
     params = llm.get_default_sampling_params()
     params.max_tokens, params.temperature = 24, 0.0

@@ -1,11 +1,14 @@
 """Prints the log-probabilities of a prompt's and an output's tokens, with the most likely alternatives."""
 
 import sys
+from pathlib import Path
 
 from baton.llm import LLM, SamplingParams
 
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
-def main(model: str = "models/storyteller-7m") -> None:
+
+def main(model: str = MODEL) -> None:
     llm = LLM(model=model, max_model_len=512)
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=2, prompt_logprobs=1)
     output = llm.generate("The big dog", params, use_tqdm=False)[0]

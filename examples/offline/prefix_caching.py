@@ -1,8 +1,11 @@
 """Generates from prompts with the same beginning, of which later ones find the KV, and forgets it in between."""
 
 import sys
+from pathlib import Path
 
 from baton.llm import LLM, SamplingParams
+
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
 BEGINNING = (
     "Once upon a time there was a little girl named Lily. She had a big dog and a small cat, and they lived in a house "
@@ -11,7 +14,7 @@ BEGINNING = (
 ENDINGS = ["the dog", "the cat", "Lily", "the ball"]
 
 
-def main(model: str = "models/storyteller-7m") -> None:
+def main(model: str = MODEL) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12)
     llm = LLM(model=model, max_model_len=512)
     prompts = [BEGINNING + ending for ending in ENDINGS]

@@ -2,8 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 from baton.llm import LLM, SamplingParams, StructuredOutputsParams
+
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
 SCHEMA = {
     "type": "object",
@@ -24,7 +27,7 @@ CONSTRAINTS = {
 }
 
 
-def main(model: str = "models/storyteller-7m") -> None:
+def main(model: str = MODEL) -> None:
     llm = LLM(model=model, max_model_len=512)
     for name, constraint in CONSTRAINTS.items():
         params = SamplingParams(temperature=0, max_tokens=64, structured_outputs=constraint)

@@ -7,8 +7,10 @@ from safetensors.torch import load_file
 
 from baton.llm import LLM, SamplingParams
 
+MODEL = str(Path(__file__).parents[2] / "models" / "storyteller-7m")
 
-def main(model: str = "models/storyteller-7m") -> None:
+
+def main(model: str = MODEL) -> None:
     llm = LLM(model=model, max_model_len=512)
     params = SamplingParams(temperature=0, max_tokens=8)
     before = llm.generate("The big dog", params, use_tqdm=False)[0].outputs[0].text

@@ -6,21 +6,28 @@ import gzip
 import json
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
 from support.processes.stack import ROOT
 
 EXAMPLES = ROOT / "examples" / "offline"
-MODEL = str(ROOT / "models" / "storyteller-7m")
+# As scripts for vLLM often are: the model lives until the interpreter exits.
+GLOBAL_MODEL = f"""
+from baton.llm import LLM, SamplingParams
+llm = LLM({str(ROOT / "models" / "storyteller-7m")!r}, max_model_len=512)
+print(len(llm.generate("Once", SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].token_ids))
+"""
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a script. Returns what it printed, as lines, and what it wrote to standard error."""
+def run(monkeypatch, capsys, tmp_path):
+    """Runs a script in an empty folder. Returns what it printed, as lines, and what it wrote to standard error."""
+    monkeypatch.chdir(tmp_path)
 
-    def run(name, *words):
-        monkeypatch.setattr(sys, "argv", [name, MODEL, *map(str, words)])
+    def run(name):
+        monkeypatch.setattr(sys, "argv", [name])
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         shown = capsys.readouterr()
         return shown.out.splitlines(), shown.err
@@ -36,6 +43,13 @@ def test_every_script_is_run_here():
 def test_scripts_import_nothing_else_than_a_script_for_vllm():
     for path in EXAMPLES.glob("*.py"):
         assert set(re.findall(r"^from (baton\S*)", path.read_text(), re.MULTILINE)) == {"baton.llm"}
+
+
+def test_a_program_ends_whose_model_is_global(tmp_path):
+    words = [sys.executable, "-c", GLOBAL_MODEL]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_basic(run):
@@ -121,8 +135,8 @@ def test_metrics(run):
     assert any(re.match(r"vllm:num_requests_running \(gauge\) = 0", line) for line in lines)
 
 
-def test_profiling(run, tmp_path):
-    (path,) = run("profiling", tmp_path)[0]
+def test_profiling(run):
+    (path,) = run("profiling")[0]
     with gzip.open(path) as file:
         assert json.load(file)["traceEvents"]
 

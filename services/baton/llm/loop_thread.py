@@ -38,8 +38,21 @@ class LoopThread:
             self._thread.join()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
+        """Runs the loop, and ends it as asyncio.Runner does.
+
+        But no thread waits for those of the loop's pool: an exiting interpreter starts none.
+        """
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -62,7 +62,7 @@ class EngineClient:
         self._num_peer_messages = 0
         self._link: FrontEnd | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._thread: threading.Thread | None = None
+        self._thread_ended: asyncio.Event | None = None
         self._liveness: LivenessProbe | None = None
         self._watch: StepWatchdog | None = None
         self.num_stalls = 0  # of the device
@@ -224,10 +224,17 @@ class EngineClient:
 
         step_status = StepStatus()
         self._watch = StepWatchdog(step_status, self._on_stall_change)
-        self._thread = threading.Thread(
-            target=run_engine, args=(theirs, step_status, False, self.inbox), name="engine", daemon=True
-        )
-        self._thread.start()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        self._thread_ended = ended
+
+        def run() -> None:
+            try:
+                run_engine(theirs, step_status, inbox=self.inbox)
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop is closed if the thread took too long to end
+                    loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=run, name="engine", daemon=True).start()
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -235,9 +242,11 @@ class EngineClient:
 
     async def _reap(self) -> str:
         """Waits for the engine's exit. Returns how it ended."""
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, _EXIT_SECONDS)
-            return "its thread ended" if not self._thread.is_alive() else "its thread does not end"
+        if self._thread_ended is not None:
+            # No thread joins it: an exiting interpreter starts none, and ends the engine after its thread pools.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._thread_ended.wait(), _EXIT_SECONDS)
+            return "its thread ended" if self._thread_ended.is_set() else "its thread does not end"
         if self._process is None:
             return "it was never started"
         try:
