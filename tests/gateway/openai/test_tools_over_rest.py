@@ -376,8 +376,8 @@ async def test_no_constraint_waits_for_a_reasoning_that_only_prompts_open(tmp_pa
 
 
 async def test_tools_without_a_grammar_are_refused_by_name(tmp_path):
-    async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
-        with pytest.raises(openai.BadRequestError, match="cannot be enforced") as refused:
+    async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS), tool_call_parser="none") as oss:
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser gpt-oss") as refused:
             await oss.chat("x", tools=TOOLS, tool_choice="required")
         assert refused.value.param == "tool_choice"
         assert not oss.gateway.worker.submits
@@ -401,6 +401,21 @@ async def test_strict_calls_among_messages_are_about_the_whole_output(tmp_path):
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
         await oss.chat("<|channel|>final<|message|>{}", tools=STRICT, response_format=form)
         assert not constraint_of(oss).reasoning_end_token_ids
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+async def test_calls_are_demanded_among_messages(tmp_path, choice, reason):
+    async with rig(model_folder(tmp_path / "oss", HARMONY, HARMONY_TOKENS)) as oss:
+        call = 'commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
+        says = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>{call}"
+        answer = (await oss.chat(says, tools=TOOLS, tool_choice=choice)).choices[0]
+        assert answer.message.reasoning == "Hm."
+        assert calls_of(answer.message) == [("get_weather", {"city": "Paris"})]
+        assert answer.finish_reason == reason
+        constraint = constraint_of(oss)
+        assert constraint.structural_tag
+        assert constraint.lenient
+        assert not constraint.reasoning_end_token_ids
 
 
 async def test_markup_of_special_tokens_can_be_held_to(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -268,6 +269,36 @@ def test_calls_follow_the_schema_and_text_is_free(vocabulary, name):
         assert not allows(vocabulary, name, good.replace("get", "got"))
     free = 'Is it 4 < 5, [get] or {"name": "Al"}?\n`get(a="x")` ends.'
     assert allows(vocabulary, name, ANSWERS.get(name, "") + free)
+
+
+FINAL = {
+    "gpt-oss": "<|end|><|start|>assistant<|channel|>final<|message|>Ok.",
+    "inkling": "<|end_message|><|message_model|><|content_text|>Ok.",
+}
+
+
+@pytest.mark.parametrize("name", OF_MESSAGES)
+@pytest.mark.parametrize("mode", [ToolMode.REQUIRED, ToolMode.NAMED])
+def test_a_format_of_messages_has_demanded_calls_after_its_reasoning(vocabulary, name, mode):
+    time, loose = TOOLS[2], replace(TOOLS[1], strict=False)
+    use = ToolUse((loose, time), mode, "get" if mode is ToolMode.NAMED else "")
+    good = GOOD[name]
+    assert allows(vocabulary, name, good, use)
+    reasoning, call = good[: (at := good.index("Hm.") + 3)], good[at:]
+    bare = call.split("assistant")[-1].split("<|message_model|>")[-1]
+    assert allows(vocabulary, name, bare, use)
+    assert not allows(vocabulary, name, good.replace("1", '"x"'), use)
+    for text in (reasoning, reasoning + FINAL[name], ANSWERS[name] + "Ok.", good + FINAL[name], ""):
+        assert not allows(vocabulary, name, text, use), text
+    assert allows(vocabulary, name, good.replace("get", "get_time").replace('"a": 1', ""), use) == (
+        mode is ToolMode.REQUIRED
+    )
+    twice = good.removesuffix("<|call|>").removesuffix("<|end_message|>") + call
+    several = mode is ToolMode.REQUIRED
+    assert allows(vocabulary, name, twice, use) == several
+    assert not allows(vocabulary, name, twice, replace(use, parallel=False))
+    parsed = parse(OutputFormat(TOOL_FORMATS[name]).output_parsing(use, "").new_parser(), [twice])
+    assert (parsed.reasoning, parsed.calls) == ("Hm.", [("get", '{"a": 1}')] * 2)
 
 
 ANSWERS = {"gpt-oss": "<|channel|>final<|message|>", "inkling": "<|content_text|>"}

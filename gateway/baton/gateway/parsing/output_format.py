@@ -36,6 +36,8 @@ class ToolFormat:
     # For formats that write reasoning, calls and answer as messages: the form of the whole output, with the given form
     # of the final message, if any.
     output_form: Callable[[Sequence[Tool], Form | None], Form] | None = None
+    # For the same formats: the form of an output that must call, several times if the second argument is True.
+    forced_form: Callable[[Sequence[Tool], bool], Form] | None = None
     starts: tuple[str, ...] = ()  # the only texts that calls begin with
     bare_start: Callable[[Sequence[Tool]], dict[str, Any]] | None = None  # the same as a part of a structural tag
 
@@ -77,6 +79,8 @@ class OutputFormat:
     reasoning_choice: Choice = Choice()  # noqa: RUF009 - frozen
 
     def _calls(self, use: ToolUse) -> ToolFormat | None:
+        if self.tools is not None and self.tools.forced_form is not None:
+            return self.tools if use.active else None
         if use.mode is ToolMode.NAMED:
             return ToolFormat(lambda tools: NamedCallParser(use.name))
         if use.mode is ToolMode.REQUIRED:

@@ -118,6 +118,7 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         has_reasoning=True,
         answer_mark=harmony.ANSWER,
         output_form=harmony.output_form,
+        forced_form=harmony.forced_form,
     ),
     "pythonic": ToolFormat(
         PythonicParser,
@@ -219,6 +220,7 @@ _TOOL_FORMATS: Mapping[str, ToolFormat] = {
         has_reasoning=True,
         answer_mark=inkling.TEXT,
         output_form=inkling.output_form,
+        forced_form=inkling.forced_form,
         starts=(inkling.CALL,),
     ),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 
 from baton.gateway.bodies.json_values import check_json
@@ -17,6 +19,7 @@ from baton.v1 import types_pb2
 
 # White space between JSON tokens. Programs read the arguments, so blank lines would only cost tokens.
 _SPACE = "[ ]"
+_FORCED = (ToolMode.REQUIRED, ToolMode.NAMED)
 
 
 def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
@@ -25,10 +28,12 @@ def check_tools(use: ToolUse, output_format: OutputFormat, model: str) -> None:
         return
     _check_parameters(use)
     tools, reasoning = output_format.tools, output_format.reasoning
-    if use.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
-        if reasoning is not None and not reasoning.close_tag:
+    if use.mode in _FORCED:
+        if not _has_forced_form(output_format) and reasoning is not None and not reasoning.close_tag:
             raise InvalidRequest(
-                f"tool_choice: {model} writes its calls in its reasoning, so that a call cannot be enforced; use auto",
+                f"tool_choice: {model} writes its calls among its reasoning, so that a call is enforced only with the "
+                f"tool parser of the same format: start the gateway with --tool-call-parser "
+                f"{output_format.reasoning_choice.name}, or use auto",
                 field="tool_choice",
             )
         return
@@ -81,31 +86,55 @@ def is_strict(use: ToolUse) -> bool:
 
 
 def holds_whole_output(use: ToolUse, output_format: OutputFormat) -> bool:
-    """Returns whether the constraint of strict calls also covers the reasoning."""
+    """Returns whether the constraint of calls also covers the reasoning."""
+    if use.mode in _FORCED:
+        return _has_forced_form(output_format)
     return is_strict(use) and output_format.tools is not None and output_format.tools.output_form is not None
+
+
+def _has_forced_form(output_format: OutputFormat) -> bool:
+    return output_format.tools is not None and output_format.tools.forced_form is not None
 
 
 def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId) -> types_pb2.Constraint | None:
     """Returns the constraint that follows the reasoning, or None if the output is free. Raises InvalidRequest."""
-    schema = constraint_of(use)
-    if schema is not None:
-        lenient = not any(tool.strict for tool in use.tools)
-        text = orjson.dumps(schema).decode()
-        return types_pb2.Constraint(json_schema=text, lenient=lenient, whitespace_pattern=_SPACE)
     tools = output_format.tools
-    if tools is None or not is_strict(use):
-        return None
-    form = _strict_form(use, tools)
-    if form is None:
-        return None
-    if tools.output_form is not None and any(added_id(text) is None for text in tools.special_tokens):
-        raise InvalidRequest("tools: strict needs the special tokens of the model's output format", field="tools")
+    form = None if tools is None else _form(use, tools)
+    if tools is None or form is None:
+        return _schema_constraint(use)
+    lacking = [text for text in tools.special_tokens if added_id(text) is None]
+    if tools.output_form is not None and lacking:
+        raise InvalidRequest(
+            f"tools: calls are enforced with special tokens that the model's tokenizer lacks: {', '.join(lacking)}",
+            field="tools",
+        )
     form = with_special_tokens(form, tools.special_tokens, added_id)
     tag = {"type": "structural_tag", "format": form}
-    return types_pb2.Constraint(structural_tag=orjson.dumps(tag).decode(), whitespace_pattern=_SPACE)
+    return types_pb2.Constraint(
+        structural_tag=orjson.dumps(tag).decode(), lenient=_is_lenient(use), whitespace_pattern=_SPACE
+    )
 
 
-def _strict_form(use: ToolUse, tools: ToolFormat) -> Form | None:
+def _schema_constraint(use: ToolUse) -> types_pb2.Constraint | None:
+    schema = constraint_of(use)
+    if schema is None:
+        return None
+    text = orjson.dumps(schema).decode()
+    return types_pb2.Constraint(json_schema=text, lenient=_is_lenient(use), whitespace_pattern=_SPACE)
+
+
+def _is_lenient(use: ToolUse) -> bool:
+    return not any(tool.strict for tool in use.tools)
+
+
+def _form(use: ToolUse, tools: ToolFormat) -> Form | None:
+    """Returns the form of the output in the model's own format, or None if it has none."""
+    if use.mode in _FORCED and tools.forced_form is not None:
+        # The arguments of calls that are demanded follow their schemas, strict or not.
+        called = [replace(tool, strict=True) for tool in use.tools if use.name in ("", tool.name)]
+        return tools.forced_form(called, use.parallel and use.mode is ToolMode.REQUIRED)
+    if not is_strict(use):
+        return None
     if tools.output_form is not None:
         return tools.output_form(use.tools, None)
     return None if tools.syntax is None else tools.syntax.within_text(use.tools)

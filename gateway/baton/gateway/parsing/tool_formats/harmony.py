@@ -25,20 +25,13 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."
 _MAX_HEADER_CHARS = 1024
+_END = either([const(END), const(CALL), const(RETURN)])
 
 
 def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
     """Returns the form of an output whose calls follow the schemas and whose final message has the form `answer`, if
     given.
     """
-    calls = []
-    for tool in tools:
-        recipient = f" to={_FUNCTIONS}{tool.name}"
-        body = json_of(parameters_of(tool))
-        for channel in ("analysis", "commentary"):
-            for kind in ("", f" {CONSTRAIN}json", " json"):
-                calls.append(sequence(const(f"{CHANNEL}{channel}{recipient}{kind}{MESSAGE}"), body))
-                calls.append(sequence(const(f"{recipient}{CHANNEL}{channel}{kind}{MESSAGE}"), body))
     no_call = f"to={_FUNCTIONS}"
     header = text([no_call] if answer is None else [no_call, "final"], special=[CONSTRAIN])
     messages = [
@@ -48,10 +41,34 @@ def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
     if answer is not None:
         messages.append(sequence(const(f"{CHANNEL}final{MESSAGE}"), answer))
         messages.append(sequence(const(f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}"), answer))
-    end = either([const(END), const(CALL), const(RETURN)])
-    message = either([*messages, *calls])
-    turn = sequence(end, const(f"{START}assistant"), message)
-    return sequence(message, repeat(turn, optional=True), repeat(end, optional=True))
+    message = either([*messages, *_calls(tools)])
+    return sequence(message, repeat(_next(message), optional=True), repeat(_END, optional=True))
+
+
+def forced_form(tools: Sequence[Tool], parallel: bool) -> Form:
+    """Returns the form of an output that calls one of the tools, after at most one message of reasoning."""
+    call = either(_calls(tools))
+    analysis = sequence(const(f"{CHANNEL}analysis{MESSAGE}"), text(), const(f"{END}{START}assistant"), call)
+    others = [repeat(_next(call), optional=True)] if parallel else []
+    return sequence(either([call, analysis]), *others, repeat(_END, optional=True))
+
+
+def _calls(tools: Sequence[Tool]) -> list[Form]:
+    return [sequence(either(_headers(tool.name)), json_of(parameters_of(tool))) for tool in tools]
+
+
+def _headers(function: str) -> list[Form]:
+    recipient = f" to={_FUNCTIONS}{function}"
+    headers = []
+    for channel in ("analysis", "commentary"):
+        for kind in ("", f" {CONSTRAIN}json", " json"):
+            headers.append(const(f"{CHANNEL}{channel}{recipient}{kind}{MESSAGE}"))
+            headers.append(const(f"{recipient}{CHANNEL}{channel}{kind}{MESSAGE}"))
+    return headers
+
+
+def _next(message: Form) -> Form:
+    return sequence(_END, const(f"{START}assistant"), message)
 
 
 class HarmonyParser(ToolParser):

@@ -27,16 +27,31 @@ END, END_SAMPLING = "<|end_message|>", "<|content_model_end_sampling|>"
 _KINDS = (THINKING, TEXT, CALL, CALL_TEXT, TOOL_ERROR)
 TOKENS = (MESSAGE, *_KINDS, END, END_SAMPLING)
 _MAX_HEADER_CHARS = 256
+_ENDS = repeat(either([const(END), const(END_SAMPLING)]), optional=True)
 
 
 def output_form(tools: Sequence[Tool], answer: Form | None) -> Form:
     """Returns the form of an output whose calls follow the schemas and whose text has the form `answer`, if given."""
-    calls = [sequence(const(f"{name}{CALL}"), call_object(tool, "args")) for tool in tools for name in (tool.name, "")]
-    message = either([sequence(const(THINKING), text()), sequence(const(TEXT), answer or text()), *calls])
-    turn = sequence(const(f"{END}{MESSAGE}"), message)
-    ends = repeat(either([const(END), const(END_SAMPLING)]), optional=True)
+    message = either([sequence(const(THINKING), text()), sequence(const(TEXT), answer or text()), *_calls(tools)])
     # A prompt may have opened the reasoning.
-    return sequence(either([message, text()]), repeat(turn, optional=True), ends)
+    return sequence(either([message, text()]), repeat(_next(message), optional=True), _ENDS)
+
+
+def forced_form(tools: Sequence[Tool], parallel: bool) -> Form:
+    """Returns the form of an output that calls one of the tools, after at most one message of reasoning."""
+    call = either(_calls(tools))
+    # A prompt may have opened the reasoning.
+    thinking = sequence(either([sequence(const(THINKING), text()), text()]), _next(call))
+    others = [repeat(_next(call), optional=True)] if parallel else []
+    return sequence(either([call, thinking]), *others, _ENDS)
+
+
+def _calls(tools: Sequence[Tool]) -> list[Form]:
+    return [sequence(const(f"{name}{CALL}"), call_object(tool, "args")) for tool in tools for name in (tool.name, "")]
+
+
+def _next(message: Form) -> Form:
+    return sequence(const(f"{END}{MESSAGE}"), message)
 
 
 class InklingParser(ToolParser):
