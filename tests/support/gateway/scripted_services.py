@@ -247,7 +247,10 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read_stream(request_iterator, answers, tasks))
             while (answer := await answers.get()) is not None:
-                yield router_pb2.PlaceStreamResponse(answers=[answer])
+                ready = [answer]
+                while not answers.empty() and (more := answers.get_nowait()) is not None:
+                    ready.append(more)
+                yield router_pb2.PlaceStreamResponse(answers=ready)
             reading.cancel()
 
     async def _read_stream(self, messages: Any, answers: asyncio.Queue[Any], tasks: asyncio.TaskGroup) -> None:

@@ -64,6 +64,8 @@ class _TextEncoding:
         for index, named in enumerate(texts):
             token_ids = together.get(index)
             if token_ids is None:
+                if index:
+                    await asyncio.sleep(0)  # short texts are encoded here, so other tasks run in between
                 token_ids = await self._encode_one(named)
             found = Encoded(self._fitted(named, token_ids), named.field)
             total += found.num_tokens
@@ -92,7 +94,6 @@ class _TextEncoding:
         return found
 
     async def _encode_one(self, named: Named) -> list[int]:
-        await asyncio.sleep(0)  # short texts are encoded here, so other tasks run in between
         text, model, request = named.text, self._model, self._request
         cuts = request.truncate_prompt_tokens is not None or bool(request.enable_chunked_processing)
         whole = cuts or bool(named.most)

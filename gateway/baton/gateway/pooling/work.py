@@ -13,19 +13,25 @@ T = TypeVar("T")
 
 async def result_for(exchange: Exchange, work: Coroutine[Any, Any, T]) -> T | None:
     """Returns the work's result. None: the client left, and the work was cancelled. Raises the work's error."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None, "coroutines run in tasks"
+    waits, left = True, False
 
-    def cancel() -> None:
-        task.cancel()
+    def leave() -> None:
+        nonlocal left
+        if waits:
+            left = True
+            task.cancel()
 
-    exchange.begin_work(cancel, _nothing)
+    exchange.begin_work(leave, _nothing)
     try:
-        return await task
+        return await work
     except asyncio.CancelledError:
-        task.cancel()
-        if (current := asyncio.current_task()) is not None and current.cancelling():
-            raise
-        return None
+        if left and not task.uncancel():
+            return None
+        raise
+    finally:
+        waits = False
 
 
 def _nothing() -> None:

@@ -296,9 +296,12 @@ class RouterClient:
         return all(await asyncio.gather(*(self._flush(router) for router in self._routers)))
 
     async def _flush(self, router: _Router) -> bool:
-        """Sends queued reports. Returns whether the router accepted all of them."""
-        while router.outcomes:
-            batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, len(router.outcomes)))]
+        """Sends the reports queued now. Returns whether the router accepted all of them."""
+        # Reports that are queued meanwhile go together, an interval later.
+        left_now = len(router.outcomes)
+        while left_now and router.outcomes:
+            batch = [router.outcomes.popleft() for _ in range(min(_REPORT_BATCH, left_now, len(router.outcomes)))]
+            left_now -= len(batch)
             try:
                 await router.link.stub.Report(
                     router_pb2.ReportRequest(outcomes=[report.outcome for report in batch]),

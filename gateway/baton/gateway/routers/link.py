@@ -99,20 +99,24 @@ class RouterLink:
         if self._stream is None:
             self._stream = asyncio.create_task(self._run(), name=f"placements of {self.address}")
         self._wake.set()
+        limit = answer.get_loop().call_later(timeout, self._expire, answer, timeout)
         taken = False
         try:
-            async with asyncio.timeout(timeout):
-                response = await answer
+            response = await answer
             taken = True
             return response
-        except TimeoutError:
-            problem = f"no answer within {timeout:.1f} s"
-            error = DeadlineExceeded(f"router {self.address}: {problem}")
-            raise NotPlaced(error, False, f"{error.code.name} {problem}") from None
         finally:
+            limit.cancel()
             if not taken and answer.done() and not answer.cancelled() and answer.exception() is None:
                 self._on_unwanted(answer.result())  # it arrived just as the wait ended
             self._forget(call_id)
+
+    def _expire(self, answer: asyncio.Future[router_pb2.PlaceResponse], timeout: float) -> None:
+        """Fails a placement that has no answer in time."""
+        if not answer.done():
+            problem = f"no answer within {timeout:.1f} s"
+            error = DeadlineExceeded(f"router {self.address}: {problem}")
+            answer.set_exception(NotPlaced(error, False, f"{error.code.name} {problem}"))
 
     async def _place_alone(self, request: router_pb2.PlaceRequest, timeout: float) -> router_pb2.PlaceResponse:
         try:

@@ -12,6 +12,7 @@ import logging.config
 import sys
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -96,5 +97,9 @@ def _extra(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _utc(seconds: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+    return f"{_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
