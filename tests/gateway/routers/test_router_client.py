@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from support.gateway.scripted_services import MODEL, ScriptedRouter, ScriptedWorker, until
@@ -173,6 +174,30 @@ async def test_models_are_followed_over_a_routers_loss(routers):
         await routers[0].start()
         await routers[1].stop()
         await until(lambda: len(seen) > num_seen)
+
+
+class AskingRouter(ScriptedRouter):
+    """Calls `on_report` before it takes reports."""
+
+    async def Report(self, request, context):  # noqa: N802
+        self.on_report()
+        return await super().Report(request, context)
+
+
+async def test_reports_that_are_queued_during_another_wait_an_interval(worker):
+    times, began = replace(TIMES, report_interval=0.05), []
+    async with AskingRouter([worker]) as asking, client([asking.address], times=times) as router:
+        placed = await router.place(router_pb2.PlaceRequest())
+
+        def queue_another():
+            began.append(time.monotonic())
+            if len(began) < 4:
+                router.report(placed, router_pb2.PlacementOutcome(placement_id=len(began)))
+
+        asking.on_report = queue_another
+        router.report(placed, router_pb2.PlacementOutcome())
+        await until(lambda: len(asking.outcomes) == 4)
+    assert all(later - earlier > times.report_interval / 2 for earlier, later in pairwise(began))
 
 
 async def test_a_placement_that_comes_after_its_request_left_is_reported(routers):
