@@ -51,6 +51,26 @@ def test_placements_after_a_state_are_added_to_it():
     assert flight.load("w").num_unseen_tokens == 0
 
 
+def test_ends_since_a_state_are_counted_until_the_next():
+    flight = InFlight()
+    begin(flight, 1, 10.0, Share("w", 2, 160, 10))
+    begin(flight, 2, 10.0, Share("w", 1, 160, 10))
+    flight.on_state("w", 11.0)
+    begin(flight, 3, 11.1, Share("w", 1, 160, 10))
+
+    def counts():
+        pending = flight.load("w")
+        return pending.num_unseen_requests, pending.num_ended_requests, pending.num_open_requests
+
+    assert counts() == (1, 0, 4)
+    flight.end(1)
+    assert counts() == (1, 2, 2)
+    flight.end(3)
+    assert counts() == (0, 2, 1)
+    flight.on_state("w", 11.2)
+    assert counts() == (0, 0, 1)
+
+
 def test_each_worker_settles_on_its_own():
     flight = InFlight()
     begin(flight, 1, 0.0, Share("d", 1, 0, 10), Share("p", 0, 160, 10))
@@ -147,5 +167,5 @@ def test_watchers_are_notified_of_each_worker_whose_load_changes():
     watched.clear()
     flight.unwatch(other)
     flight.end(1)
-    assert watched == {"p"}, "what the state of the other shows already ends there"
+    assert watched == {"d", "p"}, "the state of one shows a request that has ended, the other's may not show it yet"
     assert other == {"d", "p"}

@@ -12,7 +12,7 @@ from support.fleet.router_views import BOTH, DECODE, PREFILL, RATES, demand, sna
 
 from baton.router.placement import costs
 from baton.router.placement.decision import Asked, candidates, decide
-from baton.router.placement.fair_share import exceeds_share, queue_bound
+from baton.router.placement.fair_share import exceeds_share, fullness, queue_bound
 from baton.router.placement.policy import rank
 from baton.router.placement.worker_snapshot import Demand, Traffic
 from baton.router.requests.in_flight import PendingLoad, TenantLoad
@@ -27,7 +27,8 @@ def asked(num_prompt_tokens=4000, **fields):
 
 
 def choose(snapshots, tenants=None, max_queue_depth=64, **fields):
-    return decide(asked(**fields), snapshots, tenants or {}, max_queue_depth)[0]
+    how_full = fullness([one for one in snapshots if one.view.can_decode], max_queue_depth)
+    return decide(asked(**fields), snapshots, tenants or {}, max_queue_depth, how_full=how_full)[0]
 
 
 # Deadlines, priorities, queues.
@@ -175,6 +176,24 @@ def test_a_greedy_tenant_gets_a_retry_delay_and_the_other_is_served():
         choose(crowded, tenants(greedy=90_000, modest=9000), tenant="greedy")
     assert error.value.retry_after_ms >= 100
     assert choose(crowded, tenants(greedy=90_000, modest=9000), tenant="modest")
+
+
+def test_queues_that_empty_at_once_are_not_open_to_whoever_asks_first():
+    """A batch of requests ends together: for a second or two, each tenant still has only its share."""
+    full, empty = ({"num_running": 64, "queue_depth": depth, "max_num_requests": 64} for depth in (64, 10))
+    world = World(state("w", **empty))
+    for tenant in (*["greedy"] * 4, "modest"):
+        world.place(tenant=tenant)
+    world.update(state("w", **full))
+    with pytest.raises(NoCapacity):
+        world.place(tenant="greedy")
+    world.update(state("w", **empty))
+    with pytest.raises(NoCapacity, match=r"share of a fleet whose queues are 100% full"):
+        world.place(tenant="greedy")
+    world.place(tenant="modest")
+    world.now += 2.0
+    world.update(state("w", **empty))
+    assert world.place(tenant="greedy")
 
 
 @settings(max_examples=25, deadline=None)

@@ -29,7 +29,7 @@ def choose(decodes, prefills=(), **asked):
         ("the faster one", {"rates": faster(0.5)}, {}, "other"),
         ("the idle one before a hot prefix", {"cached": 500, "num_running": 60}, {"num_running": 1}, "other"),
         ("a long prefix before an idle one", {"cached": 3900, "num_running": 8}, {"num_running": 4}, "one"),
-        ("what is in flight counts", {"pending": PendingLoad(40, 80_000, 5000, 40)}, {}, "other"),
+        ("what is in flight counts", {"pending": PendingLoad(40, 80_000, 5000, 40, num_open_requests=40)}, {}, "other"),
     ],
 )
 def test_between_two_workers_wins(why, one, other, winner):
@@ -138,3 +138,23 @@ def test_the_pair_found_in_two_stages_is_the_best_of_all_pairs():
 
 def test_no_decode_worker_no_option():
     assert rank([], [snapshot("p", PREFILL)], demand()) == []
+
+
+@pytest.mark.parametrize(
+    ("pending", "expected"),
+    [
+        ({}, (210, 10)),
+        ({"num_requests": 100, "num_open_requests": 215}, (215, 10)),  # the state shows most of the hundred
+        (
+            {"num_requests": 100, "num_unseen_requests": 100, "num_open_requests": 100},
+            (310, 54),
+        ),  # others are forgotten
+        (
+            {"num_requests": 200, "num_unseen_requests": 200, "num_ended_requests": 190, "num_open_requests": 220},
+            (220, 0),
+        ),
+    ],
+)
+def test_requests_of_a_burst_are_counted_once(pending, expected):
+    one = snapshot("w", BOTH, num_running=200, queue_depth=10, max_num_requests=256, pending=PendingLoad(**pending))
+    assert (one.num_requests, one.num_waiting) == expected

@@ -11,7 +11,6 @@ from baton.router.placement.costs import seconds_per_seat
 from baton.router.placement.fair_share import (
     BACKGROUND_PART,
     exceeds_share,
-    fullness,
     is_below_share,
     queue_bound,
     wait_pressure,
@@ -50,10 +49,11 @@ def decide(
     rotation: int = 0,
     traffic: Traffic = NO_TRAFFIC,
     spare: bool = True,
+    how_full: float = 0.0,
 ) -> list[Option]:
     """Returns the options, the chosen one first. `snapshots` are usable workers, of which at least one decodes.
 
-    Without `spare` only the first option is needed. Raises InvalidRequest if no pool can ever hold the prompt;
+    Without `spare` only the first option is needed. `how_full`: the queues, lately, in [0, 1]. Raises InvalidRequest if no pool can ever hold the prompt;
     NoCapacity if queues are full, the tenant exceeds its share of full queues, or no option meets the time limit.
     """
     demand = asked.demand
@@ -62,7 +62,7 @@ def decide(
     decoding = [one for one in snapshots if one.view.can_decode]
     lending = [one for one in snapshots if one.view.can_prefill_for_others]
     decodes = _with_capacity(decoding, asked, bound)
-    _check_share(asked, decodes, tenants, max_queue_depth)
+    _check_share(asked, decodes, tenants, how_full)
     # One list where all do both: `rank` then looks at each worker once.
     prefills = decodes if lending == decoding else filters.with_capacity(lending, demand, bound)
     options = rank(decodes, prefills, demand, rotation, traffic, spare=spare or asked.timeout_seconds > 0)
@@ -154,9 +154,8 @@ def _with_capacity(decodes: Sequence[WorkerSnapshot], asked: Asked, bound: int) 
 
 
 def _check_share(
-    asked: Asked, decodes: Sequence[WorkerSnapshot], tenants: Mapping[str, TenantLoad], max_queue_depth: int
+    asked: Asked, decodes: Sequence[WorkerSnapshot], tenants: Mapping[str, TenantLoad], how_full: float
 ) -> None:
-    how_full = fullness(decodes, max_queue_depth) if len(tenants) > 1 else 0.0
     if exceeds_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens, how_full):
         own = tenants[asked.tenant]
         raise NoCapacity(

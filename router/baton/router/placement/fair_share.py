@@ -1,8 +1,8 @@
 """The tenants that are refused first when the fleet is full. Pure.
 
-A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues are, or by how much of
-the objective's wait is used. Alone, or while queues are empty, it may hold everything; in full queues only its share.
-Workers serve their queues in order, so tokens are served in the proportion in which they wait.
+A tenant may hold its weighted share of all tokens in the fleet, divided by how full the queues were lately, or by how
+much of the objective's wait is used. Alone, or while queues are empty, it may hold everything; in full queues only its
+share. Workers serve their queues in order, so tokens are served in the proportion in which they wait.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from baton.router.requests.in_flight import TenantLoad
 
 # Shares are exact at this fullness: what is above it is left for tenants that come now.
 _FULL = 0.8
+_HALF_LIFE_SECONDS = 1.0
 # Of an objective's room, what a wait may be expected to take.
 _WAIT_PART = 0.5
 # The part of a queue beyond its bound that is reserved for tenants below their share, so that a tenant that fills the
@@ -31,6 +32,23 @@ def fullness(snapshots: Sequence[WorkerSnapshot], max_queue_depth: int) -> float
         return 1.0
     waiting = sum([min(one.num_waiting, max_queue_depth) for one in snapshots])
     return waiting / (max_queue_depth * len(snapshots))
+
+
+class RecentFullness:
+    """How full queues were lately: what they were at most, halved with every second since.
+
+    Requests that end together empty a queue at once. Without this, whoever asks first then takes its room.
+    """
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._at = 0.0
+
+    def update(self, value: float, now: float) -> float:
+        """Takes the fullness at this moment, and returns the recent one."""
+        self._value = max(value, self._value * 0.5 ** ((now - self._at) / _HALF_LIFE_SECONDS))
+        self._at = now
+        return self._value
 
 
 def wait_pressure(costs: Costs, ttft_seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.router.fleet.fleet import Fleet
@@ -13,10 +13,11 @@ from baton.router.index.prefix_index import PrefixIndex
 from baton.router.placement.answer import response_of
 from baton.router.placement.decision import Asked, admitted, decide
 from baton.router.placement.explain import Decision, Decisions, Grounds
+from baton.router.placement.fair_share import RecentFullness, fullness
 from baton.router.placement.learnt import Learnt
 from baton.router.placement.policy import Option
 from baton.router.placement.snapshots import Snapshots, Usable
-from baton.router.placement.worker_snapshot import Demand, Objectives
+from baton.router.placement.worker_snapshot import Demand, Objectives, WorkerSnapshot
 from baton.router.requests.in_flight import InFlight, Placed, Share
 from baton.router.requests.placed_adapters import PlacedAdapters
 from baton.router.requests.prompt_sketch import Sketch, sketch_of
@@ -76,6 +77,7 @@ class Placer:
         self._objectives = objectives or Objectives()
         self._sessions = Sessions()
         self._adapters = PlacedAdapters()
+        self._fullness: dict[str, RecentFullness] = {}  # by model
         self._snapshots = Snapshots(
             fleet, index, self.in_flight, self._learnt, self._sessions, self._adapters, self.decisions
         )
@@ -96,7 +98,8 @@ class Placer:
         placement_id = next(self._placement_ids)
         traffic = self._learnt.traffic(model, usable.num_decodes, now)
         tenants, sheds = self.in_flight.tenants, self._objectives.sheds
-        options = decide(asked, snapshots, tenants, self._max_queue_depth, placement_id, traffic, spare=sheds)
+        how_full = self._how_full(model, snapshots, now) if len(tenants) > 1 else 0.0
+        options = decide(asked, snapshots, tenants, self._max_queue_depth, placement_id, traffic, sheds, how_full)
         if sheds:
             options = admitted(options, asked, self._learnt.promises, self._objectives, traffic, tenants)
         response = response_of(placement_id, options[0])
@@ -153,11 +156,17 @@ class Placer:
     def on_models(self) -> None:
         """Forgets the rates of models that are not served any more."""
         self._learnt.forget_fleet()
+        self._fullness.clear()
         self._snapshots.forget_models()
 
     def expected_output_tokens(self, model: str, max_tokens: int) -> float:
         """Returns the expected output tokens. max_tokens 0: no limit."""
         return self._learnt.lengths.expected(model, max_tokens)
+
+    def _how_full(self, model: types_pb2.ModelInfo, snapshots: Sequence[WorkerSnapshot], now: float) -> float:
+        decoding = [one for one in snapshots if one.view.can_decode]
+        recent = self._fullness.setdefault(model.name, RecentFullness())
+        return recent.update(fullness(decoding, self._max_queue_depth), now)
 
     def _asked(self, request: router_pb2.PlaceRequest, model: types_pb2.ModelInfo, usable: Usable, now: float) -> Asked:
         num_output_tokens = self._learnt.lengths.expected(request.model, request.max_tokens)

@@ -110,6 +110,16 @@ class WorkerSnapshot(NamedTuple):
         return self.rates.adapter_load_seconds
 
 
+def _count_requests(view: WorkerView, pending: PendingLoad) -> int:
+    """Returns how many requests a worker has: its state's, without those that have ended since, and those it lacks.
+
+    Placements of just before the state may be in it or not. Counting them twice is excluded by the number of those
+    without an outcome, which misses only what this router has forgotten.
+    """
+    shown = max(0, view.num_running + view.queue_depth - pending.num_ended_requests)
+    return min(shown + pending.num_requests, max(shown + pending.num_unseen_requests, pending.num_open_requests))
+
+
 def snapshot_of(
     view: WorkerView,
     pending: PendingLoad,
@@ -129,14 +139,14 @@ def snapshot_of(
 
     `given_seconds`: what is left of all prompts given to it if it did nothing else; `age_seconds`: the view's age.
     """
-    num_requests = view.num_running + view.queue_depth + pending.num_requests
+    num_requests = _count_requests(view, pending)
     seats = view.max_num_requests
     speed = rates.prefill_tokens_per_second
     reported = max(0.0, view.num_pending_prefill_tokens / speed - age_seconds)
     # A state may show placements of just before it, or not: then no more is left than what was given.
     at_least = reported + pending.num_unseen_tokens / speed
     backlog_seconds = max(at_least, min(reported + pending.num_prefill_tokens / speed, given_seconds)) * share_ahead
-    num_waiting = max(view.queue_depth, num_requests - seats)
+    num_waiting = max(view.queue_depth - pending.num_ended_requests, num_requests - seats, 0)
     return WorkerSnapshot(
         view,
         rates,

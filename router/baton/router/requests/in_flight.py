@@ -50,13 +50,16 @@ class Placed(NamedTuple):
 
 @dataclass(slots=True)
 class PendingLoad:
-    """All of one worker's shares that its state does not show."""
+    """All of one worker's shares that its state may not show yet, and what it shows no longer rightly."""
 
     num_requests: int = 0
     num_prefill_tokens: int = 0
     num_unseen_tokens: int = 0  # those of them that were placed after the worker's last state: it cannot show them
     num_blocks: int = 0
     num_placements: int = 0
+    num_unseen_requests: int = 0  # placed after the worker's last state
+    num_ended_requests: int = 0  # ended since the worker's last state, which shows them
+    num_open_requests: int = 0  # all without an outcome, shown or not
 
 
 NO_LOAD = PendingLoad()
@@ -135,7 +138,9 @@ class InFlight:
             pending.placements[placed.placement_id] = placement
             pending.priorities[placed.priority] = pending.priorities.get(placed.priority, 0) + 1
             self._add(pending.load, share, 1)
+            pending.load.num_open_requests += share.num_requests
             if at >= pending.heard:
+                pending.load.num_unseen_requests += share.num_requests
                 pending.load.num_unseen_tokens += share.num_prefill_tokens
             if placed.sketch.hashes:
                 self._remember_prefix(placed, share.worker_id)
@@ -161,7 +166,7 @@ class InFlight:
         placed = placement.placed
         for share in placed.shares:
             self._settle(share.worker_id, placement)
-            self._uncount(share.worker_id, placed.priority)
+            self._uncount(share, placement)
             self._forget_prefix(placed, share.worker_id)
         self._priorities[placed.priority] -= 1
         if not self._priorities[placed.priority]:
@@ -191,6 +196,7 @@ class InFlight:
             self._settle(worker_id, oldest)
         if pending is not None:
             pending.heard = received
+            pending.load.num_unseen_requests = pending.load.num_ended_requests = 0
             pending.load.num_unseen_tokens = 0
 
     def lose(self, worker_id: str) -> None:
@@ -253,6 +259,7 @@ class InFlight:
             pending.placements.pop(placement.placed.placement_id, None)
             self._add(pending.load, share, -1)
             if placement.at >= pending.heard:
+                pending.load.num_unseen_requests -= share.num_requests
                 pending.load.num_unseen_tokens -= share.num_prefill_tokens
 
     def _add(self, load: PendingLoad, share: Share, sign: int) -> None:
@@ -260,13 +267,22 @@ class InFlight:
         load.num_prefill_tokens += sign * share.num_prefill_tokens
         load.num_blocks += sign * share.num_blocks
         load.num_placements += sign
-        for changed in self._watchers:
-            changed.add(share.worker_id)
+        self._mark_changed(share.worker_id)
 
-    def _uncount(self, worker_id: str, priority: int) -> None:
+    def _mark_changed(self, worker_id: str) -> None:
+        for changed in self._watchers:
+            changed.add(worker_id)
+
+    def _uncount(self, share: Share, placement: _Placement) -> None:
+        worker_id, priority = share.worker_id, placement.placed.priority
         pending = self._workers.get(worker_id)
         if pending is None or priority not in pending.priorities:
             return
+        pending.load.num_open_requests -= share.num_requests
+        if placement.at < pending.heard:
+            pending.load.num_ended_requests += share.num_requests
+        if share.num_requests:
+            self._mark_changed(worker_id)
         pending.priorities[priority] -= 1
         if not pending.priorities[priority]:
             del pending.priorities[priority]
