@@ -117,11 +117,60 @@ def test_log_probabilities_stay_with_their_tokens_where_others_go_ahead(bench: B
     assert (list(other.slots), [record.slot for record in other.logprobs]) == ([4], [4])
 
 
-def test_several_tokens_of_a_request_are_counted(bench: Bench) -> None:
+def test_several_tokens_of_a_request_repeat_its_slot(bench: Bench) -> None:
     a, b = bench.submit(1, 4, 7)
     frame = bench.emit(requests=[a, b, a], token_ids=[11, 12, 13])[1]
-    assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7], [2, 1], [11, 13, 12])
-    assert bench.frames[0][0] == Kind.GENERATE
+    assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7, 4], [], [11, 12, 13])
+    assert bench.frames[0][0] == Kind.GENERATE_FIRST
+
+
+def test_tokens_wait_for_as_many_as_the_request_wants_together_and_come_with_its_end(bench: Bench) -> None:
+    a, b = *bench.submit(1, 4, token_interval=3), *bench.submit(1, 7)
+    bench.emit(requests=[b], token_ids=[20])
+    entries = [TokenLogprobs(-0.5 * number, 1, (), ()) for number in range(9)]
+    sent = []
+    for number in range(1, 7):
+        columns = {"requests": [a, b], "token_ids": [10 + number, 20 + number], "logprobs": {0: entries[number]}}
+        frame = bench.emit(step=number, **columns, finishes=[Finish(a, FinishReason.STOP)] if number == 6 else [])[1]
+        assert len(frame.token_ids) == len(frame.slots)
+        mine = [token for slot, token in zip(frame.slots, frame.token_ids, strict=True) if slot == 4]
+        sent.append((mine, [one.logprob for record in frame.logprobs for one in record.tokens]))
+        assert len(frame.slots) - len(mine) == 1, "the other's come as they are"
+        assert [end.slot for end in frame.finishes] == ([4] if number == 6 else [])
+    assert sent == [
+        ([11], [-0.5]),
+        ([], []),
+        ([], []),
+        ([12, 13, 14], [-1.0, -1.5, -2.0]),
+        ([], []),
+        ([15, 16], [-2.5, -3.0]),
+    ]
+
+
+@pytest.mark.parametrize("ends", ["a failure", "the worker's end", "an abort"])
+def test_held_tokens_are_sent_before_a_request_ends(bench: Bench, ends: str) -> None:
+    (a,) = bench.submit(1, 4, token_interval=8)
+    bench.emit(requests=[a], token_ids=[11])
+    assert not bench.emit(requests=[a], token_ids=[12])
+    if ends == "the worker's end":
+        bench.sessions.abort_all("it stops")
+    failures = [Failure(a, DeadlineExceeded("late"))] if ends == "a failure" else []
+    finishes = [Finish(a, FinishReason.ABORT)] if ends == "an abort" else []
+    frame = bench.emit(failures=failures, finishes=finishes)[1]
+    assert (list(frame.slots), list(frame.token_ids)) == ([4], [12])
+    assert [end.slot for end in (*frame.failures, *frame.finishes)] == [4]
+    (b,) = bench.submit(1, 4)
+    bench.emit(requests=[b], token_ids=[13])
+    assert list(bench.emit(requests=[b], token_ids=[14])[1].token_ids) == [14], "the slot's next request holds none"
+
+
+def test_first_tokens_go_ahead_although_later_ones_wait(bench: Bench) -> None:
+    (a,) = bench.submit(1, 4, token_interval=8)
+    bench.sessions.emit(StepOutputs(requests=[a, a], token_ids=[11, 12]))
+    bench.sessions.emit(StepOutputs(requests=[a], token_ids=[13], finishes=[Finish(a, FinishReason.LENGTH)]))
+    assert [kind for kind, _, _ in bench.frames] == [Kind.GENERATE_FIRST, Kind.GENERATE_PLAIN]
+    first, rest = (worker_pb2.GenerateStreamResponse.FromString(data) for _, _, data in bench.frames)
+    assert (list(first.token_ids), list(rest.token_ids), len(rest.finishes)) == ([11], [12, 13], 1)
 
 
 def test_frames_that_all_count_their_tokens_are_plain_and_first_tokens_go_ahead(bench: Bench) -> None:
@@ -142,9 +191,10 @@ def test_frames_that_all_count_their_tokens_are_plain_and_first_tokens_go_ahead(
 
 def test_log_probabilities_are_those_of_each_of_several_tokens(bench: Bench) -> None:
     a, b = bench.submit(1, 4, 7)
+    bench.emit(requests=[a, b], token_ids=[9, 9])
     entries = {index: TokenLogprobs(-0.25 * index, 1, (), ()) for index in (1, 2)}
     frame = bench.emit(requests=[a, b, b], token_ids=[11, 12, 13], logprobs=entries)[1]
-    assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7], [1, 2], [11, 12, 13])
+    assert (list(frame.slots), list(frame.token_counts), list(frame.token_ids)) == ([4, 7, 7], [], [11, 12, 13])
     assert [(record.slot, [one.logprob for one in record.tokens]) for record in frame.logprobs] == [(7, [-0.25, -0.5])]
 
 

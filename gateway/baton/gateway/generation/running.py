@@ -35,6 +35,9 @@ _LOOK_SECONDS = 1.0
 # How long the end of a choice waits for the worker's token counts after a stop string.
 _COUNTS_SECONDS = 1.0
 
+# Tokens that workers send together for a response that is read at its end. A lost worker's are computed again.
+_WHOLE_INTERVAL = 32
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationServices:
@@ -64,7 +67,8 @@ class RunningGeneration:
         self._request = request
         self._resolved = resolved
         self._prompt = prompt
-        self._messages = RequestMessages(request, resolved, prompt, model, len(choices))
+        interval = _WHOLE_INTERVAL if request.whole else services.stream_interval
+        self._messages = RequestMessages(request, resolved, prompt, model, len(choices), interval)
         self._choices = choices
         self._services = services
         self._trace = None if services.tracing is None else services.tracing.of(request.traceparent)

@@ -187,12 +187,12 @@ class AnswerMeter:
         self._first = 0.0
         self._last = [0.0] * num_choices
 
-    def on_tokens(self, index: int) -> None:
-        """Records the arrival of one or more tokens of a choice."""
+    def on_tokens(self, index: int, num_tokens: int = 1) -> None:
+        """Records the arrival of tokens of a choice: of one delta, or of several tokens that nobody reads yet."""
         now = time.perf_counter()
         last = self._last[index]
         if last:
-            self._metrics.itl.observe(now - last)
+            self._metrics.itl.observe((now - last) / num_tokens, num_tokens)
         else:
             self._metrics.ttft.observe(now - self._started)
             self._first = self._first or now
@@ -243,7 +243,7 @@ class BackgroundMeter(AnswerMeter):
 
     __slots__ = ()
 
-    def on_tokens(self, index: int) -> None:
+    def on_tokens(self, index: int, num_tokens: int = 1) -> None:
         """Does nothing."""
 
     def on_done(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:

@@ -19,9 +19,10 @@ class BucketCounts(Collector):
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Counts a value `count` times."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self.sum += value * count
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Returns the counts of all values up to each bound."""

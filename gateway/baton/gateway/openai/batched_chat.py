@@ -89,7 +89,7 @@ class BatchedChats:
         parsing = model.output_parsing(chat.use, token_ids, request.include_reasoning is not False)
         form = (parsing, chat.requested, chat.use)
         return serving.generation_request(
-            exchange, name, model, request, token_ids, sampling, stop_of(request, most), *form
+            exchange, name, model, request, token_ids, sampling, stop_of(request, most), *form, whole=True
         )
 
     def _check(self, exchange: Exchange) -> list[CheckedChat]:

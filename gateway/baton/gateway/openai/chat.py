@@ -50,7 +50,17 @@ class ChatCompletions:
         )
         output_parsing = model.output_parsing(use, token_ids, request.include_reasoning is not False)
         generation = serving.generation_request(
-            exchange, request_id, model, request, token_ids, sampling, stop, output_parsing, checked.requested, use
+            exchange,
+            request_id,
+            model,
+            request,
+            token_ids,
+            sampling,
+            stop,
+            output_parsing,
+            checked.requested,
+            use,
+            whole=not request.stream,
         )
         meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"

@@ -140,7 +140,7 @@ class ChatDocument(Answer):
 
     def deliver(self, index: int, delta: Delta) -> None:
         if delta.token_ids:
-            self.meter.on_tokens(index)
+            self.meter.on_tokens(index, len(delta.token_ids))
         self.collect(index, delta)
 
     def collect(self, index: int, delta: Delta) -> None:

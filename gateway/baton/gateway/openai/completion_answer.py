@@ -170,7 +170,7 @@ class CompletionDocument(Answer):
             self._num_logprobs += self._form.n * count_of(delta.prompt_logprobs)
         delta = self._form.answered(delta)
         if delta.token_ids:
-            self.meter.on_tokens(index)
+            self.meter.on_tokens(index, len(delta.token_ids))
             if self._form.return_token_ids:
                 self._token_ids[index].extend(delta.token_ids)
         self._texts[index].append(delta.text)

@@ -73,7 +73,15 @@ class Completions:
         for name, prompt in zip(names, prompts, strict=True):
             await asyncio.sleep(0)
             generation = serving.generation_request(
-                exchange, name, model, request, prompt.token_ids, sampling, stop, requested=checked.requested
+                exchange,
+                name,
+                model,
+                request,
+                prompt.token_ids,
+                sampling,
+                stop,
+                requested=checked.requested,
+                whole=not request.stream,
             )
             generations.append(replace(generation, n=n))
         if form.kept is not None and request.logprobs is None:

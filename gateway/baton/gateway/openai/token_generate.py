@@ -132,7 +132,15 @@ class TokenGenerate:
             sampling, stop = sampling_of(fields, fields.logprobs), stop_of(fields, fields.max_tokens)
             limit_reasoning(sampling, model, request.token_ids, fields.thinking_token_budget)
         generation = serving.generation_request(
-            exchange, request_id, model, fields, request.token_ids, sampling, stop, requested=checked.requested
+            exchange,
+            request_id,
+            model,
+            fields,
+            request.token_ids,
+            sampling,
+            stop,
+            requested=checked.requested,
+            whole=not request.stream,
         )
         meter = serving.meter(exchange, n)
         answer: Answer
@@ -222,7 +230,7 @@ class TokenDocument(Answer):
             self._prompt_logprobs = delta.prompt_logprobs
             self._num_logprobs += count_of(delta.prompt_logprobs)
         if delta.token_ids:
-            self.meter.on_tokens(index)
+            self.meter.on_tokens(index, len(delta.token_ids))
             choice.token_ids.extend(delta.token_ids)
         if delta.logprobs:
             self._logprobs[index].extend(delta.logprobs)

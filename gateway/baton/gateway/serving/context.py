@@ -150,17 +150,19 @@ class ServingContext:
         use: ToolUse | None = None,
         holds_logprobs: bool = False,
         session: str = "",
+        whole: bool = False,
     ) -> GenerationRequest:
         """Returns one prompt's request to the generator.
 
-        `holds_logprobs`: kept as objects until the response ends. `session` goes before the field `user`.
+        `holds_logprobs`: kept as objects until the response ends. `session` goes before the field `user`. `whole`: the
+        response is sent at its end.
         """
         constraint = None if requested is None else requested.constraint
         if requested is not None and output_parsing is not None:
             constraint = model.constraint(requested.constraint, requested.field, use or ToolUse(), prompt_token_ids)
             output_parsing = replace(output_parsing, constraint=None)  # it includes the constraint of calls
         journal = self._journal_of(call, fields, sampling)
-        whole = self.config.max_answer_logprobs
+        most = self.config.max_answer_logprobs
         stores = holds_logprobs or bool(getattr(fields, "store", None))
         request = GenerationRequest(
             request_id=request_id,
@@ -180,7 +182,8 @@ class ServingContext:
             constraint=constraint,
             constraint_field="" if requested is None else requested.field,
             journal=journal,
-            most_logprobs=most_logprobs(whole, sampling, streams=bool(fields.stream), stores=stores),
+            most_logprobs=most_logprobs(most, sampling, streams=bool(fields.stream), stores=stores),
+            whole=whole,
         )
         return limit_logprobs([request], model.require_info().max_model_len)[0]
 

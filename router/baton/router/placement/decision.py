@@ -53,8 +53,9 @@ def decide(
 ) -> list[Option]:
     """Returns the options, the chosen one first. `snapshots` are usable workers, of which at least one decodes.
 
-    Without `spare` only the first option is needed. `how_full`: the queues, lately, in [0, 1]. Raises InvalidRequest if no pool can ever hold the prompt;
-    NoCapacity if queues are full, the tenant exceeds its share of full queues, or no option meets the time limit.
+    Without `spare` only the first option is needed. `how_full`: the queues, lately, in [0, 1]. Raises InvalidRequest if
+    no pool can ever hold the prompt; NoCapacity if queues are full, the tenant exceeds its share of full queues, or no
+    option meets the time limit.
     """
     demand = asked.demand
     below_share = is_below_share(tenants, asked.tenant, asked.tenant_weight, asked.num_tokens)

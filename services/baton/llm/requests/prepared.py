@@ -142,6 +142,7 @@ async def start(
         skip_special_tokens=prepared.skip_special_tokens,
         constraint=_constraint(engine, work, token_ids),
         constraint_field="" if prepared.requested is None else prepared.requested.field,
+        whole=prepared.kind is RequestOutputKind.FINAL_ONLY,
     )
     return collector, await engine.generator.start(request, collector)
 

@@ -87,7 +87,7 @@ class Collector:
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = [None, *(_by_token(entry, True) for entry in delta.prompt_logprobs)]
         if delta.token_ids:
-            self._meter.on_tokens(delta.index)
+            self._meter.on_tokens(delta.index, len(delta.token_ids))
             self._count(delta.token_ids)
         if self._kind is not RequestOutputKind.FINAL_ONLY:
             self._on_change()

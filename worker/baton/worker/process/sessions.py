@@ -19,6 +19,7 @@ from baton.worker.core import FinishReason, ModelSpec, Request, TokenLogprobs, T
 from baton.worker.engine.submit import generation_of
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import KnownPrompt
+from baton.worker.process.held_tokens import HeldTokens
 from baton.worker.requests.outputs import Finish, StepOutputs
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class _Session:
     fresh: set[int] = field(default_factory=set)  # slots for which nothing was sent
     frame: worker_pb2.GenerateStreamResponse | None = None  # sent next
     first: worker_pb2.GenerateStreamResponse | None = None  # first tokens, sent before `frame`: they may overtake
+    held: HeldTokens = field(default_factory=HeldTokens)
 
 
 class Sessions:
@@ -146,6 +148,7 @@ class Sessions:
         """Fails every request as retryable."""
         for session in self._sessions.values():
             for slot, request in list(session.requests.items()):
+                self._send_held(session, slot)
                 self._forget(session, slot, request)
                 self._engine.abort(request.request_id)
                 self._fail(session, slot, Unavailable(reason, phase=types_pb2.PHASE_DECODE))
@@ -198,6 +201,7 @@ class Sessions:
         for failure in outputs.failures:
             if session := self._session_of.get(failure.request):
                 slot = session.slots[failure.request]
+                self._send_held(session, slot)
                 self._forget(session, slot, failure.request)
                 self._fail(session, slot, failure.error)
         for session in self._unsent:
@@ -208,11 +212,8 @@ class Sessions:
             if frame := session.frame:
                 session.frame = None
                 frame.step = self._step
-                # Frames can be concatenated if all of them count their tokens, or none does.
-                mixed = bool(frame.token_counts) and not self._counted
                 more = frame.logprobs or frame.prompt_logprobs or frame.waiting_slots or frame.pooled
-                plain = not (mixed or more)
-                kind = Kind.GENERATE_PLAIN if plain else Kind.GENERATE
+                kind = Kind.GENERATE if more else Kind.GENERATE_PLAIN
                 self._send(kind, session.channel, frame.SerializeToString())
         self._unsent.clear()
 
@@ -234,6 +235,8 @@ class Sessions:
         session.requests[submit.slot] = request
         session.slots[request] = submit.slot
         session.fresh.add(submit.slot)
+        if submit.token_interval > 1:
+            session.held.expect(submit.slot, submit.token_interval)
         self._session_of[request] = session
         self._submitted.append(request)
 
@@ -259,10 +262,19 @@ class Sessions:
     def _add_columns(
         self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> None:
+        if session.held:
+            slots, token_ids, logprobs = session.held.add(slots, token_ids, logprobs)
+            if not slots:
+                return
         if not session.fresh.isdisjoint(slots):
             slots, token_ids, logprobs = self._without_first(session, slots, token_ids, logprobs)
             if not slots:
                 return
+        self._add_rows(session, slots, token_ids, logprobs)
+
+    def _add_rows(
+        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+    ) -> None:
         frame = self._frame_of(session)
         self._write_columns(frame, slots, token_ids)
         records: dict[int, worker_pb2.SlotLogprobs] = {}
@@ -272,8 +284,16 @@ class Sessions:
                 records[slot] = frame.logprobs.add(slot=slot)
             records[slot].tokens.append(logprobs_message(logprobs[row]))
 
+    def _send_held(self, session: _Session, slot: int) -> bool:
+        """Adds the tokens that wait for more of the slot to the frame. Returns whether there are any."""
+        slots, token_ids, logprobs = session.held.take(slot)
+        if slots:
+            self._add_rows(session, slots, token_ids, logprobs)
+        return bool(slots)
+
     def _write_columns(self, frame: worker_pb2.GenerateStreamResponse, slots: list[int], token_ids: list[int]) -> None:
-        if not self._counted and len(set(slots)) == len(slots):
+        """Adds columns. Frames can be concatenated because either all of them count their tokens, or none does."""
+        if not self._counted:
             frame.slots.extend(slots)
             frame.token_ids.extend(token_ids)
             return
@@ -291,7 +311,7 @@ class Sessions:
         fresh = session.fresh.intersection(slots)
         session.fresh -= fresh
         first = [row for row, slot in enumerate(slots) if slot in fresh and row not in logprobs]
-        if not first or (len(set(slots)) < len(slots) and not self._counted):
+        if not first:
             return slots, token_ids, logprobs
         if session.first is None:
             self._will_send(session)
@@ -325,10 +345,13 @@ class Sessions:
         if session is None:
             return
         slot = session.slots[finish.request]
+        follows_held = self._send_held(session, slot)
         self._forget(session, slot, finish.request)
         _log_finish(finish)
         transfer = finish.request.transfer or _NO_TRANSFER
-        frame = session.first if session.first is not None and slot in session.first.slots else self._frame_of(session)
+        frame = session.first
+        if frame is None or follows_held or slot not in frame.slots:
+            frame = self._frame_of(session)
         frame.finishes.add(
             slot=slot,
             reason=_REASONS[finish.reason],
@@ -353,6 +376,7 @@ class Sessions:
         del session.requests[slot], session.slots[request], self._session_of[request]
         self._waiting.discard(request)
         session.fresh.discard(slot)
+        session.held.forget(slot)
 
     def _frame_of(self, session: _Session) -> worker_pb2.GenerateStreamResponse:
         if session.frame is None:

@@ -90,6 +90,11 @@ class Choice:
         self.output_token_ids.extend(token_ids)
         return Delta(self.index, self._text_of(token_ids), token_ids, self._named(token_ids, logprobs))
 
+    @property
+    def may_end_itself(self) -> bool:
+        """Whether the text can end the output, so that its tokens are needed at once."""
+        return self._stops is not None or self._repetition is not None
+
     def end(self, reason: str, stop_token_id: int | None) -> Delta:
         """Returns the last delta after the worker ended the output."""
         self.finished = True
