@@ -65,7 +65,7 @@ class SubmitRequest(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     POOLING_FIELD_NUMBER: builtins.int
-    TOKEN_INTERVAL_FIELD_NUMBER: builtins.int
+    TOKENS_PER_MESSAGE_FIELD_NUMBER: builtins.int
     slot: builtins.int
     """Names the request on this stream. May be used again after its finish or failure."""
     request_id: builtins.str
@@ -82,7 +82,7 @@ class SubmitRequest(google.protobuf.message.Message):
     """Tenants share the prompt tokens of each step fairly. Empty: unknown; all such requests count as one tenant's."""
     traceparent: builtins.str
     """W3C trace context. Empty: none."""
-    token_interval: builtins.int
+    tokens_per_message: builtins.int
     """How many tokens are sent together, after the first. The end of the request sends the rest. 0 or 1: each at once."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
@@ -132,10 +132,10 @@ class SubmitRequest(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
         pooling: baton.v1.types_pb2.PoolingParams | None = ...,
-        token_interval: builtins.int = ...,
+        tokens_per_message: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "token_interval", b"token_interval", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "tokens_per_message", b"tokens_per_message", "traceparent", b"traceparent"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 

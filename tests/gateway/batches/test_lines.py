@@ -90,7 +90,7 @@ async def entered(window, batch, count):
 
 async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
     now = [0.0]
-    window = Window(100, lambda: now[0])
+    window = Window(100, lambda: now[0], first=64)
     await entered(window, "a", 64)
     waiting = [asyncio.create_task(window.enter("a")) for _ in range(4)]
     await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_the_window_grows_with_what_is_served_and_shrinks_once_a_moment():
 
 
 async def test_each_line_of_a_full_window_grows_it_also_where_they_end_together():
-    window = Window(1000, lambda: 0.0)
+    window = Window(1000, lambda: 0.0, first=64)
     await entered(window, "a", 64)
     for _ in range(64):
         window.leave("a", served=True)

@@ -125,7 +125,7 @@ def test_several_tokens_of_a_request_repeat_its_slot(bench: Bench) -> None:
 
 
 def test_tokens_wait_for_as_many_as_the_request_wants_together_and_come_with_its_end(bench: Bench) -> None:
-    a, b = *bench.submit(1, 4, token_interval=3), *bench.submit(1, 7)
+    a, b = *bench.submit(1, 4, tokens_per_message=3), *bench.submit(1, 7)
     bench.emit(requests=[b], token_ids=[20])
     entries = [TokenLogprobs(-0.5 * number, 1, (), ()) for number in range(9)]
     sent = []
@@ -149,7 +149,7 @@ def test_tokens_wait_for_as_many_as_the_request_wants_together_and_come_with_its
 
 @pytest.mark.parametrize("ends", ["a failure", "the worker's end", "an abort"])
 def test_held_tokens_are_sent_before_a_request_ends(bench: Bench, ends: str) -> None:
-    (a,) = bench.submit(1, 4, token_interval=8)
+    (a,) = bench.submit(1, 4, tokens_per_message=8)
     bench.emit(requests=[a], token_ids=[11])
     assert not bench.emit(requests=[a], token_ids=[12])
     if ends == "the worker's end":
@@ -165,7 +165,7 @@ def test_held_tokens_are_sent_before_a_request_ends(bench: Bench, ends: str) -> 
 
 
 def test_first_tokens_go_ahead_although_later_ones_wait(bench: Bench) -> None:
-    (a,) = bench.submit(1, 4, token_interval=8)
+    (a,) = bench.submit(1, 4, tokens_per_message=8)
     bench.sessions.emit(StepOutputs(requests=[a, a], token_ids=[11, 12]))
     bench.sessions.emit(StepOutputs(requests=[a], token_ids=[13], finishes=[Finish(a, FinishReason.LENGTH)]))
     assert [kind for kind, _, _ in bench.frames] == [Kind.GENERATE_FIRST, Kind.GENERATE_PLAIN]

@@ -21,7 +21,7 @@ class RequestMessages:
     prompt: HashedPrompt
     model: str
     num_choices: int
-    token_interval: int = 1  # tokens that a worker sends together
+    tokens_per_message: int = 1  # tokens that a worker sends together
 
     def place(self, choices: Sequence[Choice], excluded: Sequence[str], timeout_ms: int) -> router_pb2.PlaceRequest:
         """Returns the request for a placement of these choices on other than the excluded workers."""
@@ -59,8 +59,8 @@ class RequestMessages:
             tenant=request.tenant,
             traceparent=request.traceparent,
         )
-        if self.token_interval > 1 and not choice.may_end_itself:
-            submit.token_interval = self.token_interval
+        if self.tokens_per_message > 1 and not choice.may_end_itself:
+            submit.tokens_per_message = self.tokens_per_message
         if self.num_choices > 1:
             submit.request_id = f"{request.request_id}-{choice.index}"
             submit.sampling.seed = seed_of_choice(self.resolved.sampling.seed, choice.index)

@@ -235,8 +235,8 @@ class Sessions:
         session.requests[submit.slot] = request
         session.slots[request] = submit.slot
         session.fresh.add(submit.slot)
-        if submit.token_interval > 1:
-            session.held.expect(submit.slot, submit.token_interval)
+        if submit.tokens_per_message > 1:
+            session.held.expect(submit.slot, submit.tokens_per_message)
         self._session_of[request] = session
         self._submitted.append(request)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 
-_FIRST = 64
+_FIRST = 256
 _SHRINK = 0.9
 _GROWTH = 16.0  # lines, in the time of one
 _SHRINK_PAUSE_SECONDS = 0.5  # refusals of one moment shrink the window once
@@ -15,10 +15,10 @@ _SHRINK_PAUSE_SECONDS = 0.5  # refusals of one moment shrink the window once
 class Window:
     """The places of lines in flight. Tenants that wait get places in turn, the one with fewest first."""
 
-    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+    def __init__(self, most: int, clock: Callable[[], float], first: int = _FIRST) -> None:
         self._most = most
         self._clock = clock
-        self._limit = float(min(_FIRST, most))
+        self._limit = float(min(first, most))
         self._shrunk = float("-inf")
         self._growing = 0  # lines whose ends grow the window: those in flight when it was full last
         self._running: Counter[str] = Counter()
