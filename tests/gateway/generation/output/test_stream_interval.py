@@ -114,3 +114,23 @@ async def test_the_setting_reaches_the_stream():
         whole = await rest.request("POST", "/v1/completions", {**body, "stream": False})
         texts = "".join(event["choices"][0]["text"] for event in answer.events)
         assert texts == json.loads(whole.body)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "interval", "expected"),
+    [
+        ({"stream": True}, 1, 0),
+        ({"stream": True}, 3, 3),
+        ({}, 1, 32),
+        ({"stop": ["x"]}, 1, 0),
+        ({"stream": True, "stop": ["x"]}, 3, 0),
+    ],
+)
+async def test_workers_send_tokens_together_where_nobody_needs_each_at_once(fields, interval, expected):
+    async with (
+        running(lambda submit: [260, 4], stream_interval=interval) as gateway,
+        RawClient.connect(gateway.port) as rest,
+    ):
+        answer = await rest.request("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 20, **fields})
+        assert answer.status == 200
+        assert [submit.tokens_per_message for submit in gateway.worker.submits] == [expected]
