@@ -11,6 +11,7 @@ from torch.nn import functional
 from baton.kernels.table import SMALL_ADD, SMALL_GATE, SMALL_PROJECT, SUMMING_ADD, Case, Row, find
 from baton.worker.quantization.base import LinearOps, LinearShape, Params, Source
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
+from baton.worker.quantization.onednn import OneDnnOps, beats_blas, is_large
 
 
 class Unquantized:
@@ -40,7 +41,7 @@ class Unquantized:
         return {"weight": table} if bias is None else {"weight": table, "bias": bias}
 
     def on_cpu(self, kernels: Kernels) -> LinearOps:
-        """Returns ops that use PyTorch."""
+        """Returns ops that use PyTorch's BLAS, and oneDNN for large matrices of float32."""
         return _CpuOps(kernels)
 
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
@@ -48,7 +49,7 @@ class Unquantized:
         return _InvariantOps(kernels) if batch_invariant else _CudaOps(kernels, device)
 
 
-class _CpuOps(LinearOps):
+class _BlasOps(LinearOps):
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         product = functional.linear(x, params["weight"], params.get("bias"))
         return product if out is None else out.copy_(product)
@@ -58,6 +59,27 @@ class _CpuOps(LinearOps):
         residual.addmm_(x, params["weight"].t(), alpha=scale)
         if bias is not None:
             residual.add_(bias, alpha=scale)
+
+
+class _CpuOps(LinearOps):
+    """Multiplies each matrix by what is faster for its size."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self._small = _BlasOps(kernels)
+        self._large = OneDnnOps(kernels) if beats_blas() else self._small
+
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._of(params).multiply(params, x, out)
+
+    def activate(self, params: Params, stream: Stream, norm: Norm | None, activation: str) -> Tensor:
+        return self._of(params).activate(params, stream, norm, activation)
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        self._of(params).add(params, x, stream, scale)
+
+    def _of(self, params: Params) -> LinearOps:
+        return self._large if is_large(params["weight"]) else self._small
 
 
 class _CudaOps(LinearOps):

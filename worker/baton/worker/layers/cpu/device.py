@@ -19,7 +19,7 @@ from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
-from baton.worker.quantization.packed import PackedOps
+from baton.worker.quantization.onednn import PackedOps
 from baton.worker.quantization.quantized.few_rows import cpu_ops
 from baton.worker.quantization.registry import UNQUANTIZED
 
