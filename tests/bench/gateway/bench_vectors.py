@@ -1,6 +1,8 @@
 """Measures the CPU of a gateway's process for embeddings: a request of one text, and a text of larger requests.
 
-baton bench vectors [--width 1024] [--seconds 3] [--rounds 3] [--json FILE]
+baton bench vectors [--width 1024] [--seconds 3] [--rounds 3] [--only cpu|beside] [--rate 100] [--json FILE]
+
+Measures also the time between tokens of another model's streams, alone and beside embeddings at a fixed rate.
 
 The gateway is `baton gateway` with real sockets. Its router and worker are simulated in this process, which is also the
 client. The cost is all in: the request, its limits, tokenization, placement, the worker's frame, base64 and the socket.
@@ -30,6 +32,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from bench.gateway.rig import Server, gateway
+from bench.gateway.vectors_beside import Gaps, measure_beside, table_of
 from support.gateway.scripted_services import MODEL, ScriptedRouter, ScriptedWorker
 
 from baton.services.bench.datasets.source import BenchFailed
@@ -114,8 +117,14 @@ async def measure(load: Load, server: Server, seconds: float) -> None:
     pool.close()
 
 
+async def run_beside(options: argparse.Namespace) -> list[Gaps]:
+    """Measures the streams of another model. Raises BenchFailed."""
+    async with VectorWorker(options.width) as worker:
+        return await measure_beside(worker, options.width, options.rate, options.seconds, options.rounds)
+
+
 async def run(options: argparse.Namespace) -> list[Load]:
-    """Measures all loads in turns."""
+    """Measures all loads in turns. Raises BenchFailed."""
     name = f"{options.width} values in base64"
     loads = [
         Load(f"a request, {name}, one client", 1, 1, wanted=f"<= {WANTED_MS}"),
@@ -138,18 +147,25 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=1024, help="values of a vector")
     parser.add_argument("--seconds", type=float, default=3, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved; medians are reported")
+    parser.add_argument("--only", choices=("cpu", "beside"), help="one of the two tables")
+    parser.add_argument("--rate", type=float, default=100, help="embeddings a second beside streams")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print(facts_line(machine_facts(_PACKAGES)))
     try:
-        loads = uvloop.run(run(options))
+        loads = uvloop.run(run(options)) if options.only != "beside" else []
+        gaps = uvloop.run(run_beside(options)) if options.only != "cpu" else []
     except BenchFailed as error:
         print(f"bench vectors: {error}", file=sys.stderr)
         return 1
-    print(render_table(_HEADER, [load.cells() for load in loads], options.markdown))
+    if loads:
+        print(render_table(_HEADER, [load.cells() for load in loads], options.markdown))
+    if gaps:
+        print(table_of(gaps, options.markdown))
     rows = [{"name": load.name, "costs_ms": load.costs, "rates": load.rates} for load in loads]
-    write_json(options.json, {"facts": machine_facts(_PACKAGES), "rows": rows})
+    beside = [{"name": one.name, "p50_ms": one.p50, "p99_ms": one.p99, "rates": one.rates} for one in gaps]
+    write_json(options.json, {"facts": machine_facts(_PACKAGES), "rows": rows, "beside": beside})
     return 0
 
 

@@ -126,10 +126,15 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 @contextlib.asynccontextmanager
-async def gateway(router: str, name: str = "baton") -> AsyncIterator[Server]:
-    """Runs `baton gateway` with a router. Its log is written to /dev/null."""
+async def gateway(router: str, name: str = "baton", served: str = SAMPLE.name) -> AsyncIterator[Server]:
+    """Runs `baton gateway` with a router, for a model under the name `served`. Its log is written to /dev/null."""
     rest, grpc = free_ports(2)
-    flags = {"rest-listen": f"127.0.0.1:{rest}", "grpc-listen": f"127.0.0.1:{grpc}", "router": router}
+    flags = {
+        "rest-listen": f"127.0.0.1:{rest}",
+        "grpc-listen": f"127.0.0.1:{grpc}",
+        "router": router,
+        "served-model-name": served,
+    }
     words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
     command = (sys.executable, "-m", "baton.services.cli", "gateway", *words, "--model", str(SAMPLE))
     async with started(name, command, rest, "/ready") as server:
