@@ -54,6 +54,22 @@ async def test_models_are_listed_and_found_by_name():
     assert "org/other one" in unknown.error["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/storyteller-7m"])
+async def test_models_are_listed_from_the_first_report_of_a_worker_on(path):
+    async with rest_side() as rest:
+        model = rest.catalog.get("")
+        info, model.info = model.info, None
+        answers = [
+            await rest.request("GET", path, headers=headers) for headers in ({}, {"anthropic-version": "2023-06-01"})
+        ]
+        model.info = info
+        served = await rest.request("GET", path)
+    assert [answer.status for answer in answers] == [503, 529]
+    assert all("no worker serves the model storyteller-7m yet" in answer.error["message"] for answer in answers)
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+    assert served.status == 200
+
+
 async def test_tokenize_and_detokenize_are_each_others_inverse():
     async with rest_side() as rest:
         body = {"prompt": "Once upon a time", "return_token_strs": True, "add_special_tokens": False}

@@ -52,8 +52,8 @@ def test_processes_share_addresses_and_scrapes_and_end_together(tmp_path):
     with gateway(tmp_path, "--processes", "2") as (process, rest, log):
         wait_until(lambda: len(listeners(rest)) == 2, "two processes listen", 60)
         for _ in range(20):
-            assert get(rest, "/v1/models")[0] == 200
-        labels = {"route": "/v1/models", "status": "200"}
+            assert get(rest, "/version")[0] == 200
+        labels = {"route": "/version", "status": "200"}
         wait_until(
             lambda: metric(get(rest, "/metrics")[1], "baton_gateway_requests_total", **labels) == 20,
             "both processes' requests are counted",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from urllib.parse import parse_qs, unquote
@@ -37,7 +38,7 @@ class Models:
 
     def list(self, exchange: Exchange) -> None:
         """Handles GET /v1/models."""
-        models = allowed_models(self._catalog, exchange.identity)
+        models = _served(allowed_models(self._catalog, exchange.identity))
         named = [(name, model) for model in models for name in model.names]
         query = parse_qs(exchange.query)
         if asks_for_anthropic(exchange.path, exchange.headers):
@@ -56,6 +57,7 @@ class Models:
         """Handles GET /v1/models/{model}, by any of the model's names."""
         name = unquote(exchange.path.removeprefix(f"{PATH}/"))
         model = allowed_model(self._catalog, exchange.identity, name)
+        model.require_info()
         if asks_for_anthropic(exchange.path, exchange.headers):
             check_version(exchange.headers)
             _respond(exchange, self._anthropic(name, model))
@@ -90,7 +92,8 @@ def model_routes(catalog: ModelCatalog) -> list[Route]:
             "GET",
             PATH,
             models.list,
-            "Lists the models under every name; with Anthropic-Version in Anthropic's form.",
+            "Lists the models under every name, from the first report of a worker on, before which it responds 503; "
+            "with Anthropic-Version in Anthropic's form.",
             response=answers.ModelList,
             anthropic=AnthropicModelList,
             parameters=(VERSION, BETA, _CLIENT_VERSION, *PARAMETERS),
@@ -107,6 +110,14 @@ def model_routes(catalog: ModelCatalog) -> list[Route]:
             ids=".*[^/]",
         ),
     ]
+
+
+def _served(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """Returns the models that workers have served. Raises Unavailable if all wait for their first worker."""
+    served = [model for model in models if model.info is not None]
+    if models and not served:
+        models[0].require_info()
+    return served
 
 
 def _permission_id(name: str) -> str:
