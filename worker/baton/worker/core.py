@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NewType, Protocol, overload
+from typing import NamedTuple, NewType, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -287,6 +287,15 @@ class RowInit:
     pooling: PoolingParams | None = None  # of a request to the head POOL
 
 
+class MoreBlocks(NamedTuple):
+    """Blocks for a row's table of another group than the first."""
+
+    row: Row
+    group: int
+    start: int  # the place of the first one in the table; what is there is replaced
+    block_ids: list[BlockId]
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One engine step, as a difference to the executor's persistent batch.
@@ -296,15 +305,16 @@ class StepPlan:
     the executor guesses correctly. Its num_computed_tokens are exact without an earlier step in flight, else an upper
     bound: the executor keeps its own count.
 
-    The executor applies, in this order: freed, admitted, new_blocks; then it computes. Admission replaces the row's
-    contents and starts with an empty block table; admitted and new_blocks have scheduled rows only. An empty row may be
-    freed: after a failed launch the engine cannot know.
+    The executor applies, in this order: freed, admitted, new_blocks, more_blocks; then it computes. Admission replaces
+    the row's contents and starts with empty block tables; admitted, new_blocks and more_blocks have scheduled rows
+    only. An empty row may be freed: after a failed launch the engine cannot know.
     """
 
     step: int
     freed: list[Row] = field(default_factory=list)
     admitted: list[RowInit] = field(default_factory=list)
     new_blocks: list[tuple[Row, list[BlockId]]] = field(default_factory=list)  # appended to the row's block table
+    more_blocks: list[MoreBlocks] = field(default_factory=list)  # of executors whose KV has several groups
     rows: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     num_scheduled_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     num_computed_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # before the step

@@ -49,6 +49,18 @@ class KvGroup:
         """Number of layers in this group."""
         return len(self.layers)
 
+    def first_block(self, position: int, block_size: int) -> int:
+        """Returns the first block that the token at `position` attends to."""
+        return max(position - self.window + 1, 0) // block_size if self.kind is KvKind.WINDOW else 0
+
+    def most_blocks(self, num_blocks: int, block_size: int, max_step_tokens: int) -> int:
+        """Returns the most blocks that a request of `num_blocks` holds, if a step computes so many tokens of it."""
+        if self.kind is not KvKind.WINDOW:
+            return num_blocks
+        # A decode may know fewer tokens than are computed, by one block at most.
+        span = self.window - 1 + max(max_step_tokens, 2 * block_size)
+        return min(num_blocks, (span + block_size - 2) // block_size + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class KvSpec:
@@ -78,6 +90,33 @@ class KvSpec:
     def bytes_per_block(self) -> int:
         """One block of every group, all layers."""
         return sum(group.num_layers * self.bytes_per_block_layer(group) for group in self.groups)
+
+    @property
+    def page_bytes(self) -> int:
+        """One block of any group, all its layers: groups of one shape share their blocks' memory."""
+        return max(group.num_layers * self.bytes_per_block_layer(group) for group in self.groups)
+
+    def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Returns the most blocks of all groups that a request holds, if a step computes so many tokens of it."""
+        num_blocks = -(-num_tokens // self.block_size)
+        return sum(group.most_blocks(num_blocks, self.block_size, max_step_tokens) for group in self.groups)
+
+    def most_tokens(self, num_blocks: int, max_step_tokens: int) -> int:
+        """Returns the most tokens of a request that holds at most `num_blocks` of all groups."""
+        fits, too_many = 0, num_blocks + 1  # full blocks
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.most_blocks(middle * self.block_size, max_step_tokens) <= num_blocks:
+                fits = middle
+            else:
+                too_many = middle
+        return fits * self.block_size
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """The group of each of the model's layers."""
+        group_of = {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
+        return tuple(group_of[layer] for layer in sorted(group_of))
 
     @property
     def spans(self) -> tuple[range, ...]:

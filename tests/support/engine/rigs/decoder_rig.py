@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.cpu.step_inputs import make_step_inputs, views_of
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cuda.attention import PagedAttention
@@ -48,7 +48,7 @@ class Cpu:
         self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW + 1, 2, 1, BLOCK_SIZE, 16)
         tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
         self.decoder = make_model(config, weights, CpuDevice(self.cache, tables))
-        self._config = config
+        self._views = views_of(config.windows, [0] * config.num_layers)
         self._rows = Rows(len(tokens), MAX_LEN, BLOCK_SIZE, null_block=len(tokens) * BLOCKS_A_ROW)
         for row, token_ids in enumerate(tokens.numpy().astype(np.int32)):
             self._rows.admit(RowInit(Row(row), token_ids, MAX_LEN, SamplingParams()))
@@ -64,7 +64,7 @@ class Cpu:
             samples=np.ones(len(chunks), np.bool_),
             num_decodes=num_decodes,
         )
-        inputs = make_step_inputs(plan, self._rows, self._config, self.cache[0], Scratch(self.cache))
+        inputs = make_step_inputs(plan, self._rows, self._views, self.cache[0], Scratch(self.cache))
         return self.decoder.forward(inputs)
 
 

@@ -25,7 +25,7 @@ def attention(rope: RopeConfig, norm: Norm | None = None) -> tuple[CpuAttention,
 
 
 def step() -> StepInputs:
-    return StepInputs(POSITIONS, POSITIONS, POSITIONS // BLOCK_SIZE, POSITIONS % BLOCK_SIZE, [], [])
+    return StepInputs(POSITIONS, POSITIONS, [POSITIONS // BLOCK_SIZE], POSITIONS % BLOCK_SIZE, [], [])
 
 
 @pytest.mark.parametrize("is_normed", [False, True])

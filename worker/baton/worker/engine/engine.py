@@ -56,7 +56,8 @@ class Engine:
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new after every reset_prefix_cache
-        model, capacity = executor.model, executor.num_blocks * executor.kv_spec.block_size
+        model = executor.model
+        capacity = executor.kv_spec.most_tokens(executor.num_blocks, settings.max_num_batched_tokens)
         self.max_model_len = min(model.max_model_len, capacity) if model.cached else model.max_model_len
         self.frozen = False  # no step is scheduled; steps in flight end
         self.waits = False  # the device has as many steps as it may, and none has ended
@@ -67,6 +68,7 @@ class Engine:
         self._counters = EngineCounters()
         self._rates = Rates()
         self._caches = settings.prefix_caching and model.cached
+        self._receives = len(executor.kv_spec.groups) == 1  # peers write the blocks of one group
         host = executor.host if self._caches else None
         self._scheduler = Scheduler(
             executor.num_blocks,
@@ -79,6 +81,7 @@ class Engine:
             self._rates,
             executor.max_step_tokens,
             whole_prompts=not model.cached,
+            groups=executor.kv_spec.groups if model.cached else (),
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.bytes_per_block)
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
@@ -359,7 +362,7 @@ class Engine:
             limit=limit,
             stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
             submitted=self._clock(),
-            wants_remote=request.remote_prefill and not request.prefill_only,
+            wants_remote=request.remote_prefill and not request.prefill_only and self._receives,
             caching=self._caches,
             num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )

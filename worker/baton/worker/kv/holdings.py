@@ -16,6 +16,7 @@ from baton.worker.kv.host_tier.slots import HostTier
 from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.kv.residency import ResidencyMeter
+from baton.worker.kv.windows import Windows, append_each, by_position
 from baton.worker.requests.state import Phase, RequestState, num_blocks_for
 
 # Storing all blocks of a long prompt at once would delay the step.
@@ -36,9 +37,13 @@ class Holdings:
         residency: ResidencyMeter | None = None,
         origins: BlockOrigins | None = None,
         min_host_uses: int = 1,
+        windows: Windows | None = None,  # None: every layer keeps every token
     ) -> None:
+        self.windows = windows or Windows((), block_size, 0)
+        assert not (self.windows and num_host_slots), "host memory holds the blocks of one group"
         self.offloads = Offloads(HostTier(num_host_slots), num_ahead, min_host_uses)
-        self.pool = BlockPool(num_blocks, self.offloads if num_host_slots else None, residency=residency)
+        offloads = self.offloads if num_host_slots else None
+        self.pool = BlockPool(num_blocks, offloads, 1 + len(self.windows), residency)
         self.origins = origins
         self.prefixes = PrefixesInProgress()
         self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len)
@@ -63,6 +68,7 @@ class Holdings:
         """Raises DataLoss unless exactly these requests and restores hold and lease the pool's blocks."""
         known = list(states)
         holds = [state.block_ids for state in known] + [block_ids for _, block_ids in self._retired]
+        holds += [blocks.block_ids for state in known for blocks in state.windows]
         self.pool.check_references(holds + restoring, [state.leased for state in known])
 
     # Holds.
@@ -72,6 +78,23 @@ class Holdings:
         block_ids = self.pool.allocate(count, in_order)
         assert block_ids is not None, f"{count} blocks should be free, {self.pool.num_free} are"
         return block_ids
+
+    def free_passed(self, state: RequestState, num_computed: int) -> None:
+        """Frees the blocks that windows have passed.
+
+        `num_computed` may count tokens that a step in flight does not return.
+        """
+        self.pool.free(self.windows.passed(state, min(num_computed, len(state.token_ids) - 1)))
+
+    def advance(self, state: RequestState, num_computed: int) -> bool:
+        """Moves the windows of a prompt to its next chunk. False: the blocks for it are not free."""
+        self.free_passed(state, num_computed)
+        missing = self.windows.num_ahead(state, num_computed)
+        block_ids = self.pool.allocate(sum(missing))
+        if block_ids is None:
+            return False
+        append_each(state.windows, block_ids, missing)
+        return True
 
     def free(self, state: RequestState, step: int) -> list[RequestState]:
         """Frees the request's blocks once no step up to `step`, the last launched one, writes them."""
@@ -136,7 +159,8 @@ class Holdings:
 
     def cached_prefix(self, state: RequestState) -> list[BlockId]:
         """Returns the findable blocks at the request's front, not held."""
-        return self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
+        hits = self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
+        return hits[: self.windows.usable(self.pool, state.block_hashes, len(hits))] if self.windows else hits
 
     def store(self, state: RequestState, num_computed: int) -> list[RequestState]:
         """Makes the request's full blocks findable, up to `num_computed` tokens."""
@@ -184,6 +208,9 @@ class Holdings:
     def _take_from(self, state: RequestState) -> list[BlockId]:
         block_ids, state.block_ids = state.block_ids, []
         state.num_stored_blocks = 0
+        if state.windows:
+            block_ids = by_position(block_ids, state.windows)
+            state.windows = []
         return block_ids
 
     def _store_rest(self, state: RequestState) -> list[RequestState]:
@@ -197,6 +224,7 @@ class Holdings:
         block_ids: list[BlockId] = []
         block_hashes: list[BlockHash] = []
         ends: list[tuple[RequestState, int]] = []  # blocks from the front that are findable then
+        has_windows = bool(self.windows)
         for state, num_computed in computed:
             start, num_full = state.num_stored_blocks, num_computed // self.block_size
             if not state.caching or num_full <= start:
@@ -206,6 +234,10 @@ class Holdings:
             end = start + len(hashes)
             block_ids += state.block_ids[start:end]
             block_hashes += hashes
+            if has_windows:
+                window_ids, keys = self.windows.keys_of(state, start, end)
+                block_ids += window_ids
+                block_hashes += keys
             ends.append((state, end))
         self.pool.store(block_ids, block_hashes)
         woken: list[RequestState] = []

@@ -1,9 +1,19 @@
-"""The groups of a model's KV cache. All architectures keep every token in all layers, also in layers with windows."""
+"""The groups of a model's KV cache: one full group, or layers with windows in groups of their own.
+
+Every group has about as many layers, so that a block of any group fits into the same memory. Where the numbers of
+layers do not allow that, the smaller groups leave a part of their blocks unused.
+"""
 
 from __future__ import annotations
 
-from baton.worker.kv_spec import KvSpec, full_spec
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from baton.worker.kv_spec import KvKind, KvSpec, full_spec
 from baton.worker.models.config import ModelConfig
+
+_USUAL_TOKENS = 8192  # of a request
 
 
 def kv_spec_of(
@@ -19,3 +29,46 @@ def kv_spec_of(
         block_size=block_size,
         kv_scales=kv_scales,
     )
+
+
+def window_spec_of(config: ModelConfig, digest: bytes, block_size: int, dtype: str) -> KvSpec:
+    """Returns the same with groups of layers with windows. One full group where that saves nothing."""
+    spec = kv_spec_of(config, digest, block_size, dtype)
+    layers: defaultdict[int, list[int]] = defaultdict(list)
+    for layer, window in enumerate(config.windows):
+        layers[window if 0 < window < config.max_model_len else 0].append(layer)
+    most = _layers_each({window: len(those) for window, those in layers.items()}, config.max_model_len)
+    if not most:
+        return spec
+    (full,) = spec.groups
+    groups = [
+        replace(full, kind=KvKind.WINDOW if window else KvKind.FULL, layers=part, window=window)
+        for window, those in sorted(layers.items())
+        for part in _parts(those, most)
+    ]
+    return replace(spec, groups=tuple(groups))
+
+
+def _layers_each(counts: Mapping[int, int], max_model_len: int) -> int:
+    """Returns the layers of a block, so that a request of the usual length takes the least memory. 0: one group does.
+
+    `counts`: layers by window; 0: those without one, which form one group.
+    """
+    if len(counts) < 2 or 0 not in counts:
+        return 0
+    usual = min(_USUAL_TOKENS, max_model_len)
+    tokens = {window: min(window or usual, usual) for window in counts}
+
+    def cost(most: int) -> tuple[int, int]:
+        groups = {window: -(-count // most) for window, count in counts.items()}
+        return sum(num_groups * most * tokens[window] for window, num_groups in groups.items()), -most
+
+    best = min(range(counts[0], max(counts.values()) + 1), key=cost)
+    return best if cost(best)[0] < sum(counts.values()) * usual else 0
+
+
+def _parts(layers: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """Splits layers into as few parts as possible, each of about as many."""
+    num_parts = -(-len(layers) // most)
+    for part in range(num_parts):
+        yield tuple(layers[part * len(layers) // num_parts : (part + 1) * len(layers) // num_parts])

@@ -24,6 +24,7 @@ class StartReport:
     kv_dtype: str
     block_size: int
     num_blocks: int
+    blocks_each: int  # most that a request of the greatest length holds
     bytes_per_block: int
     num_host_blocks: int
     max_model_len: int
@@ -33,16 +34,16 @@ class StartReport:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose KV fits."""
-        return self.num_blocks * self.block_size
+        """Tokens whose KV fits, of requests of the greatest length. With windows, shorter ones hold more a token."""
+        num_full = -(-self.max_model_len // self.block_size)
+        return self.num_blocks * self.block_size * num_full // max(1, self.blocks_each)
 
     @property
     def concurrency(self) -> float:
         """Requests of the greatest length whose KV fits, if there is any; the batch holds max_num_requests."""
         if not self.num_blocks:
             return self.max_num_requests
-        blocks_each = -(-self.max_model_len // self.block_size)
-        return min(self.num_blocks / blocks_each, self.max_num_requests)
+        return min(self.num_blocks / self.blocks_each, self.max_num_requests)
 
     @property
     def all_off(self) -> tuple[Off, ...]:
@@ -113,7 +114,8 @@ def start_report(
         kv_dtype=", ".join(dict.fromkeys(group.dtype for group in spec.groups)),
         block_size=spec.block_size,
         num_blocks=num_blocks,
-        bytes_per_block=spec.bytes_per_block,
+        blocks_each=spec.most_blocks(max_model_len, config.max_num_batched_tokens),
+        bytes_per_block=spec.page_bytes,
         num_host_blocks=config.num_host_blocks(spec.bytes_per_block),
         max_model_len=max_model_len,
         max_num_requests=config.max_num_requests,

@@ -28,6 +28,28 @@ class Line(NamedTuple):
     tenant: str
 
 
+@dataclass(slots=True)
+class WindowBlocks:
+    """A request's blocks in a window group: consecutive ones of its chain."""
+
+    group: int
+    first: int  # number of the first one in the chain
+    block_ids: list[BlockId]
+
+    @property
+    def stop(self) -> int:
+        """The number after the last one."""
+        return self.first + len(self.block_ids)
+
+    def cut(self, first: int) -> list[BlockId]:
+        """Takes the blocks before number `first`, and returns them."""
+        count = max(0, first - self.first)
+        passed = self.block_ids[:count]
+        del self.block_ids[:count]
+        self.first += len(passed)
+        return passed
+
+
 class Phase(enum.Enum):
     """The phase of a request."""
 
@@ -57,6 +79,7 @@ class RequestState:
     caching: bool = True  # its blocks may be stored and found
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)
+    windows: list[WindowBlocks] = field(default_factory=list)  # its blocks in other groups than the first
     leased: list[BlockId] = field(default_factory=list)  # these follow block_ids once they are settled
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
     num_stored_blocks: int = 0  # blocks, from the front, that are stored

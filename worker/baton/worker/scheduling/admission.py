@@ -134,26 +134,32 @@ class Admissions:
             return Admission.DONE
         if self._partial.waits(num_uncached, draft):
             return Admission.NOT_YET
-        num_fresh = self._holdings.num_blocks_of(state) - len(hits)
+        num_cached_tokens = len(hits) * self._holdings.block_size
+        num_computed = len(state.token_ids) - 1 if self._dummy_kv else num_cached_tokens
+        num_full = self._holdings.num_blocks_of(state) - len(hits)
+        windows = self._holdings.windows.needs(self._pool, state, len(hits), num_computed)
+        num_fresh = num_full + windows.num_missing
         if not self._fits_beside_pinned(state, len(hits) + num_fresh):
             self._pin_blocked = state.rank
             return Admission.HELD
-        state.min_free = num_fresh + self._pool.count_unheld(hits)
-        self._pool.touch(hits)
+        found = [*hits, *windows.found_ids]
+        state.min_free = num_fresh + self._pool.count_unheld(found)
+        self._pool.touch(found)
         if not self._preemption.free_blocks(state, num_fresh, draft):
-            self._pool.free(hits)
+            self._pool.free(found)
             return Admission.NO_CAPACITY
         if self._awaited_kv.restore(state, hits):
             self._queues.waiting.discard(state)
             return Admission.DONE
-        state.block_ids = hits + self._holdings.allocate(num_fresh)
+        fresh = self._holdings.allocate(num_fresh)
+        state.block_ids = hits + fresh[:num_full]
+        state.windows = windows.completed(fresh[num_full:])
         state.num_stored_blocks = len(hits)
-        num_cached_tokens = len(hits) * self._holdings.block_size
         if state.started is None and not state.num_remote_tokens:
             state.num_cached_tokens = num_cached_tokens
             self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
-        self._start(state, len(state.token_ids) - 1 if self._dummy_kv else num_cached_tokens, draft)
+        self._start(state, num_computed, draft)
         return Admission.DONE
 
     def _fits_beside_pinned(self, state: RequestState, num_blocks: int) -> bool:

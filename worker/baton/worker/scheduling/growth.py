@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from baton.worker.core import BlockId, Row
+from collections.abc import Sequence
+
+from baton.worker.core import BlockId, MoreBlocks, Row
 from baton.worker.kv.holdings import Holdings
+from baton.worker.kv.windows import append_each
 from baton.worker.requests.state import NO_ROW, RequestState
 from baton.worker.scheduling.preemption import Preemption
 from baton.worker.scheduling.steps.batch import Batch
@@ -11,37 +14,48 @@ from baton.worker.scheduling.steps.draft import Draft
 
 
 class Growth:
-    """Extends block tables. A decode without a block for its next token preempts another request, or itself."""
+    """Extends block tables. A request without a block for its next token preempts another one, or itself."""
 
     def __init__(self, holdings: Holdings, batch: Batch, preemption: Preemption) -> None:
+        self._holdings = holdings
         self._pool = holdings.pool
         self._batch = batch
         self._preemption = preemption
         self._block_size = holdings.block_size
+        self._num_groups = 1 + len(holdings.windows)
 
     def grow(self, draft: Draft) -> None:
-        """Gives each decode that starts a new block one."""
-        batch = self._batch
+        """Gives each decode that starts a new block one in each group, and moves the windows of prompts."""
+        self._grow_decodes(draft)
+        if self._num_groups > 1:
+            self._move_windows(draft)
+
+    def _grow_decodes(self, draft: Draft) -> None:
+        batch, each = self._batch, self._num_groups
         short = batch.short_rows(draft.decode_rows(batch))
         if not len(short):
             return
         states = batch.states_at(short)
-        block_ids = self._pool.allocate(len(states))
+        if each > 1:
+            for state in states:
+                self._holdings.free_passed(state, int(batch.num_computed[state.row]))
+        block_ids = self._pool.allocate(len(states) * each)
         if block_ids is None:
             self._grow_by_rank(states, draft)
             return
-        for state, block_id in zip(states, block_ids, strict=True):
-            _extend(state, block_id, draft)
+        groups = [block_ids[group::each] for group in range(each)]
+        for state, new in zip(states, zip(*groups, strict=True), strict=True):
+            _extend(state, new, draft)
         batch.capacity[short] += self._block_size
 
     def _grow_by_rank(self, states: list[RequestState], draft: Draft) -> None:
-        """Gives each of these decodes a block, the most urgent first. Preempts if there is none."""
+        """Gives each of these decodes its blocks, the most urgent first. Preempts if there are too few."""
         batch = self._batch
         for state in sorted(states, key=lambda other: other.rank):
             while state.row != NO_ROW:
-                block_ids = self._pool.allocate(1)
+                block_ids = self._pool.allocate(self._num_groups)
                 if block_ids is not None:
-                    _extend(state, block_ids[0], draft)
+                    _extend(state, block_ids, draft)
                     batch.capacity[state.row] += self._block_size
                     break
                 if batch.has_block(state.row):
@@ -49,7 +63,23 @@ class Growth:
                 draft.preempted = True
                 self._preemption.preempt(self._preemption.victim() or state, draft)
 
+    def _move_windows(self, draft: Draft) -> None:
+        """Moves the windows of prompts to their next chunks. Preempts if there are too few blocks."""
+        batch = self._batch
+        for state in list(batch.prefilling):
+            while state.row != NO_ROW and not self._holdings.advance(state, int(batch.num_computed[state.row])):
+                draft.preempted = True
+                self._preemption.preempt(self._preemption.victim() or state, draft)
 
-def _extend(state: RequestState, block_id: BlockId, draft: Draft) -> None:
-    state.block_ids.append(block_id)
-    draft.new_blocks[Row(state.row)] = [block_id]
+
+def _extend(state: RequestState, block_ids: Sequence[BlockId], draft: Draft) -> None:
+    """Appends a block in each group."""
+    row = Row(state.row)
+    state.block_ids.append(block_ids[0])
+    draft.new_blocks[row] = [block_ids[0]]
+    if len(block_ids) > 1:
+        draft.more_blocks[row] = [
+            MoreBlocks(row, blocks.group, blocks.stop, [block_id])
+            for blocks, block_id in zip(state.windows, block_ids[1:], strict=True)
+        ]
+        append_each(state.windows, block_ids[1:], [1] * len(state.windows))

@@ -5,7 +5,7 @@ Running requests come first: a decode without a block preempts another request. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from baton.worker.core import BlockId, Int32, TokenMasks
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.holdings import Holdings
 from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
+from baton.worker.kv.windows import Windows
+from baton.worker.kv_spec import KvGroup
 from baton.worker.requests.outputs import EngineCounters, PrefillWanted
 from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.admission import Admissions
@@ -48,6 +50,7 @@ class Scheduler:
         max_step_tokens: int = 1,  # of one decode
         *,
         whole_prompts: bool = False,  # nothing is cached: a step computes prompts from their first to their last token
+        groups: Sequence[KvGroup] = (),  # of the KV; empty: one full group
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         sample = settings.residency_sample
@@ -62,6 +65,7 @@ class Scheduler:
             self.residency,
             self.origins,
             settings.min_host_uses,
+            Windows(groups, block_size, settings.max_num_batched_tokens),
         )
         self.offloads = holdings.offloads
         self.pool = holdings.pool

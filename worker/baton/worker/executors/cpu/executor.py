@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 
 from baton.kernels.table import Case
 from baton.plugins.plugins import NO_PLUGINS, Plugins
-from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead
+from baton.worker.executors.cpu.pool_size import pool_size
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
 from baton.worker.executors.device_limits import with_device_limits
@@ -28,7 +29,7 @@ from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
-from baton.worker.executors.host.resources import usable_cores, usable_memory
+from baton.worker.executors.host.resources import usable_cores
 from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.executors.pool_head import PoolHead
@@ -38,7 +39,7 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.costs import model_costs
-from baton.worker.models.kv_groups import kv_spec_of
+from baton.worker.models.kv_groups import kv_spec_of, window_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.sampling.logprobs_mode import LogprobsMode
@@ -54,9 +55,6 @@ from baton.worker.weights.loading import (
     read_config,
 )
 from baton.worker.weights.tensor_update import TensorUpdate
-
-_MOST_DEFAULT_KV_BYTES = 4 << 30
-_KV_SHARE_OF_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +86,14 @@ class CpuExecutor:
         self._load_format = config.load_format
         self._dtype = dtype
         self._asleep = False
-        self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
-        self.num_blocks = _num_blocks(config, loaded.config, self.kv_spec)
+        # Hand-overs and host memory have the blocks of one group, in which a window is a mask.
+        make_spec = window_spec_of if config.transports == "none" and not config.host_cache_gb else kv_spec_of
+        self.kv_spec = make_spec(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
+        self.num_blocks = pool_size(config, loaded.config, self.kv_spec)
         limit = loaded.config.max_model_len
-        capacity = self.num_blocks * config.block_size if loaded.config.cached else limit
+        capacity = limit
+        if loaded.config.cached:
+            capacity = self.kv_spec.most_tokens(self.num_blocks, config.max_num_batched_tokens)
         self._longest = wanted_model_len(config.max_model_len, limit)  # which RoPE may depend on
         max_model_len = (
             fitting_model_len(config.max_model_len, limit, capacity) if loaded.config.cached else self._longest
@@ -110,18 +112,21 @@ class CpuExecutor:
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
         num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
-        longest = min(max_model_len, capacity)
+        longest = min(max_model_len, self.num_blocks * config.block_size) if loaded.config.cached else max_model_len
         self._num_rows = config.max_num_requests
         self.processors = start_processors(plugins, ProcessorContext(loaded.config.vocab_size, torch.device("cpu")))
-        self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block)
+        groups = self.kv_spec.groups
+        self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block, len(groups))
         self._steps: Steps = (
-            PagedSteps(self._rows, loaded.config, self._memory.tensors[0])
+            PagedSteps(self._rows, loaded.config, self.kv_spec.layer_groups, self._memory.tensors[0])
             if loaded.config.cached
             else WholeSteps(loaded.config)
         )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
-        self._device = CpuDevice(self._memory.tensors, cos_sin, packs=not loaded.config.cached)
+        layers = [layer for group in groups for layer in group.layers]
+        cache = [tensor for _, tensor in sorted(zip(layers, self._memory.tensors, strict=True), key=itemgetter(0))]
+        self._device = CpuDevice(cache, cos_sin, packs=not loaded.config.cached, groups=self.kv_spec.layer_groups)
         check_products(loaded.weights, loaded.config.experts, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
@@ -269,26 +274,3 @@ def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: 
         off=choices.off,
         costs=model_costs(loaded.config, loaded.weights.num_bytes, spec),
     )
-
-
-def _num_blocks(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
-    if not model.cached:
-        if config.host_cache_gb:
-            raise InvalidRequest(
-                f"host_cache_gb={config.host_cache_gb}: {model.architecture} keeps no KV, so there is nothing to copy; "
-                "it must be 0",
-                field="host_cache_gb",
-            )
-        return 0
-    return config.num_blocks or _num_blocks_for(config.kv_cache_memory, spec.bytes_per_block)
-
-
-def _num_blocks_for(memory: int, bytes_per_block: int) -> int:
-    if not memory:
-        memory = min(usable_memory() // _KV_SHARE_OF_MEMORY, _MOST_DEFAULT_KV_BYTES)
-    if memory < bytes_per_block:
-        raise InvalidRequest(
-            f"kv_cache_memory={memory} holds no block: it must be at least {bytes_per_block} bytes",
-            field="kv_cache_memory",
-        )
-    return memory // bytes_per_block

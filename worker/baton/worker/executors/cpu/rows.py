@@ -1,4 +1,4 @@
-"""The persistent batch: tokens and block table of each row, updated by plans. Knows no model and no tensors."""
+"""The persistent batch: tokens and block tables of each row, updated by plans. Knows no model and no tensors."""
 
 from __future__ import annotations
 
@@ -13,34 +13,40 @@ from baton.worker.core import BlockId, Int64, RowInit, StepPlan
 class Rows:
     """Columns over all rows. Those of freed rows are undefined."""
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, null_block: int) -> None:
+    def __init__(
+        self, num_rows: int, max_model_len: int, block_size: int, null_block: int, num_groups: int = 1
+    ) -> None:
         self.block_size = block_size
         # Untouched zero pages take no memory, so all rows can have the greatest width.
         self.token_ids = np.zeros((num_rows, max_model_len + 1), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)  # known tokens
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
-        self.num_blocks = np.zeros(num_rows, np.int64)
-        self._block_table = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
+        # A table for each group. Windows read none of the blocks that they have passed, which stay in their tables.
+        self.num_blocks = np.zeros((num_groups, num_rows), np.int64)
+        self._tables = np.zeros((num_groups, num_rows, -(-max_model_len // block_size)), np.int32)
         self._null_block = null_block
 
     def admit(self, init: RowInit) -> None:
-        """Stores a request in its row, with an empty block table."""
+        """Stores a request in its row, with empty block tables."""
         row, count = init.row, len(init.token_ids)
         if count >= self.token_ids.shape[1]:
             raise InternalError(f"row {row} gets {count} tokens; it holds {self.token_ids.shape[1] - 1}")
         self.token_ids[row, :count] = init.token_ids
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = init.num_prompt_tokens
-        self.num_blocks[row] = 0
+        self.num_blocks[:, row] = 0
 
     def add_blocks(self, row: int, block_ids: Sequence[BlockId]) -> None:
-        """Appends to a row's block table."""
-        start = int(self.num_blocks[row])
+        """Appends to a row's block table of the first group."""
+        self.set_blocks(row, 0, int(self.num_blocks[0, row]), block_ids)
+
+    def set_blocks(self, row: int, group: int, start: int, block_ids: Sequence[BlockId]) -> None:
+        """Ends a row's block table of a group with these blocks, from place `start` on."""
         stop = start + len(block_ids)
-        if stop > self._block_table.shape[1]:
-            raise InternalError(f"row {row} gets {stop} blocks; it holds {self._block_table.shape[1]}")
-        self._block_table[row, start:stop] = block_ids
-        self.num_blocks[row] = stop
+        if stop > self._tables.shape[2]:
+            raise InternalError(f"row {row} gets {stop} blocks; it holds {self._tables.shape[2]}")
+        self._tables[group, row, start:stop] = block_ids
+        self.num_blocks[group, row] = stop
 
     def append(self, rows: Int64, token_ids: Int64) -> None:
         """Appends a token to each of these rows."""
@@ -53,7 +59,8 @@ class Rows:
 
     def check_blocks(self, plan: StepPlan) -> None:
         """Raises InternalError for a plan with blocks that its rows do not have."""
-        self._check(plan, self.num_blocks * self.block_size)
+        for num_blocks in self.num_blocks:
+            self._check(plan, num_blocks * self.block_size)
 
     def _check(self, plan: StepPlan, most: Int64) -> None:
         ends = plan.num_computed_tokens + plan.num_scheduled_tokens
@@ -62,17 +69,19 @@ class Rows:
             row = int(plan.rows[wrong][0])
             raise InternalError(
                 f"step {plan.step} computes row {row} to token {int(ends[wrong][0])}; it knows"
-                f" {int(self.num_tokens[row])} tokens and has {int(self.num_blocks[row])} blocks of {self.block_size}"
+                f" {int(self.num_tokens[row])} tokens and has {int(self.num_blocks[:, row].min())} blocks of"
+                f" {self.block_size}"
             )
 
-    def block_table(self, rows: Int64, seq_lens: Int64) -> Int64:
+    def block_table(self, rows: Int64, seq_lens: Int64, group: int = 0) -> Int64:
         """Returns [len(rows), blocks of the longest row], padded with the null block."""
         num_blocks = -(-seq_lens // self.block_size)
         width = int(num_blocks.max())
-        table = self._block_table[rows, :width].astype(np.int64)
+        table: Int64 = self._tables[group][rows, :width].astype(np.int64)
         table[np.arange(width) >= num_blocks[:, None]] = self._null_block
         return table
 
-    def blocks_at(self, rows: Int64, positions: Int64) -> Int64:
+    def blocks_at(self, rows: Int64, positions: Int64, group: int = 0) -> Int64:
         """Returns the blocks of these positions of these rows."""
-        return self._block_table[rows, positions // self.block_size].astype(np.int64)
+        blocks: Int64 = self._tables[group][rows, positions // self.block_size].astype(np.int64)
+        return blocks

@@ -13,8 +13,7 @@ from torch import Tensor
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
 from baton.worker.core import Int64, StepPlan
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs
-from baton.worker.models.config import ModelConfig
+from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs, View
 
 # All sequences in a group of decodes read as many blocks as its longest. Each group costs one launch per layer; a short
 # sequence in the group of a long one reads blocks in vain.
@@ -23,8 +22,14 @@ _GROUP_COST_BLOCKS = 32
 Plan = TypeVar("Plan", DecodePlan, PrefillPlan)
 
 
-def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch) -> StepInputs:
+def views_of(windows: Sequence[int], groups: Sequence[int]) -> tuple[View, ...]:
+    """Returns the distinct views of a model's layers, by the window and the KV group of each layer."""
+    return tuple(dict.fromkeys(map(View, groups, windows)))
+
+
+def make_step_inputs(plan: StepPlan, rows: Rows, views: Sequence[View], cache: Tensor, scratch: Scratch) -> StepInputs:
     """Returns the inputs of a plan that `Rows.check` accepts. `cache` is that of any layer; only its shape is used."""
+    groups = sorted({view.group for view in views})
     scheduled = plan.num_scheduled_tokens.astype(np.int64)
     computed = plan.num_computed_tokens.astype(np.int64)
     starts = np.cumsum(scheduled) - scheduled
@@ -33,10 +38,10 @@ def make_step_inputs(plan: StepPlan, rows: Rows, config: ModelConfig, cache: Ten
     return StepInputs(
         token_ids=torch.from_numpy(rows.token_ids[row_of_token, positions].astype(np.int64)),
         positions=torch.from_numpy(positions),
-        block_ids=torch.from_numpy(rows.blocks_at(row_of_token, positions)),
+        block_ids=[torch.from_numpy(rows.blocks_at(row_of_token, positions, group)) for group in groups],
         offsets=torch.from_numpy(positions % rows.block_size),
-        decodes=list(_decode_groups(plan, rows, config, cache, scratch)),
-        prefills=list(_prefill_chunks(plan, rows, config, starts, cache, scratch)),
+        decodes=list(_decode_groups(plan, rows, views, cache, scratch)),
+        prefills=list(_prefill_chunks(plan, rows, views, starts, cache, scratch)),
     )
 
 
@@ -57,7 +62,7 @@ def group_by_length(num_blocks: Int64, group_cost: int = _GROUP_COST_BLOCKS) -> 
 
 
 def _decode_groups(
-    plan: StepPlan, rows: Rows, config: ModelConfig, cache: Tensor, scratch: Scratch
+    plan: StepPlan, rows: Rows, views: Sequence[View], cache: Tensor, scratch: Scratch
 ) -> Iterator[DecodeGroup]:
     count = plan.num_decodes
     if count == 0:
@@ -67,30 +72,33 @@ def _decode_groups(
     groups = group_by_length(-(-seq_lens // rows.block_size))
     for tokens in groups:
         lengths = seq_lens[tokens]
-        table = rows.block_table(decode_rows[tokens], lengths)
-        plans = _by_window(config.windows, int(lengths.max()), partial(_plan_decode, cache, scratch, table, lengths))
+        table_of = partial(rows.block_table, decode_rows[tokens], lengths)
+        plans = _by_view(views, int(lengths.max()), table_of, partial(_plan_decode, cache, scratch, lengths))
         yield DecodeGroup(torch.from_numpy(tokens) if len(groups) > 1 else None, len(tokens), plans)
 
 
 def _prefill_chunks(
-    plan: StepPlan, rows: Rows, config: ModelConfig, starts: Int64, cache: Tensor, scratch: Scratch
+    plan: StepPlan, rows: Rows, views: Sequence[View], starts: Int64, cache: Tensor, scratch: Scratch
 ) -> Iterator[PrefillChunk]:
     for index in range(plan.num_decodes, len(plan.rows)):
         start, count = int(starts[index]), int(plan.num_scheduled_tokens[index])
         seq_len = int(plan.num_computed_tokens[index]) + count
-        table = rows.block_table(plan.rows[index : index + 1].astype(np.int64), np.array([seq_len]))
-        plans = _by_window(config.windows, seq_len, partial(_plan_prefill, cache, scratch, table, seq_len, count))
+        table_of = partial(rows.block_table, plan.rows[index : index + 1].astype(np.int64), np.array([seq_len]))
+        plans = _by_view(views, seq_len, table_of, partial(_plan_prefill, cache, scratch, seq_len, count))
         yield PrefillChunk(start, start + count, plans)
 
 
-def _by_window(windows: Sequence[int], longest: int, make: Callable[[int], Plan]) -> dict[int, Plan]:
-    """Returns a plan for each window. Windows of at least `longest` tokens share the plan without a window."""
-    needed = {window: window if window < longest else 0 for window in windows}
-    made = {window: make(window) for window in set(needed.values())}
-    return {window: made[used] for window, used in needed.items()}
+def _by_view(
+    views: Sequence[View], longest: int, table_of: Callable[[int], Int64], make: Callable[[Int64, int], Plan]
+) -> dict[View, Plan]:
+    """Returns a plan for each view. Windows of at least `longest` tokens share their group's plan without a window."""
+    needed = {view: view if view.window < longest else View(view.group, 0) for view in views}
+    tables = {group: table_of(group) for group in {view.group for view in views}}
+    made = {view: make(tables[view.group], view.window) for view in set(needed.values())}
+    return {view: made[used] for view, used in needed.items()}
 
 
-def _plan_decode(cache: Tensor, scratch: Scratch, table: Int64, seq_lens: Int64, window: int) -> DecodePlan:
+def _plan_decode(cache: Tensor, scratch: Scratch, seq_lens: Int64, table: Int64, window: int) -> DecodePlan:
     block_size = cache.shape[3]
     if window:
         first = np.maximum(seq_lens - window, 0) // block_size
@@ -100,7 +108,7 @@ def _plan_decode(cache: Tensor, scratch: Scratch, table: Int64, seq_lens: Int64,
 
 
 def _plan_prefill(
-    cache: Tensor, scratch: Scratch, table: Int64, seq_len: int, num_tokens: int, window: int
+    cache: Tensor, scratch: Scratch, seq_len: int, num_tokens: int, table: Int64, window: int
 ) -> PrefillPlan:
     if window:
         # First key that the chunk's first query attends to.

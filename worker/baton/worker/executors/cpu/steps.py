@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.kernels.reference.attention.whole_attention import runs_of
 from baton.worker.core import StepPlan
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.executors.cpu.step_inputs import make_step_inputs
+from baton.worker.executors.cpu.step_inputs import make_step_inputs, views_of
 from baton.worker.executors.host.whole_rows import WholeRows
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.models.config import ModelConfig
@@ -31,19 +32,21 @@ class Steps(Protocol):
 class PagedSteps:
     """Implements Steps over blocks."""
 
-    def __init__(self, rows: Rows, config: ModelConfig, cache: Tensor) -> None:
+    def __init__(self, rows: Rows, config: ModelConfig, groups: Sequence[int], cache: Tensor) -> None:
         self._rows = rows
-        self._config = config
+        self._views = views_of(config.windows, groups)
         self._cache = cache  # of any layer: only its shape is used
         self._scratch = Scratch(cache)
 
     def apply(self, plan: StepPlan) -> None:
-        """Does nothing: the rows have all that is needed."""
+        """Stores the blocks of groups after the first."""
+        for row, group, start, block_ids in plan.more_blocks:
+            self._rows.set_blocks(row, group, start, block_ids)
 
     def make(self, plan: StepPlan) -> StepInputs:
         self._rows.check_tokens(plan)
         self._rows.check_blocks(plan)
-        return make_step_inputs(plan, self._rows, self._config, self._cache, self._scratch)
+        return make_step_inputs(plan, self._rows, self._views, self._cache, self._scratch)
 
 
 class WholeSteps:

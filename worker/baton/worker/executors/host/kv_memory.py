@@ -1,4 +1,4 @@
-"""The memory of KV blocks in the host: one tensor per group for the model, the same bytes for transfers.
+"""The memory of KV blocks in the host: one tensor per shape for the model, the same bytes for transfers.
 
 Knows no requests.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -19,11 +20,17 @@ from baton.worker.kv_spec import KvGroup, KvSpec
 
 
 class KvMemory:
-    """The memory of all groups, each with `num_blocks` blocks and the null block."""
+    """The memory of all groups, each with `num_blocks` blocks and the null block.
+
+    Groups of one shape share theirs: a block is then held in one of them at a time.
+    """
 
     def __init__(self, spec: KvSpec, num_blocks: int, dtype: torch.dtype) -> None:
         self.null_block = num_blocks
-        self.groups = tuple(GroupMemory(spec, group, num_blocks, dtype) for group in spec.groups)
+        largest = {spec.block_shape(group): group for group in sorted(spec.groups, key=lambda group: group.num_layers)}
+        shared = {shape: GroupMemory(spec, group, num_blocks, dtype) for shape, group in largest.items()}
+        self.groups = tuple(shared[spec.block_shape(group)].part(group.num_layers) for group in spec.groups)
+        self._shared = tuple(shared.values())
         self.layers = [blocks for group in self.groups for blocks in group.bytes]  # each [num_blocks + 1, bytes]
         self.tensors = [blocks for group in self.groups for blocks in group.tensor.unbind()]  # the same, as values
         self._layer_index = [(group, index) for group in self.groups for index in range(len(group.bytes))]
@@ -42,7 +49,7 @@ class KvMemory:
 
     def free(self) -> int:
         """Frees the pages, which then read as zeros. Returns their bytes, including untouched ones."""
-        return sum(group.free() for group in self.groups)
+        return sum(memory.free() for memory in self._shared)
 
     def _find(self, layer: int) -> tuple[GroupMemory, int]:
         if not 0 <= layer < len(self._layer_index):
@@ -70,6 +77,12 @@ class GroupMemory:
         self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
         # [num_layers, num_blocks + 1, bytes of one layer of a block], the same memory.
         self.bytes = np.frombuffer(memory, np.uint8).reshape(group.num_layers, num_blocks + 1, self._block_bytes)
+
+    def part(self, num_layers: int) -> GroupMemory:
+        """Returns the first layers, in the same memory."""
+        part = copy(self)
+        part.tensor, part.bytes = self.tensor[:num_layers], self.bytes[:num_layers]
+        return part
 
     @property
     def _heads(self) -> NDArray[np.uint8]:

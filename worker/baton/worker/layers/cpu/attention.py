@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import attend_decode, attend_prefill
 from baton.kernels.reference.rope.rope_cache import normed_and_rotated, rotation, write_kv
-from baton.worker.layers.cpu.step import StepInputs
+from baton.worker.layers.cpu.step import StepInputs, View
 from baton.worker.layers.rope_config import NO_ROPE
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
@@ -25,7 +25,9 @@ class CpuAttention:
         q_norm: Norm | None,
         k_norm: Norm | None,
         sinks: Tensor | None,
+        group: int = 0,  # of the KV
     ) -> None:
+        self._view = View(group, spec.window)
         self._query_scale = query_scale  # [max_model_len] fp32
         self._cache = cache
         self._spec = spec
@@ -50,7 +52,7 @@ class CpuAttention:
             heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
             queries = rotated[:, :num_q]
         keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
-        write_kv(self._cache, step.block_ids, step.offsets, keys_values)
+        write_kv(self._cache, step.block_ids[self._view.group], step.offsets, keys_values)
         if self._query_scale is None:
             return queries
         return (queries * self._query_scale.index_select(0, step.positions).view(-1, 1, 1)).to(queries.dtype)
@@ -58,20 +60,20 @@ class CpuAttention:
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
         """Returns the attention of the queries that `write` returned. Ignores `out`."""
         assert out is None
-        cache, window = self._cache, self._spec.window
+        cache, view = self._cache, self._view
         scores = (self._spec.scale, self._spec.soft_cap, self._sinks)
         num_tokens = query.shape[0]
         if len(step.decodes) == 1 and not step.prefills:
-            return attend_decode(query, cache, step.decodes[0].plans[window], *scores).view(num_tokens, -1)
+            return attend_decode(query, cache, step.decodes[0].plans[view], *scores).view(num_tokens, -1)
         if len(step.prefills) == 1 and not step.decodes:
-            return attend_prefill(query, cache, step.prefills[0].plans[window], *scores).view(num_tokens, -1)
+            return attend_prefill(query, cache, step.prefills[0].plans[view], *scores).view(num_tokens, -1)
         attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in step.decodes:
             mine = slice(group.num_tokens) if group.tokens is None else group.tokens
-            attended[mine] = attend_decode(query[mine], cache, group.plans[window], *scores)
+            attended[mine] = attend_decode(query[mine], cache, group.plans[view], *scores)
         for chunk in step.prefills:
             part = slice(chunk.start, chunk.stop)
-            attended[part] = attend_prefill(query[part], cache, chunk.plans[window], *scores)
+            attended[part] = attend_prefill(query[part], cache, chunk.plans[view], *scores)
         return attended.view(num_tokens, -1)
 
     def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:

@@ -45,8 +45,10 @@ class CpuDevice:
         cos_sin: Mapping[RopeConfig, Tensor],
         *,
         packs: bool = False,  # linears multiply with packed copies of their matrices, where that is possible
+        groups: Sequence[int] = (),  # of the KV, of each layer; empty: there is one
     ) -> None:
         self.kernels = CpuKernels()
+        self._groups = groups
         self._cache = cache  # per layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
@@ -95,4 +97,5 @@ class CpuDevice:
             return CpuWholeAttention(spec, cos_sin, q_norm, k_norm, relative)
         assert relative is None, "no family with a cache has such scores"
         scales = query_scales(spec.rope, len(cos_sin))
-        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks)
+        group = self._groups[index] if self._groups else 0
+        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks, group)

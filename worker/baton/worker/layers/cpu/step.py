@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan
 from baton.kernels.reference.attention.whole_attention import Run
+
+
+class View(NamedTuple):
+    """The blocks that a layer reads."""
+
+    group: int  # whose block tables it has
+    window: int  # tokens; 0: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +25,7 @@ class DecodeGroup:
 
     tokens: Tensor | None  # indices of their tokens in the step; None: the first num_tokens
     num_tokens: int
-    plans: dict[int, DecodePlan]  # by window
+    plans: dict[View, DecodePlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,7 @@ class PrefillChunk:
 
     start: int
     stop: int
-    plans: dict[int, PrefillPlan]  # by window
+    plans: dict[View, PrefillPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class StepInputs:
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    block_ids: Tensor  # [num_tokens] int64, the block of each token's KV
+    block_ids: Sequence[Tensor]  # of each group: [num_tokens] int64, the block of each token's KV
     offsets: Tensor  # [num_tokens] int64, within its block
     decodes: list[DecodeGroup]
     prefills: list[PrefillChunk]

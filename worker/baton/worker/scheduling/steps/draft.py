@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.worker.core import BlockId, Int64, Request, Row, RowInit, StepPlan
+from baton.worker.core import BlockId, Int64, MoreBlocks, Request, Row, RowInit, StepPlan
 from baton.worker.requests.outputs import PrefillStarted
 from baton.worker.requests.state import RequestState
 from baton.worker.scheduling.steps.batch import Batch
@@ -35,6 +36,7 @@ class Draft:
     budget: int  # tokens left
     preempted: bool = False  # a decode found no block
     new_blocks: dict[Row, list[BlockId]] = field(default_factory=dict)
+    more_blocks: dict[Row, list[MoreBlocks]] = field(default_factory=dict)
     admitted: dict[Row, RowInit] = field(default_factory=dict)
     chunks: dict[RequestState, int] = field(default_factory=dict)
     started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Draft:
     def take_out(self, state: RequestState, row: Row) -> None:
         """Removes a request from this step."""
         self.new_blocks.pop(row, None)
+        self.more_blocks.pop(row, None)
         self.admitted.pop(row, None)
         self.chunks.pop(state, None)
         self._decode_rows = None
@@ -56,6 +59,7 @@ class Draft:
     def finalize(self, batch: Batch) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and returns the plan. None: there is nothing to run."""
         for state, chunk in list(self.chunks.items()):
+            self._name_windows(state)
             # A remotely prefilled request continues as a decode at once. A prefill for another worker stays one: its
             # KV is pushed while it is computed.
             first = int(batch.num_computed[state.row])
@@ -90,6 +94,7 @@ class Draft:
             freed=batch.take_freed(),
             admitted=list(self.admitted.values()),
             new_blocks=list(self.new_blocks.items()),
+            more_blocks=list(itertools.chain.from_iterable(self.more_blocks.values())),
             rows=rows,
             num_scheduled_tokens=num_scheduled,
             num_computed_tokens=num_computed,
@@ -98,3 +103,11 @@ class Draft:
             head=states[0].request.head,
         )
         return ScheduledStep(plan, states, list(self.started.values()), sum(self.chunks.values()))
+
+    def _name_windows(self, state: RequestState) -> None:
+        """Names all window blocks of a prompt, since steps that did not compute it named none."""
+        if state.windows:
+            row = Row(state.row)
+            self.more_blocks[row] = [
+                MoreBlocks(row, blocks.group, blocks.first, list(blocks.block_ids)) for blocks in state.windows
+            ]

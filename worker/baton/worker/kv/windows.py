@@ -1,0 +1,158 @@
+"""The blocks of layers with windows, beside those of the full group: what a request needs, finds and passes.
+
+In each window group a request holds blocks [first, stop) of its chain: from the first token that its next one attends
+to, and as far ahead as one step computes. Blocks that the window has passed are freed while the request runs. A prefix
+is found if its last tokens, which the next one attends to, are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from baton.rpc.errors import Unsupported
+from baton.worker.core import BlockHash, BlockId
+from baton.worker.kv.block_pool import BlockPool
+from baton.worker.kv.group_keys import keys_in
+from baton.worker.kv_spec import KvGroup, KvKind
+from baton.worker.requests.state import RequestState, WindowBlocks, num_blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowGroup:
+    """One window group."""
+
+    index: int  # of the worker's groups
+    group: KvGroup
+    block_size: int
+    max_step_tokens: int
+
+    def first(self, position: int) -> int:
+        """Returns the first block that the token at `position` attends to."""
+        return self.group.first_block(position, self.block_size)
+
+    def stop(self, position: int, num_blocks: int) -> int:
+        """Returns the end of the blocks to hold before this token, of a request that has `num_blocks`."""
+        first = self.first(position)
+        return first + self.group.most_blocks(num_blocks - first, self.block_size, self.max_step_tokens)
+
+
+@dataclass(slots=True)
+class WindowNeeds:
+    """The window blocks of a request that is about to run."""
+
+    found: list[WindowBlocks] = field(default_factory=list)  # findable ones, in each group
+    missing: list[int] = field(default_factory=list)  # blocks after those, in each group
+
+    @property
+    def num_missing(self) -> int:
+        return sum(self.missing)
+
+    @property
+    def found_ids(self) -> list[BlockId]:
+        """The findable blocks of all groups."""
+        return [block_id for blocks in self.found for block_id in blocks.block_ids]
+
+    def completed(self, block_ids: Sequence[BlockId]) -> list[WindowBlocks]:
+        """Returns the blocks to hold, with these as the missing ones."""
+        append_each(self.found, block_ids, self.missing)
+        return self.found
+
+
+class Windows:
+    """The window groups of a worker; none where every layer keeps every token."""
+
+    def __init__(self, groups: Sequence[KvGroup], block_size: int, max_step_tokens: int) -> None:
+        """`max_step_tokens`: of one request. Raises Unsupported for groups other than a full one and windows."""
+        kinds = [group.kind for group in groups]
+        if kinds and (kinds[0] is not KvKind.FULL or set(kinds[1:]) - {KvKind.WINDOW}):
+            names = ", ".join(kind.value for kind in kinds)
+            raise Unsupported(f"KV groups {names}: the first must be full, and others windows", field="model")
+        self._groups = [
+            _WindowGroup(index, group, block_size, max_step_tokens)
+            for index, group in enumerate(groups)
+            if group.kind is KvKind.WINDOW
+        ]
+        self._block_size = block_size
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    # Prefixes.
+
+    def usable(self, pool: BlockPool, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
+        """Returns the blocks of the longest prefix, of at most `num_hits`, whose last tokens all groups have."""
+        before = -1
+        while num_hits != before:
+            before = num_hits
+            for group in self._groups:
+                num_hits = self._usable_in(group, pool, block_hashes, num_hits)
+        return num_hits
+
+    def _usable_in(self, group: _WindowGroup, pool: BlockPool, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
+        block = num_hits
+        while block > group.first(num_hits * self._block_size):
+            block -= 1
+            if not pool.lookup(keys_in(group.index, block_hashes[block : block + 1])):
+                num_hits = block
+        return num_hits
+
+    # Blocks of one request.
+
+    def needs(self, pool: BlockPool, state: RequestState, num_hits: int, num_computed: int) -> WindowNeeds:
+        """Returns what a request that starts after `num_computed` tokens needs. Holds nothing.
+
+        Its prefix of `num_hits` blocks is usable.
+        """
+        needs = WindowNeeds()
+        if not self._groups:
+            return needs
+        num_blocks = num_blocks_for(len(state.token_ids), self._block_size)
+        for group in self._groups:
+            first = group.first(num_computed)
+            found = pool.lookup(keys_in(group.index, state.block_hashes[first:num_hits]))
+            assert len(found) == max(0, num_hits - first), "the prefix is usable"
+            needs.found.append(WindowBlocks(group.index, first, found))
+            needs.missing.append(group.stop(num_computed, num_blocks) - first - len(found))
+        return needs
+
+    def passed(self, state: RequestState, position: int) -> list[BlockId]:
+        """Takes from the request the blocks that tokens from `position` on do not attend to."""
+        block_ids: list[BlockId] = []
+        for group, blocks in zip(self._groups, state.windows, strict=True):
+            block_ids += blocks.cut(group.first(position))
+        return block_ids
+
+    def num_ahead(self, state: RequestState, position: int) -> list[int]:
+        """Returns how many more blocks the request needs in each group to compute a step from `position` on."""
+        num_blocks = len(state.block_ids)
+        columns = zip(self._groups, state.windows, strict=True)
+        return [max(0, group.stop(position, num_blocks) - blocks.stop) for group, blocks in columns]
+
+    def keys_of(self, state: RequestState, start: int, stop: int) -> tuple[list[BlockId], list[BlockHash]]:
+        """Returns the held ones of its blocks [start, stop) in all groups, and their keys."""
+        block_ids: list[BlockId] = []
+        keys: list[BlockHash] = []
+        for blocks in state.windows:
+            first = max(start, blocks.first)
+            held = blocks.block_ids[first - blocks.first : max(0, stop - blocks.first)]
+            block_ids += held
+            keys += keys_in(blocks.group, state.block_hashes[first : first + len(held)])
+        return block_ids, keys
+
+
+def append_each(windows: Iterable[WindowBlocks], block_ids: Iterable[BlockId], counts: Iterable[int]) -> None:
+    """Appends the next so many of these blocks in each group."""
+    rest = iter(block_ids)
+    for blocks, count in zip(windows, counts, strict=True):
+        blocks.block_ids += islice(rest, count)
+
+
+def by_position(block_ids: Sequence[BlockId], windows: Iterable[WindowBlocks]) -> list[BlockId]:
+    """Returns a request's blocks in the prompt's order, so that those of one prefix are evicted together."""
+    columns = [[block_id] for block_id in block_ids]
+    for blocks in windows:
+        for place, block_id in enumerate(blocks.block_ids, blocks.first):
+            columns[place].append(block_id)
+    return list(chain.from_iterable(columns))
