@@ -54,9 +54,10 @@ def test_the_list_has_every_family_for_people_and_for_programs(ask):
     assert code == 0
     assert all(f"  {architecture} " in text for architecture in FAMILIES)
     assert "fp8_e4m3" in text
+    assert "--model-impl transformers" in text, "architectures without a family run too"
     listed = json.loads(ask("--json")[1])
     assert [family["architecture"] for family in listed["families"]] == list(FAMILIES)
-    assert {"weight_formats", "kv_dtypes", "limits", "presets"} <= set(listed)
+    assert {"other_architectures", "weight_formats", "kv_dtypes", "limits", "presets"} <= set(listed)
 
 
 def test_a_folder_is_said_to_run_with_what_fits(ask, folder):

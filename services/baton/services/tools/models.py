@@ -69,6 +69,7 @@ def listing() -> dict[str, Any]:
     """Returns the list for programs."""
     return {
         "families": [dataclasses.asdict(family) for family in catalog.families()],
+        "other_architectures": [dataclasses.asdict(one) for one in catalog.OTHERS],
         "weight_formats": [dataclasses.asdict(one) for one in catalog.WEIGHT_FORMATS],
         "kv_dtypes": [dataclasses.asdict(one) for one in catalog.KV_DTYPES],
         "limits": [dataclasses.asdict(one) for one in catalog.LIMITS],
@@ -83,6 +84,7 @@ def _listing_lines() -> Iterator[str]:
     for family in families:
         yield f"  {family.architecture:<{width}}  {' '.join(family.executors):<8}  {family.summary}"
     for title, listed in (
+        ("other architectures", catalog.OTHERS),
         ("weight formats", catalog.WEIGHT_FORMATS),
         ("KV dtypes", catalog.KV_DTYPES),
         ("limits", catalog.LIMITS),

@@ -32,6 +32,13 @@ class ListedFormat:
     executors: tuple[str, ...]
 
 
+OTHERS = (
+    ListedFormat(
+        "Transformers",
+        "causal language models of the installed Transformers, by its layers; --model-impl transformers for all",
+        EXECUTORS,
+    ),
+)
 WEIGHT_FORMATS = (
     ListedFormat("unquantized", f"safetensors in {', '.join(COMPUTE_DTYPES)}", EXECUTORS),
     *(ListedFormat(row.quant_method, row.summary, row.executors) for row in FORMATS.values()),

@@ -18,7 +18,7 @@ from baton.worker.quantization.registry import UNQUANTIZED
 
 S = TypeVar("S", bound=Step)
 
-_WIDTH_STEP = 16  # of the kernels
+_WIDTH_STEP = 16  # of a GPU's kernels
 _PROBE_SIZE = 32
 _TOLERANCE = 1e-5
 
@@ -28,10 +28,16 @@ def shorten(module: nn.Module, device: Device[S], running: RunningStep[S]) -> No
     norms = _Norms()
     for part in module.modules():
         if type(part) is nn.Linear:
-            if part.in_features % _WIDTH_STEP == 0 and part.out_features % _WIDTH_STEP == 0:
+            if _fits(part):
                 vars(part)["forward"] = _LinearForward(part, device, running)
         elif (eps := norms.eps_of(part)) is not None:
             vars(part)["forward"] = _NormForward(part, eps, device.kernels)
+
+
+def _fits(part: nn.Linear) -> bool:
+    """Returns whether the device's ops take the sizes."""
+    on_cpu = part.weight.device.type == "cpu"
+    return on_cpu or (part.in_features % _WIDTH_STEP == 0 and part.out_features % _WIDTH_STEP == 0)
 
 
 class _LinearForward(Generic[S]):
