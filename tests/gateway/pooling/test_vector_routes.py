@@ -205,3 +205,17 @@ async def test_wrong_types_name_the_field_and_reach_no_worker(body: Any, param: 
         answer = await rest.post("/v1/embeddings", body)
         assert (answer.status, answer.error["param"]) == (400, param), answer.body
         assert not pooler.requests
+
+
+async def test_a_token_id_beyond_the_vocabulary_names_its_text() -> None:
+    async with vectors_side(FakePooler()) as rest:
+        error = (await rest.post("/v1/embeddings", {"input": [[5], [1 << 20]]})).error
+        assert error["message"] == "input.1 is token id 1048576; it must be below the vocabulary's size, 4096"
+        assert error["param"] == "input.1"
+
+
+async def test_a_chat_with_a_model_for_vectors_names_the_right_route() -> None:
+    async with vectors_side(FakePooler()) as rest:
+        answer = await rest.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+        assert (answer.status, answer.error["param"]) == (400, "model"), answer.body
+        assert "use /v1/embeddings" in answer.error["message"]

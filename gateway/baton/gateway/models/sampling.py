@@ -130,9 +130,9 @@ def seed_of_choice(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def check_prompt_ids(token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raises InvalidRequest for a token id outside the vocabulary."""
-    _check_known("prompt", token_ids, vocab_size)
+def check_prompt_ids(token_ids: Iterable[int], vocab_size: int, field: str = "prompt") -> None:
+    """Raises InvalidRequest, which names the field, for a token id outside the vocabulary."""
+    _check_known(field, token_ids, vocab_size)
 
 
 def check_count(name: str, count: int, vocab_size: int) -> None:

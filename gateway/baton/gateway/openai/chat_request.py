@@ -14,6 +14,7 @@ from baton.gateway.fields.validation import check_for_model, check_template, exp
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.served import ServedModel
+from baton.gateway.models.tasks import check_generates
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import ChatCompletionRequest
 from baton.gateway.serving.context import ServingContext
@@ -46,6 +47,7 @@ def checked_chat(serving: ServingContext, exchange: Exchange, request: ChatCompl
     requested = requested_constraint(request, use)
     model = serving.model(exchange, request.model)
     info = model.require_info()
+    check_generates(model.name, info)
     check_for_model(request, info)
     expand_logprobs(request, info.vocab_size)
     check_chat_size(request.messages, info.max_model_len, len(use.tools))

@@ -99,7 +99,7 @@ class _TextEncoding:
         whole = cuts or bool(named.most)
         try:
             if isinstance(text, list):
-                check_prompt_ids(text, self._info.vocab_size)
+                check_prompt_ids(text, self._info.vocab_size, named.field)
                 return text
             if isinstance(text, str):
                 return await model.encode_text(text, add_special_tokens=self._special, whole=whole)

@@ -97,7 +97,10 @@ class ChatTemplate:
         if chosen is not None:
             return chosen
         if not self._templates:
-            raise InvalidRequest("the model has no chat template; use completions instead of chat", field="messages")
+            raise InvalidRequest(
+                "the model has no chat template; give text instead of messages, as /v1/completions takes",
+                field="messages",
+            )
         raise InvalidRequest(
             f"the model has no default chat template, only {sorted(self._templates)}", field="messages"
         )
