@@ -29,7 +29,7 @@ PYPROJECT = FOLDER.parent / "pyproject.toml"
 NOT_SHIPPED = frozenset({"dev", "docs", "eval", "mistral", "slow-tokenizers"})
 GPU_EXTRAS = frozenset({"cuda", "rdma"})
 # torch, and what only its CUDA build depends on.
-_NOT_ON_CPU = re.compile(r"torch|(nvidia|cuda)-.*")
+_NOT_ON_CPU = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 _FINGERPRINT = re.compile(r"^# made for sha256:([0-9a-f]{64})$", re.MULTILINE)
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
