@@ -202,6 +202,15 @@ def test_files_that_are_wrong_leave_the_old_ones_in_use(folder, good, other, tmp
     assert live.num_reloads == 0
 
 
+@pytest.mark.parametrize("server_side", [True, False])
+def test_files_that_are_torn_before_the_first_connection_leave_the_old_ones_in_use(folder, server_side):
+    tls = Tls(files_of(folder, "worker"), "worker")
+    path = folder / "worker.crt"
+    path.write_bytes(path.read_bytes()[:100])
+    assert tls.ssl_context(server_side).get_ca_certs()
+    assert tls.live.num_failed_reloads == 1
+
+
 def test_bad_files_are_retried_after_a_while_without_a_change(folder, tmp_path, good):
     clock = Clock()
     live = LiveFiles(files_of(folder, "worker"), "worker", clock)

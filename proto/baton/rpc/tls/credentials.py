@@ -82,7 +82,8 @@ class Tls:
         self.live = LiveFiles(files, service)
         self.refusals: Counter[str] = Counter()  # calls of peers that may not, by method
         self._made: tuple[TlsMaterial, grpc.ChannelCredentials] | None = None
-        self._contexts: dict[bool, tuple[TlsMaterial, ssl.SSLContext]] = {}  # by whether they are a server's
+        # By whether they are a server's. Made now: the files may be torn when the first connection comes.
+        self._contexts = {side: (self.live.material, mutual_context(files, side)) for side in (False, True)}
 
     @property
     def identity(self) -> Identity:
@@ -114,16 +115,10 @@ class Tls:
         The caller checks its identity.
         """
         material = self.live.material
-        made = self._contexts.get(server_side)
-        if made is None or made[0] is not material:
-            try:
-                made = material, mutual_context(self.live.files, server_side)
-            except (ssl.SSLError, OSError):  # replaced again meanwhile: the next connection sees it
-                if made is None:
-                    raise
-            else:
-                self._contexts[server_side] = made
-        return made[1]
+        if self._contexts[server_side][0] is not material:
+            with contextlib.suppress(ssl.SSLError, OSError):  # replaced again meanwhile: the next connection sees it
+                self._contexts[server_side] = material, mutual_context(self.live.files, server_side)
+        return self._contexts[server_side][1]
 
     def refusal(self, certificate: Mapping[str, Any] | None, accepted: frozenset[str]) -> str:
         """Returns why the peer with this certificate (`getpeercert`) is refused. Empty: its service is accepted."""
