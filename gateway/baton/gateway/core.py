@@ -42,7 +42,7 @@ class GenerationRequest:
     journal: Journal | None = None  # records the tokens for resumption, and holds those of earlier attempts
     most_logprobs: int = 0  # limit over all choices, prompt log-probabilities included for each; 0: no limit
     on_end: Callable[[Usage], None] | None = None  # called once with the usage when the generation ends
-    whole: bool = False  # nobody reads the output before its end, so tokens may arrive in larger pieces
+    whole: bool = False  # the output is read only once it is complete, so workers may send many tokens together
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Times of a response's tokens: of each delta that is sent, or of several that nobody reads yet."""
+"""Times between a response's tokens: one for each delta of a stream, one for each token of a complete answer."""
 
 import pytest
 

@@ -179,7 +179,7 @@ def test_a_greedy_tenant_gets_a_retry_delay_and_the_other_is_served():
 
 
 def test_queues_that_empty_at_once_are_not_open_to_whoever_asks_first():
-    """A batch of requests ends together: for a second or two, each tenant still has only its share."""
+    """When many requests end together, each tenant still has only its share for a second or two."""
     full, empty = ({"num_running": 64, "queue_depth": depth, "max_num_requests": 64} for depth in (64, 10))
     world = World(state("w", **empty))
     for tenant in (*["greedy"] * 4, "modest"):

@@ -188,7 +188,10 @@ class AnswerMeter:
         self._last = [0.0] * num_choices
 
     def on_tokens(self, index: int, num_tokens: int = 1) -> None:
-        """Records the arrival of tokens of a choice: of one delta, or of several tokens that nobody reads yet."""
+        """Records that tokens of a choice arrived.
+
+        `num_tokens`: how many gaps between tokens to count, each with the mean. 1: the time since the last delta.
+        """
         now = time.perf_counter()
         last = self._last[index]
         if last:
@@ -244,7 +247,7 @@ class BackgroundMeter(AnswerMeter):
     __slots__ = ()
 
     def on_tokens(self, index: int, num_tokens: int = 1) -> None:
-        """Does nothing."""
+        """Ignores the times."""
 
     def on_done(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
         self._count(prompt_tokens, output_tokens, cached_tokens)

@@ -45,7 +45,7 @@ class RecentFullness:
         self._at = 0.0
 
     def update(self, value: float, now: float) -> float:
-        """Takes the fullness at this moment, and returns the recent one."""
+        """Adds the fullness at this moment. Returns the recent one."""
         self._value = max(value, self._value * 0.5 ** ((now - self._at) / _HALF_LIFE_SECONDS))
         self._at = now
         return self._value

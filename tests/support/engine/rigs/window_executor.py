@@ -82,7 +82,7 @@ class WindowExecutor:
         return True
 
     def watch(self, wake: Callable[[], None] | None) -> None:
-        """Does nothing."""
+        """Ignores `wake`: no step ends before it is collected."""
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.freed:

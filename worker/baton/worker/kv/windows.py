@@ -21,7 +21,7 @@ from baton.worker.requests.state import RequestState, WindowBlocks, num_blocks_f
 
 @dataclass(frozen=True, slots=True)
 class _WindowGroup:
-    """One window group."""
+    """Says which blocks one group's window covers."""
 
     index: int  # of the worker's groups
     group: KvGroup

@@ -19,7 +19,7 @@ class _Piece:
 
 
 class HeldTokens:
-    """The held tokens of one stream, by slot. False while no slot holds any back."""
+    """The held tokens of one stream, by slot. False if no slot wants its tokens together."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, _Piece] = {}
@@ -58,7 +58,7 @@ class HeldTokens:
         return taken
 
     def forget(self, slot: int) -> None:
-        """Drops a slot. Idempotent."""
+        """Forgets a slot and its tokens. Idempotent."""
         self._pieces.pop(slot, None)
 
 

@@ -15,25 +15,17 @@ from numpy.typing import NDArray
 
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import FinishReason, ModelSpec, Request, TokenLogprobs, TransferTimes
+from baton.worker.core import ModelSpec, Request, TokenLogprobs
 from baton.worker.engine.submit import generation_of
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import KnownPrompt
 from baton.worker.process.held_tokens import HeldTokens
+from baton.worker.process.slot_messages import finish_message, log_finish, logprobs_message
 from baton.worker.requests.outputs import Finish, StepOutputs
 
 _log = logging.getLogger(__name__)
 
-_NO_TRANSFER = TransferTimes(0, 0.0, 0.0)
-_REASONS = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
-}
-
 Send = Callable[[int, int, bytes], None]  # kind, channel, payload
-
-_LOWEST_LOGPROB = -9999.0  # stands for minus infinity
 
 
 class Runner(Protocol):
@@ -347,25 +339,12 @@ class Sessions:
         slot = session.slots[finish.request]
         follows_held = self._send_held(session, slot)
         self._forget(session, slot, finish.request)
-        _log_finish(finish)
-        transfer = finish.request.transfer or _NO_TRANSFER
+        log_finish(finish)
         frame = session.first
         if frame is None or follows_held or slot not in frame.slots:
             frame = self._frame_of(session)
-        frame.finishes.add(
-            slot=slot,
-            reason=_REASONS[finish.reason],
-            stop_token_id=finish.stop_token_id,
-            num_cached_tokens=finish.num_cached_tokens,
-            num_transferred_tokens=finish.num_transferred_tokens,
-            num_prefill_cached_tokens=self._remote.num_prefill_cached_tokens(finish.request) if self._remote else 0,
-            num_preemptions=finish.num_preemptions,
-            queue_us=round(finish.queue_seconds * 1e6),
-            prefill_us=round(finish.prefill_seconds * 1e6),
-            transfer_us=round(transfer.seconds * 1e6),
-            transfer_exposed_us=round(transfer.exposed_seconds * 1e6),
-            num_transfer_bytes=transfer.num_bytes,
-        )
+        num_prefill_cached = self._remote.num_prefill_cached_tokens(finish.request) if self._remote else 0
+        frame.finishes.append(finish_message(slot, finish, num_prefill_cached))
 
     def _fail(self, session: _Session, slot: int, error: ServiceError) -> None:
         detail = error.detail
@@ -387,26 +366,3 @@ class Sessions:
     def _will_send(self, session: _Session) -> None:
         if session.frame is None and session.first is None:
             self._unsent.append(session)
-
-
-def _log_finish(finish: Finish) -> None:
-    request = finish.request
-    facts = {
-        "request_id": request.request_id,
-        "reason": finish.reason.value,
-        "num_prompt_tokens": request.num_prompt_tokens,
-        "num_output_tokens": len(request.token_ids) - request.num_prompt_tokens,
-        "num_cached_tokens": finish.num_cached_tokens,
-        "num_transferred_tokens": finish.num_transferred_tokens,
-    }
-    _log.info("request finished", extra=facts)
-
-
-def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
-    """Returns the contract's message of one token's log-probabilities."""
-    return types_pb2.TokenLogprobs(
-        logprob=max(logprobs.logprob, _LOWEST_LOGPROB),
-        rank=logprobs.rank,
-        top_token_ids=logprobs.top_token_ids,
-        top_logprobs=[max(one, _LOWEST_LOGPROB) for one in logprobs.top_logprobs],
-    )
