@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 
 from baton.worker.executors.cuda.compilation.cache import is_empty
 from baton.worker.executors.cuda.compilation.compilers import Compilers
+from baton.worker.executors.cuda.compilation.keys import hash_callees_first
 from baton.worker.executors.cuda.failures import raise_if_lost
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,11 @@ _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "
 
 
 def compilers_of_start(device: torch.device) -> Compilers:
-    """Returns compilers for the device. Starts them if nothing was compiled yet, so that they are ready early."""
+    """Returns compilers for the device. Starts them if nothing was compiled yet, so that they are ready early.
+
+    Called before the process launches its first kernel.
+    """
+    hash_callees_first()
     major, minor = torch.cuda.get_device_capability(device)
     compilers = Compilers(GPUTarget("cuda", 10 * major + minor, _WARP_SIZE))
     if is_empty():

@@ -22,6 +22,8 @@ from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import get_cache_key, get_cache_manager
 
+from baton.worker.executors.cuda.compilation.keys import hash_callees_first
+
 _KERNELS = "baton.kernels."
 
 
@@ -34,6 +36,7 @@ class Job(NamedTuple):
 
 def main(argv: list[str], jobs: TextIO = sys.stdin, answers: TextIO = sys.stdout) -> int:
     """Runs `kernel_compiler BACKEND ARCH WARP_SIZE`."""
+    hash_callees_first()
     backend, arch, warp_size = argv
     target = GPUTarget(backend, int(arch), int(warp_size))
     for line in jobs:
