@@ -48,9 +48,10 @@ def test_values_and_tokens_are_those_of_the_cpu_executor(
     theirs = Oracle(inits, vocab_size, mode)
     ours.admit(inits)
     generator = np.random.default_rng(num_rows)
+    drawn = torch.Generator(device).manual_seed(num_rows)
     rows, unequal, num_scored = np.arange(num_rows), [], 0
     for step in range(2):
-        logits = (3 * torch.randn(num_rows, vocab_size, device=device)).to(dtype)
+        logits = (3 * torch.randn(num_rows, vocab_size, device=device, generator=drawn)).to(dtype)
         masks = random_masks(num_rows, vocab_size, generator) if step else None
         expected, logprobs = theirs.draw(logits.float().cpu().clone(), rows, masks)
         on_device = torch.from_numpy(rows).int().to(device)
