@@ -11,8 +11,9 @@ from bench.kernels.timing import num_copies
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.moe.experts import run_experts
 from baton.kernels.routing import Gate
+from baton.kernels.table import Case as Choice
+from baton.kernels.table import find
 
 _MEMORY_BOUND = (1, 16, 64)  # tokens
 _COMPUTE_BOUND = (512, 4096, 16384)
@@ -75,14 +76,18 @@ def _prepare(shape: ExpertsShape, ids: Tensor, device: torch.device) -> Prepared
     downs = [_random(device, num_experts, shape.hidden, shape.size) for _ in range(copies)]
     x = torch.randn(num_tokens, shape.hidden, device=device).bfloat16()
     weights = torch.rand(num_tokens, shape.top_k, device=device)
-    ids = ids.to(device)
+    ids = ids.int().to(device)
+    capability, _ = torch.cuda.get_device_capability(device)
+    choice = Choice("cuda", capability, num_pairs=ids.numel(), num_experts=num_experts)
+    run = find("run_experts", choice).load()
 
     def launch(up: Tensor, down: Tensor) -> Tensor:
-        return run_experts(x, weights, ids, up, down, shape.gate)
+        out: Tensor = run(x, weights, ids, up, down, shape.gate)
+        return out
 
     def error() -> float:
         few = slice(0, _CHECKED)
-        wide = (x[few].double(), weights[few].double(), ids[few])
+        wide = (x[few].double(), weights[few].double(), ids[few].long())
         expected = _expected(*wide, ups[0], downs[0], shape.gate)
         return relative_error(launch(ups[0], downs[0])[few], expected)
 
