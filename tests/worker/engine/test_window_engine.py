@@ -23,9 +23,12 @@ def expected_tokens(prompt: list[int], count: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
-def rig_of(num_blocks: int, windows: tuple[int, ...], depth: int = 1, budget: int = 32, rows: int = 4) -> Rig:
-    executor = WindowExecutor(num_blocks, windows, depth)
-    return make_rig(executor, max_num_batched_tokens=budget, max_num_requests=rows)  # type: ignore[arg-type]
+def rig_of(
+    num_blocks: int, windows: tuple[int, ...], depth: int = 1, budget: int = 32, rows: int = 4, slots: int = 0
+) -> Rig:
+    executor = WindowExecutor(num_blocks, windows, depth, num_slots=slots)
+    values = {"max_num_batched_tokens": budget, "max_num_requests": rows, "min_host_hit_tokens": 0}
+    return make_rig(executor, **values)  # type: ignore[arg-type]
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -37,9 +40,10 @@ class WindowMachine(RuleBasedStateMachine):
         budget=st.sampled_from([4, 9, 40]),
         rows=st.integers(1, 4),
         windows=st.sampled_from([(1,), (9,), (9, 9), (5, 14)]),
+        slots=st.sampled_from([0, 0, 7, 60]),
     )
-    def start(self, depth: int, num_blocks: int, budget: int, rows: int, windows: tuple[int, ...]) -> None:
-        self.rig = rig_of(num_blocks, windows, depth, budget, rows)
+    def start(self, depth: int, num_blocks: int, budget: int, rows: int, windows: tuple[int, ...], slots: int) -> None:
+        self.rig = rig_of(num_blocks, windows, depth, budget, rows, slots)
         self.engine = self.rig.engine
         self.requests: list[Request] = []
 
@@ -129,3 +133,32 @@ def test_a_prefix_that_the_window_has_passed_is_found_for_another_request() -> N
     rig.run(make_request(prompt_of(60, 1, 40), 8))
     rig.run(make_request(prompt_of(60, 2, 40), 8))
     assert rig.engine.counters().num_cached_tokens == 40
+
+
+def test_an_evicted_prefix_is_restored_in_all_groups() -> None:
+    """Of a window only its last blocks come back, of the full group all."""
+    rig = rig_of(60, (9, 5), budget=16, slots=200)
+    prompt = prompt_of(61, 1, 0)
+    expected = rig.run(make_request(prompt, 4))
+    for salt in (2, 3):
+        rig.run(make_request(prompt_of(90, salt, 0), 4))
+    before = rig.engine.counters()
+    assert rig.run(make_request(prompt, 4)) == expected
+    after = rig.engine.counters()
+    assert after.num_cached_tokens - before.num_cached_tokens == 60
+    assert after.num_host_hit_tokens == 60
+    assert 0 < after.num_restored_blocks <= 60 // BLOCK_SIZE + 2 + 1
+
+
+def test_a_prefix_is_restored_where_only_its_window_was_evicted() -> None:
+    """Blocks that the window has passed are evicted before those that later tokens read."""
+    rig = rig_of(34, (9,), budget=16, slots=200)
+    rig.run(make_request(prompt_of(60, 1, 40), 8))
+    rig.run(make_request(prompt_of(30, 9, 0), 4))
+    on_device = rig.engine._scheduler.pool.cached_by_groups()
+    assert any(groups == (0,) for groups in on_device), "some blocks lack the window's part"
+    rig.run(make_request(prompt_of(60, 2, 40), 8))
+    counters = rig.engine.counters()
+    assert counters.num_cached_tokens == 40
+    assert counters.num_host_hit_tokens > 0
+    assert counters.num_restored_blocks < 40 // BLOCK_SIZE

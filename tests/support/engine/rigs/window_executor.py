@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, RowInit, StepPlan, StepResult, TokenMasks
+from baton.worker.core import BlockId, HeadKind, HostSlot, Int32, ModelSpec, RowInit, StepPlan, StepResult, TokenMasks
+from baton.worker.executors.base import LandedCopies, RestoreCopy
 from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
 
@@ -40,9 +41,16 @@ class WindowExecutor:
 
     max_step_tokens = 1
     processors = NO_PROCESSORS
-    host = kv = kv_bytes = None
+    kv = kv_bytes = None
 
-    def __init__(self, num_blocks: int, windows: tuple[int, ...], depth: int = 1, max_model_len: int = 200) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        windows: tuple[int, ...],
+        depth: int = 1,
+        max_model_len: int = 200,
+        num_slots: int = 0,
+    ) -> None:
         full = KvGroup(KvKind.FULL, (0,), "float32", 1, 1)
         more = [KvGroup(KvKind.WINDOW, (i,), "float32", 1, 1, window=window) for i, window in enumerate(windows, 1)]
         self.kv_spec = KvSpec(bytes(16), BLOCK_SIZE, (full, *more))
@@ -51,7 +59,8 @@ class WindowExecutor:
         self.depth = depth
         self._rows: dict[int, _Row] = {}
         self._cells: dict[tuple[BlockId, int], tuple[int, int]] = {}  # (block, offset): (group, prefix)
-        self._launched: deque[StepPlan] = deque()
+        self._launched: deque[StepPlan | Callable[[], None]] = deque()  # steps, and copies in their order
+        self.host = WindowHost(self._cells, self._launched, num_slots) if num_slots else None
 
     def launch(self, plan: StepPlan) -> None:
         assert plan.head is HeadKind.GENERATE
@@ -61,7 +70,9 @@ class WindowExecutor:
         raise AssertionError("no request has a mask")
 
     def collect(self) -> StepResult:
+        run_copies(self._launched)
         plan = self._launched.popleft()
+        assert isinstance(plan, StepPlan)
         self._apply(plan)
         spans = list(
             zip(plan.rows.tolist(), plan.num_computed_tokens.tolist(), plan.num_scheduled_tokens.tolist(), strict=True)
@@ -108,3 +119,69 @@ class WindowExecutor:
             for position in range(max(0, start - window + 1) if window else 0, stop):
                 cell = self._cells[table[position // BLOCK_SIZE], position % BLOCK_SIZE]
                 assert cell == (group, chain[position]), f"group {group} at {position}"
+
+
+class WindowHost:
+    """Implements HostCopies. A copy reads as late as it may; a block that is restored has no contents until then."""
+
+    def __init__(
+        self,
+        cells: dict[tuple[BlockId, int], tuple[int, int]],
+        launched: deque[StepPlan | Callable[[], None]],
+        num_slots: int,
+    ) -> None:
+        self.num_slots = num_slots
+        self._cells = cells
+        self._launched = launched
+        self._slots: dict[HostSlot, list[tuple[int, int] | None]] = {}
+        self._landed = LandedCopies()
+        self._restores: list[RestoreCopy] = []  # that wait for no step
+
+    def capacity(self) -> int:
+        return 3 + self.num_slots // 5
+
+    def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
+        def read() -> None:
+            for block_id, slot in copies:
+                self._slots[slot] = [self._cells.get((block_id, offset)) for offset in range(BLOCK_SIZE)]
+            self._landed.slots += [slot for _, slot in copies]
+
+        self._launched.append(read)
+
+    def restore(self, restore: RestoreCopy) -> None:
+        if restore.fenced:
+            self._launched.append(lambda: self._write(restore))
+            return
+        for _, block_id in restore.copies:
+            for offset in range(BLOCK_SIZE):
+                self._cells.pop((block_id, offset), None)
+        self._restores.append(restore)
+
+    def hurry(self) -> None:
+        """Does nothing: a step is computed when it is collected."""
+
+    def poll(self) -> LandedCopies:
+        run_copies(self._launched)
+        landed, self._landed = self._landed, LandedCopies()
+        for restore in self._restores:
+            self._write(restore)
+        self._restores.clear()
+        return landed
+
+    def wait(self, seconds: float) -> None:
+        """Returns at once: the next poll ends every copy."""
+
+    def _write(self, restore: RestoreCopy) -> None:
+        for slot, block_id in restore.copies:
+            for offset, cell in enumerate(self._slots[slot]):
+                assert cell is not None, "a full block is in the slot"
+                self._cells[block_id, offset] = cell
+        self._landed.restores.append((restore.restore_id, 1e-3))
+
+
+def run_copies(launched: deque[StepPlan | Callable[[], None]]) -> None:
+    """Runs the copies before the next step."""
+    while launched and not isinstance(launched[0], StepPlan):
+        copy = launched.popleft()
+        assert not isinstance(copy, StepPlan)
+        copy()

@@ -31,12 +31,13 @@ def make_executor(folder: Path, **values: object) -> CpuExecutor:
     return CpuExecutor(WorkerConfig(model=str(folder), **{**defaults, **values}))  # type: ignore[arg-type]
 
 
-def make_engine(folder: Path, num_blocks: int = 130, budget: int = 64) -> Engine:
-    executor = make_executor(folder, num_blocks=num_blocks, max_num_batched_tokens=budget)
+def make_engine(folder: Path, num_blocks: int = 130, budget: int = 64, **values: object) -> Engine:
+    executor = make_executor(folder, num_blocks=num_blocks, max_num_batched_tokens=budget, **values)
     full, *windows = executor.kv_spec.groups
     assert full.kind is KvKind.FULL
     assert {group.kind for group in windows} == {KvKind.WINDOW}
-    return Engine(executor, EngineSettings(max_num_requests=ROWS, max_num_batched_tokens=budget), epoch=1)
+    settings = EngineSettings(max_num_requests=ROWS, max_num_batched_tokens=budget, min_host_hit_tokens=0)
+    return Engine(executor, settings, epoch=1)
 
 
 def run(engine: Engine, all_prompts: list[list[int]], count: int = COUNT, stagger: int = 0) -> list[list[int]]:
@@ -99,8 +100,19 @@ def test_preempted_requests_equal_transformers(subject: Subject) -> None:
     assert engine.counters().num_preemptions > 0
 
 
-@pytest.mark.parametrize("values", [{"transports": "auto"}, {"transports": "tcp"}, {"host_cache_gb": 0.001}])
-def test_one_group_where_kv_moves_to_peers_or_host_memory(subject: Subject, values: dict[str, object]) -> None:
+def test_prefixes_from_host_memory_equal_transformers(subject: Subject) -> None:
+    """The pool holds one request, so the next ones evict its blocks; its prompt comes back from host memory."""
+    folder, model = subject
+    engine = make_engine(folder, num_blocks=20, budget=24, host_cache_gb=0.001)
+    some = prompts(4, 50, seed=8)
+    results = expected(model, some)
+    assert [run(engine, [prompt])[0] for prompt in some] == results
+    assert [run(engine, [prompt])[0] for prompt in some] == results
+    assert engine.counters().num_host_hit_tokens > 0
+
+
+@pytest.mark.parametrize("values", [{"transports": "auto"}, {"transports": "tcp"}])
+def test_one_group_where_kv_moves_to_peers(subject: Subject, values: dict[str, object]) -> None:
     executor = make_executor(subject[0], num_blocks=16, **values)
     assert [group.kind for group in executor.kv_spec.groups] == [KvKind.FULL]
 

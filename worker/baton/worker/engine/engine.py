@@ -83,7 +83,7 @@ class Engine:
             whole_prompts=not model.cached,
             groups=executor.kv_spec.groups if model.cached else (),
         )
-        self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.bytes_per_block)
+        self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.page_bytes)
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)
         self._states = self._requests.states
         self._num_submitted = 0

@@ -12,6 +12,7 @@ from baton.worker.core import BlockHash, BlockId
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.offloads import Offloads
+from baton.worker.kv.host_tier.restorable import Restorable, find_restorable
 from baton.worker.kv.host_tier.slots import HostTier
 from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
@@ -40,10 +41,10 @@ class Holdings:
         windows: Windows | None = None,  # None: every layer keeps every token
     ) -> None:
         self.windows = windows or Windows((), block_size, 0)
-        assert not (self.windows and num_host_slots), "host memory holds the blocks of one group"
-        self.offloads = Offloads(HostTier(num_host_slots), num_ahead, min_host_uses)
+        num_groups = 1 + len(self.windows)
+        self.offloads = Offloads(HostTier(num_host_slots, num_groups), num_ahead, min_host_uses)
         offloads = self.offloads if num_host_slots else None
-        self.pool = BlockPool(num_blocks, offloads, 1 + len(self.windows), residency)
+        self.pool = BlockPool(num_blocks, offloads, num_groups, residency)
         self.origins = origins
         self.prefixes = PrefixesInProgress()
         self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len)
@@ -79,16 +80,19 @@ class Holdings:
         assert block_ids is not None, f"{count} blocks should be free, {self.pool.num_free} are"
         return block_ids
 
-    def free_passed(self, state: RequestState, num_computed: int) -> None:
-        """Frees the blocks that windows have passed.
+    def free_passed(self, state: RequestState, num_computed: int, step: int) -> None:
+        """Frees the blocks that windows have passed. Steps up to `step`, the last launched one, may still use them.
 
         `num_computed` may count tokens that a step in flight does not return.
         """
-        self.pool.free(self.windows.passed(state, min(num_computed, len(state.token_ids) - 1)))
+        passed = self.windows.passed(state, min(num_computed, len(state.token_ids) - 1))
+        if passed:
+            self._fence_step = max(self._fence_step, step)
+            self.pool.free(passed)
 
-    def advance(self, state: RequestState, num_computed: int) -> bool:
+    def advance(self, state: RequestState, num_computed: int, step: int) -> bool:
         """Moves the windows of a prompt to its next chunk. False: the blocks for it are not free."""
-        self.free_passed(state, num_computed)
+        self.free_passed(state, num_computed, step)
         missing = self.windows.num_ahead(state, num_computed)
         block_ids = self.pool.allocate(sum(missing))
         if block_ids is None:
@@ -160,7 +164,12 @@ class Holdings:
     def cached_prefix(self, state: RequestState) -> list[BlockId]:
         """Returns the findable blocks at the request's front, not held."""
         hits = self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
-        return hits[: self.windows.usable(self.pool, state.block_hashes, len(hits))] if self.windows else hits
+        return hits[: self.windows.usable(self.pool.lookup, state.block_hashes, len(hits))] if self.windows else hits
+
+    def restorable(self, state: RequestState, hits: list[BlockId]) -> Restorable | None:
+        """Returns the prefix to restore from host memory, longer than `hits`. None: there is none."""
+        hashes = state.block_hashes[: self.num_reusable(state)]
+        return find_restorable(self.pool, self.offloads.tier, self.windows, hits, hashes)
 
     def store(self, state: RequestState, num_computed: int) -> list[RequestState]:
         """Makes the request's full blocks findable, up to `num_computed` tokens."""

@@ -7,7 +7,7 @@ is found if its last tokens, which the next one attends to, are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -17,6 +17,8 @@ from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.group_keys import keys_in
 from baton.worker.kv_spec import KvGroup, KvKind
 from baton.worker.requests.state import RequestState, WindowBlocks, num_blocks_for
+
+HasBlock = Callable[[Sequence[BlockHash]], object]  # given one key; true if its block can be had
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +83,27 @@ class Windows:
 
     # Prefixes.
 
-    def usable(self, pool: BlockPool, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
+    def usable(self, has: HasBlock, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
         """Returns the blocks of the longest prefix, of at most `num_hits`, whose last tokens all groups have."""
         before = -1
         while num_hits != before:
             before = num_hits
             for group in self._groups:
-                num_hits = self._usable_in(group, pool, block_hashes, num_hits)
+                num_hits = self._usable_in(group, has, block_hashes, num_hits)
         return num_hits
 
-    def _usable_in(self, group: _WindowGroup, pool: BlockPool, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
+    def _usable_in(self, group: _WindowGroup, has: HasBlock, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
         block = num_hits
         while block > group.first(num_hits * self._block_size):
             block -= 1
-            if not pool.lookup(keys_in(group.index, block_hashes[block : block + 1])):
+            if not has(keys_in(group.index, block_hashes[block : block + 1])):
                 num_hits = block
         return num_hits
+
+    def keys_before(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> Iterator[BlockHash]:
+        """Yields the keys of all groups' blocks that the token after the first `num_blocks` blocks attends to."""
+        for group in self._groups:
+            yield from keys_in(group.index, block_hashes[group.first(num_blocks * self._block_size) : num_blocks])
 
     # Blocks of one request.
 

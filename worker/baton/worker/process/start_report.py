@@ -116,7 +116,7 @@ def start_report(
         num_blocks=num_blocks,
         blocks_each=spec.most_blocks(max_model_len, config.max_num_batched_tokens),
         bytes_per_block=spec.page_bytes,
-        num_host_blocks=config.num_host_blocks(spec.bytes_per_block),
+        num_host_blocks=config.num_host_blocks(spec.page_bytes),
         max_model_len=max_model_len,
         max_num_requests=config.max_num_requests,
         transports=transports,

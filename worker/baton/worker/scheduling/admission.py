@@ -148,7 +148,7 @@ class Admissions:
         if not self._preemption.free_blocks(state, num_fresh, draft):
             self._pool.free(found)
             return Admission.NO_CAPACITY
-        if self._awaited_kv.restore(state, hits):
+        if self._awaited_kv.restore(state, hits, found):
             self._queues.waiting.discard(state)
             return Admission.DONE
         fresh = self._holdings.allocate(num_fresh)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.worker.core import BlockId, HostSlot
+from baton.worker.core import BlockId
 from baton.worker.kv.holdings import Holdings
+from baton.worker.kv.host_tier.restorable import Restorable
 from baton.worker.requests.outputs import EngineCounters
 from baton.worker.requests.state import Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.queues import RequestQueues
@@ -101,31 +102,43 @@ class AwaitedKv:
 
     def restore_first(self, state: RequestState, hits: list[BlockId]) -> bool:
         """Begins a restore before a remote prefill, if it pays and the blocks fit."""
-        slots = self._find_slots(state, hits)
-        needed = len(slots) + self._pool.count_unheld(hits) + self._holdings.watermark
-        if not slots or self._pool.num_free < needed:
+        prefix = self._find_prefix(state, hits)
+        if prefix is None:
             return False
-        self._pool.touch(hits)
-        self._begin_restore(state, hits, slots)
+        needed = len(prefix.slots) + self._pool.count_unheld(prefix.held) + self._holdings.watermark
+        if self._pool.num_free < needed:
+            return False
+        self._pool.touch(prefix.held)
+        self._begin_restore(state, prefix)
         return True
 
-    def restore(self, state: RequestState, hits: list[BlockId]) -> bool:
-        """Begins a restore, if it pays, and takes over the hold of `hits`. The blocks must fit."""
-        slots = self._find_slots(state, hits)
-        if slots:
-            self._begin_restore(state, hits, slots)
-        return bool(slots)
+    def restore(self, state: RequestState, hits: list[BlockId], held: list[BlockId]) -> bool:
+        """Begins a restore, if it pays and fits, and takes over the hold of `held`, which are in all groups."""
+        prefix = self._find_prefix(state, hits)
+        if prefix is None:
+            return False
+        more = _without(prefix.held, held)
+        if self._pool.num_free < len(prefix.slots) + self._pool.count_unheld(more):
+            return False
+        self._pool.touch(more)
+        self._pool.free(_without(held, prefix.held))
+        self._begin_restore(state, prefix)
+        return True
 
-    def _find_slots(self, state: RequestState, hits: list[BlockId]) -> list[HostSlot]:
-        return self._restores.find(state, len(hits), self._holdings.num_reusable(state))
+    def _find_prefix(self, state: RequestState, hits: list[BlockId]) -> Restorable | None:
+        """Returns a prefix that is worth a restore."""
+        if not self._restores.possible(state):
+            return None
+        prefix = self._holdings.restorable(state, hits)
+        return prefix if prefix is not None and self._restores.pays(prefix) else None
 
-    def _begin_restore(self, state: RequestState, hits: list[BlockId], slots: list[HostSlot]) -> None:
-        """Makes the request wait until these slots are on the device. Takes over the hold of `hits`."""
-        fresh = self._holdings.allocate(len(slots), in_order=False)
+    def _begin_restore(self, state: RequestState, prefix: Restorable) -> None:
+        """Makes the request wait until the prefix is on the device. Takes over the hold of its blocks."""
+        fresh = self._holdings.allocate(len(prefix.slots), in_order=False)
         state.phase = Phase.RESTORING
         state.restored = True
-        self._restores.begin(state, hits, fresh, slots, fenced=self._holdings.fenced)
-        self._holdings.prefixes.begin(state, len(hits), len(hits) + len(slots))
+        self._restores.begin(state, prefix, fresh, fenced=self._holdings.fenced)
+        self._holdings.prefixes.begin(state, prefix.start, prefix.stop)
 
     def end_restore(self, restore_id: int, landed: bool) -> tuple[int, list[RequestState]]:
         """Ends a restore, whose copy is complete or has failed.
@@ -133,14 +146,19 @@ class AwaitedKv:
         Returns its number of blocks, and the requests that waited.
         """
         restore = self._restores.end(restore_id)
-        state = restore.state
+        state, prefix = restore.state, restore.prefix
         woken = [] if state is None else [state, *self._holdings.prefixes.end(state)]
         if landed and restore.wanted:
             if state is not None:
-                first = len(restore.block_ids) - len(restore.slots)
-                self._holdings.note_origins(state, first, first + len(restore.slots))
-            self._pool.store(restore.fresh, restore.block_hashes)
+                self._holdings.note_origins(state, prefix.start, prefix.stop)
+            self._pool.store(restore.fresh, prefix.keys)
             if state is not None:
-                self._counters.num_host_hit_tokens += len(restore.slots) * self._block_size
+                self._counters.num_host_hit_tokens += (prefix.stop - prefix.start) * self._block_size
         self._pool.free(restore.block_ids)
         return len(restore.slots), woken
+
+
+def _without(block_ids: list[BlockId], others: list[BlockId]) -> list[BlockId]:
+    """Returns the blocks that are not among the others, in order."""
+    known = set(others)
+    return [block_id for block_id in block_ids if block_id not in known]

@@ -38,7 +38,7 @@ class Growth:
         states = batch.states_at(short)
         if each > 1:
             for state in states:
-                self._holdings.free_passed(state, int(batch.num_computed[state.row]))
+                self._holdings.free_passed(state, int(batch.num_computed[state.row]), draft.step - 1)
         block_ids = self._pool.allocate(len(states) * each)
         if block_ids is None:
             self._grow_by_rank(states, draft)
@@ -67,7 +67,9 @@ class Growth:
         """Moves the windows of prompts to their next chunks. Preempts if there are too few blocks."""
         batch = self._batch
         for state in list(batch.prefilling):
-            while state.row != NO_ROW and not self._holdings.advance(state, int(batch.num_computed[state.row])):
+            while state.row != NO_ROW:
+                if self._holdings.advance(state, int(batch.num_computed[state.row]), draft.step - 1):
+                    break
                 draft.preempted = True
                 self._preemption.preempt(self._preemption.victim() or state, draft)
 

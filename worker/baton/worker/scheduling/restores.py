@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.rpc.errors import DataLoss
-from baton.worker.core import BlockHash, BlockId, HostSlot
+from baton.worker.core import BlockId, HostSlot
 from baton.worker.executors.base import RestoreCopy
+from baton.worker.kv.host_tier.restorable import Restorable
 from baton.worker.kv.host_tier.slots import HostTier
 from baton.worker.requests.state import RequestState
 from baton.worker.scheduling.rates import Rates
@@ -28,15 +29,19 @@ class Restore:
 
     restore_id: int
     state: RequestState | None  # None: the request has ended
-    block_ids: list[BlockId]  # held: the cached prefix on the device, then the blocks that are written
-    slots: list[HostSlot]  # pinned
-    block_hashes: list[BlockHash]  # of the slots
+    prefix: Restorable  # its blocks are held, its slots pinned
+    fresh: list[BlockId]  # held, and written from the slots
     wanted: bool = True  # False: the cache was reset since
 
     @property
-    def fresh(self) -> list[BlockId]:
-        """The blocks that are written."""
-        return self.block_ids[-len(self.slots) :]
+    def block_ids(self) -> list[BlockId]:
+        """The blocks that it holds."""
+        return self.prefix.held + self.fresh
+
+    @property
+    def slots(self) -> list[HostSlot]:
+        """The slots that it reads."""
+        return self.prefix.slots
 
 
 class RestoreCost:
@@ -92,33 +97,28 @@ class Restores:
         """Returns the blocks that restores hold."""
         return [restore.block_ids for restore in self._restores.values()]
 
-    def find(self, state: RequestState, start: int, stop: int) -> list[HostSlot]:
-        """Returns the slots of the request's blocks from `start` to `stop`.
+    def possible(self, state: RequestState) -> bool:
+        """Returns whether any prefix may be restored for the request."""
+        return not state.restored and self._tier.num_kept > 0
 
-        Empty: there are none, or it does not pay.
-        """
-        if state.restored or not self._tier.num_kept:
-            return []
-        slots = self._tier.lookup(state.block_hashes[start:stop])
-        num_tokens = len(slots) * self._block_size
-        return slots if slots and self.cost.pays(num_tokens, len(slots), self._num_blocks) else []
+    def pays(self, prefix: Restorable) -> bool:
+        """Returns whether to restore this prefix now, instead of computing it."""
+        num_tokens = (prefix.stop - prefix.start) * self._block_size
+        return self.cost.pays(num_tokens, len(prefix.slots), self._num_blocks)
 
-    def begin(
-        self, state: RequestState, hits: list[BlockId], fresh: list[BlockId], slots: list[HostSlot], fenced: bool
-    ) -> None:
-        """Begins a restore, which takes over the hold of these blocks.
+    def begin(self, state: RequestState, prefix: Restorable, fresh: list[BlockId], fenced: bool) -> None:
+        """Begins a restore, which takes over the hold of the prefix's blocks and of these ones.
 
         `fenced`: steps may still write the fresh ones.
         """
         self._num_begun += 1
-        block_hashes = state.block_hashes[len(hits) : len(hits) + len(slots)]
-        restore = Restore(self._num_begun, state, hits + fresh, slots, block_hashes)
+        restore = Restore(self._num_begun, state, prefix, fresh)
         self._restores[restore.restore_id] = restore
-        self._num_blocks += len(slots)
-        self._tier.pin(slots)
-        for block_hash in reversed(block_hashes):
-            self._tier.touch(block_hash)
-        copies = tuple(zip(slots, fresh, strict=True))
+        self._num_blocks += len(prefix.slots)
+        self._tier.pin(prefix.slots)
+        for key in reversed(prefix.keys):
+            self._tier.touch(key)
+        copies = tuple(zip(prefix.slots, fresh, strict=True))
         self._begun.append(RestoreCopy(restore.restore_id, copies, fenced))
 
     def take(self) -> list[RestoreCopy]:

@@ -86,8 +86,8 @@ class CpuExecutor:
         self._load_format = config.load_format
         self._dtype = dtype
         self._asleep = False
-        # Hand-overs and host memory have the blocks of one group, in which a window is a mask.
-        make_spec = window_spec_of if config.transports == "none" and not config.host_cache_gb else kv_spec_of
+        # Hand-overs have the blocks of one group, in which a window is a mask.
+        make_spec = window_spec_of if config.transports == "none" else kv_spec_of
         self.kv_spec = make_spec(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
         self.num_blocks = pool_size(config, loaded.config, self.kv_spec)
         limit = loaded.config.max_model_len
@@ -110,7 +110,7 @@ class CpuExecutor:
         self._layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
-        num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
+        num_slots = config.num_host_blocks(self.kv_spec.page_bytes)
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
         longest = min(max_model_len, self.num_blocks * config.block_size) if loaded.config.cached else max_model_len
         self._num_rows = config.max_num_requests

@@ -16,13 +16,11 @@ from baton.worker.executors.host.resources import usable_memory
 
 
 class HostMemory:
-    """Implements baton.worker.executors.base.HostCopies for models with one group. A slot holds the layers of a block,
-    one after the other."""
+    """Implements baton.worker.executors.base.HostCopies. A slot holds the layers of a block, one after the other."""
 
     def __init__(self, memory: KvMemory, num_slots: int) -> None:
         self.num_slots = num_slots
-        (group,) = memory.groups
-        self._blocks = group.bytes  # [num_layers, num_blocks, bytes of one layer of a block]
+        self._blocks = memory.pages  # [num_layers, num_blocks, bytes of one layer of a block]
         num_layers, _, size = self._blocks.shape
         pages = reserve_slots(num_slots, num_layers * size)
         self._pages = pages

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import BlockId
 from baton.worker.kv_spec import KvGroup, KvSpec
 
@@ -34,6 +34,13 @@ class KvMemory:
         self.layers = [blocks for group in self.groups for blocks in group.bytes]  # each [num_blocks + 1, bytes]
         self.tensors = [blocks for group in self.groups for blocks in group.tensor.unbind()]  # the same, as values
         self._layer_index = [(group, index) for group in self.groups for index in range(len(group.bytes))]
+
+    @property
+    def pages(self) -> NDArray[np.uint8]:
+        """All blocks, [num_layers, num_blocks + 1, bytes]. Raises Unsupported for groups of different shapes."""
+        if len(self._shared) > 1:
+            raise Unsupported(f"KV groups of {len(self._shared)} shapes share no blocks", field="model")
+        return self._shared[0].bytes
 
     def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """Returns a copy of one KV layer of these blocks of its group."""

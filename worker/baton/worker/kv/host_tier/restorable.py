@@ -1,0 +1,45 @@
+"""The prefix of a request that the device and host memory hold together, in every group. Holds and copies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.worker.core import BlockHash, BlockId, HostSlot
+from baton.worker.kv.block_pool import BlockPool
+from baton.worker.kv.host_tier.slots import HostTier
+from baton.worker.kv.windows import Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """A prefix that is usable once its part in host memory is on the device too."""
+
+    start: int  # blocks of the prefix that is usable now
+    stop: int  # blocks of this one
+    held: list[BlockId]  # its blocks on the device, in all groups
+    slots: list[HostSlot]  # the others, in host memory
+    keys: list[BlockHash]  # of those
+
+
+def find_restorable(
+    pool: BlockPool, tier: HostTier, windows: Windows, hits: Sequence[BlockId], block_hashes: Sequence[BlockHash]
+) -> Restorable | None:
+    """Returns the longest such prefix of these blocks, whose first `hits` are usable now. None: it is not longer."""
+    start = len(hits)
+    held = pool.lookup(block_hashes) if windows else list(hits)
+    slots = tier.lookup(block_hashes[len(held) :])
+    stop = len(held) + len(slots)
+    if windows:
+        stop = windows.usable(lambda key: bool(pool.lookup(key) or tier.lookup(key)), block_hashes, stop)
+    if stop <= start:
+        return None
+    keys = list(block_hashes[len(held) : stop])
+    found = Restorable(start, stop, held[:stop], slots[: len(keys)], keys)
+    for key in windows.keys_before(block_hashes, stop):
+        if on_device := pool.lookup([key]):
+            found.held.extend(on_device)
+        else:
+            found.slots.extend(tier.lookup([key]))
+            found.keys.append(key)
+    return found if found.slots else None
