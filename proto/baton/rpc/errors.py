@@ -43,6 +43,10 @@ _QUOTING = frozenset(
     }
 )
 
+# Errors travel in headers, of which gRPC's clients take 8 KiB, and repeat a message up to three times.
+_MAX_MESSAGE_BYTES = 1024
+_MAX_FIELD_BYTES = 256
+
 _CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -88,7 +92,7 @@ class ServiceError(Exception):
             worker_id=self.worker_id,
             retryable=self.retryable,
             retry_after_ms=self.retry_after_ms,
-            field=self.field,
+            field=shortened(self.field, _MAX_FIELD_BYTES),
         )
 
 
@@ -223,18 +227,26 @@ def problem_of(rpc_error: grpc.aio.AioRpcError) -> str:
     return f"{rpc_error.code().name} {details}".rstrip()
 
 
+def shortened(text: str, most: int = _MAX_MESSAGE_BYTES) -> str:
+    """Returns a text of at most so many bytes: messages and fields quote what clients sent, whatever its size."""
+    if len(text) <= most // 4 or len(text.encode(errors="replace")) <= most:
+        return text
+    return text[:most].encode(errors="replace")[: most - 4].decode(errors="ignore") + " ..."
+
+
 def status_of(error: ServiceError) -> status_pb2.Status:
-    """Returns the google.rpc.Status of an error, with details."""
-    details: list[any_pb2.Any] = [_packed(error.detail)]
+    """Returns the google.rpc.Status of an error, with details. Long messages are cut."""
+    detail, message = error.detail, shortened(error.message)
+    details: list[any_pb2.Any] = [_packed(detail)]
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=detail.field, description=message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
     if error.retry_after_ms is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(error.retry_after_ms)
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     code = code_pb2.Code.ValueType(error.code.value[0])
-    return status_pb2.Status(code=code, message=error.message, details=details)
+    return status_pb2.Status(code=code, message=message, details=details)
 
 
 async def abort_with(context: grpc.aio.ServicerContext, error: ServiceError) -> NoReturn:  # type: ignore[type-arg]

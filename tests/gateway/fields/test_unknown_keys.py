@@ -36,6 +36,7 @@ def found(kind, body):
             ["tools[0].function.paramters"],
         ),
         (ChatCompletionRequest, {"stream_options": {"include": True}}, ["stream_options.include"]),
+        (ChatCompletionRequest, {"messages": [{"role": "u"}] * 5000 + [{"x": 1}]}, ["messages[5000].x"]),
         # What is free to have any key has no unknown ones.
         (ChatCompletionRequest, {"chat_template_kwargs": {"x": 1}, "guided_json": {"x": 1}}, []),
         (ChatCompletionRequest, {"tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}}, []),

@@ -21,6 +21,8 @@ from baton.rpc.errors import InvalidRequest
 
 ChatMessages = list[dict[str, Any]]
 
+_SHOWN_IDS = 8  # in an error
+
 
 def chat_messages(system: str | list[TextBlock] | None, messages: Sequence[InputMessage]) -> ChatMessages:
     """Returns the chat. Raises InvalidRequest that names the message or block."""
@@ -136,11 +138,11 @@ def _document_text(document: DocumentBlock, where: str) -> str:
 
 def _check_calls(messages: Sequence[InputMessage]) -> None:
     """Raises InvalidRequest unless every call is followed by its result, and every result follows its call."""
-    open_ids: list[str] = []
+    open_ids: dict[str, None] = {}  # in their order
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         blocks = message.content if isinstance(message.content, list) else []
-        answered = [block.tool_use_id for block in blocks if isinstance(block, ToolResultBlock)]
+        answered = dict.fromkeys(block.tool_use_id for block in blocks if isinstance(block, ToolResultBlock))
         for call_id in answered:
             if call_id not in open_ids:
                 raise InvalidRequest(
@@ -151,14 +153,16 @@ def _check_calls(messages: Sequence[InputMessage]) -> None:
         missing = [call_id for call_id in open_ids if call_id not in answered]
         if missing:
             raise _unanswered(missing, f"messages.{index - 1}")
-        open_ids = [block.id for block in blocks if isinstance(block, ToolUseBlock)]
+        open_ids = dict.fromkeys(block.id for block in blocks if isinstance(block, ToolUseBlock))
     if open_ids:
-        raise _unanswered(open_ids, f"messages.{len(messages) - 1}")
+        raise _unanswered([*open_ids], f"messages.{len(messages) - 1}")
 
 
 def _unanswered(call_ids: Sequence[str], where: str) -> InvalidRequest:
+    shown, more = ", ".join(call_ids[:_SHOWN_IDS]), len(call_ids) - _SHOWN_IDS
     return InvalidRequest(
-        f"{where}: tool_use ids were found without tool_result blocks immediately after: {', '.join(call_ids)}",
+        f"{where}: tool_use ids were found without tool_result blocks immediately after: {shown}"
+        f"{f' and {more} more' if more > 0 else ''}",
         field=where,
     )
 

@@ -20,6 +20,7 @@ from baton.rpc.errors import InvalidRequest
 T = TypeVar("T", bound=msgspec.Struct)
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
+_COMPARED = 64  # characters of an unknown key: comparing takes time by its length
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
@@ -120,7 +121,7 @@ def _why(body: bytes, error: Exception) -> str:
 
 
 def _unknown_field(key: UnknownKey) -> InvalidRequest:
-    close = get_close_matches(key.name, sorted(key.known), 1)
+    close = get_close_matches(key.name[:_COMPARED], sorted(key.known), 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     field = re.sub(r"\[(\d+)\]", r".\1", str(key))[:256]
     return InvalidRequest(f"{field} is not a field of this request{hint}", field=field)

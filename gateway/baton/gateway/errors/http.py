@@ -11,7 +11,7 @@ import orjson
 
 from baton.gateway.access.errors import RateLimited, Unauthenticated
 from baton.gateway.access.identity import MissingScope
-from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unsupported
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unsupported, shortened
 from baton.v1 import types_pb2
 
 DEFAULT_RETRY_AFTER_SECONDS = 1
@@ -47,7 +47,10 @@ class ToolServerFailed(ServiceError):
 
 
 class HttpError(Exception):
-    """An HTTP error response, also for errors that exist only in HTTP: unknown path, body too large, timeout."""
+    """An HTTP error response, also for errors that exist only in HTTP: unknown path, body too large, timeout.
+
+    Long messages, which quote what the client sent, are cut.
+    """
 
     def __init__(
         self,
@@ -61,8 +64,8 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = shortened(message)
+        self.param = None if param is None else shortened(param)
         self.code = code
         self.headers = dict(headers or {})
         self._kind = kind  # None: derived from the status

@@ -199,7 +199,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
                 _add_answered_call(chat, request, f"{_DENIED} {item.get('reason') or ''}".strip())
         elif kind not in (MCP_LIST, APPROVAL_REQUEST):
             _add_to_assistant(_open_assistant(chat, kind), item)
-    return chat
+    return [_joined_pieces(message) if message["role"] == "assistant" else message for message in chat]
 
 
 def mcp_output(item: Item) -> str:
@@ -247,23 +247,29 @@ def _check_parts(parts: Sequence[Item], where: str, kind: str) -> None:
 
 
 def _open_assistant(chat: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Returns the assistant's message to extend; reasoning after other content starts a new one."""
+    """Returns the assistant's message to extend; reasoning after other content starts a new one.
+
+    Its texts are lists of pieces until all items are read, since adding to a text copies it.
+    """
     last = chat[-1] if chat else {}
     goes_on = last.get("role") == "assistant"
     if goes_on and kind == "reasoning" and (last["content"] or "tool_calls" in last):
         goes_on = False
     if not goes_on:
-        last = {"role": "assistant", "content": ""}
+        last = {"role": "assistant", "content": []}
         chat.append(last)
     return last
 
 
 def _add_to_assistant(message: dict[str, Any], item: Item) -> None:
     if item["type"] == "message":
-        message["content"] += _joined(item["content"])
+        message["content"] += filter(None, [_joined(item["content"])])
     elif item["type"] == "reasoning":
         text = _joined(item.get("content") or item.get("summary") or [])
-        message["reasoning"] = f"{message['reasoning']}\n{text}" if message.get("reasoning") else text
+        pieces = message.setdefault("reasoning", [])
+        if pieces == [""]:
+            pieces.clear()
+        pieces.append(text)
     else:
         name = ToolName(item["name"], item.get("namespace") or "").flat
         arguments = {INPUT: item["input"]} if item["type"] == "custom_tool_call" else read_arguments(item["arguments"])
@@ -279,6 +285,11 @@ def _add_answered_call(chat: list[dict[str, Any]], item: Item, output: str) -> N
     call = {"id": call_id, "type": "function", "function": function}
     _open_assistant(chat, "mcp_call").setdefault("tool_calls", []).append(call)
     chat.append({"role": "tool", "tool_call_id": call_id, "content": output})
+
+
+def _joined_pieces(message: dict[str, Any]) -> dict[str, Any]:
+    joined = {**message, "content": "".join(message["content"])}
+    return joined if "reasoning" not in message else {**joined, "reasoning": "\n".join(message["reasoning"])}
 
 
 def _joined(content: str | Sequence[Item]) -> str:

@@ -19,6 +19,7 @@ from baton.rpc.errors import InvalidRequest, NoCapacity
 from baton.worker.core import Constraint, ConstraintForm, ModelSpec
 from baton.worker.sampling.grammar.compilation.cache import Compiler
 from baton.worker.sampling.grammar.compilation.cost import estimated_bytes, is_plain
+from baton.worker.sampling.grammar.compilation.refusals import obvious_problem
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.sampling.grammar.matching.match import GrammarMatch
 from baton.worker.sampling.grammar.process_memory import allocated_bytes
@@ -74,6 +75,18 @@ def test_any_constraint_is_compiled_or_refused_within_its_bounds(grammars: Gramm
         gc.collect()
         kept = allocated_bytes() - memory
         assert kept <= (1 << 20 if refused else MAX_KEPT_BYTES), f"{shown}; {kept / 1e6:.1f} MB"
+
+
+def test_counts_of_any_length_are_added_up_without_their_digits() -> None:
+    problem = obvious_problem(regex("a" + "{99999999999999999999}" * 400))
+    assert problem is not None
+    assert "1,000,000,000,000 times" in problem
+    assert obvious_problem(json_schema({"pattern": "a" + "{0,99999999999999999999}" * 400})) is not None
+
+
+@pytest.mark.parametrize("pattern", [r"\x{65039}", r"\u{65039}+", r"\p{Greek}{9}", "\\x{" * 60_000])
+def test_the_code_of_a_character_is_no_count(pattern: str) -> None:
+    assert obvious_problem(regex(pattern)) is None
 
 
 def fields(count: int, sub: object) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from baton.gateway.models.constraints.added_tokens import with_special_tokens
+from baton.gateway.models.constraints.form_size import check_form_size
 from baton.gateway.models.constraints.tools import is_strict
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.parsing.grammar.forms import Form
@@ -30,6 +31,7 @@ def calls_or_text(
         return requested
     if tools.output_form is not None and is_strict(use):
         whole = tools.output_form(use.tools, _form_of(requested, field))
+        check_form_size(whole, "tools")
         return _combined(requested, with_special_tokens(whole, tools.special_tokens, tokenizer.added_id), lenient=False)
     if tools.has_reasoning:
         # Calls precede the point where the constraint starts.
@@ -59,6 +61,8 @@ def _combined(requested: types_pb2.Constraint, form: Form, lenient: bool) -> typ
 def _calls(use: ToolUse, tools: ToolFormat, tokenizer: Tokenizer) -> list[Form]:
     if is_strict(use) and tools.syntax is not None:
         forms = tools.syntax.without_text(use.tools, use.parallel)
+        for form in forms:
+            check_form_size(form, "tools")
         return [with_special_tokens(form, tools.special_tokens, tokenizer.added_id) for form in forms]
     inside = [token_id for text in tools.special_tokens if (token_id := tokenizer.added_id(text)) is not None]
     rest: Form = {"type": "any_text", "token_ids": inside}

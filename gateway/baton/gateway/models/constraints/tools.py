@@ -8,8 +8,9 @@ import orjson
 
 from baton.gateway.bodies.json_values import check_json
 from baton.gateway.models.constraints.added_tokens import AddedId, with_special_tokens
+from baton.gateway.models.constraints.form_size import check_form_size
 from baton.gateway.parsing.grammar.forms import Form
-from baton.gateway.parsing.grammar.tagged_arguments import Inexpressible
+from baton.gateway.parsing.grammar.schema_reader import Inexpressible
 from baton.gateway.parsing.grammar.tool_schemas import constraint_of
 from baton.gateway.parsing.output_format import OutputFormat, ToolFormat
 from baton.gateway.parsing.registry import TOOL_FORMATS
@@ -72,7 +73,7 @@ def _check_strict(tool: Tool, index: int, tools: ToolFormat, model: str) -> None
     if tools.syntax is None:
         return
     try:
-        tools.syntax.within_text((tool,))
+        check_form_size(tools.syntax.within_text((tool,)), f"{field}.parameters")
     except Inexpressible as error:
         raise InvalidRequest(
             f"{field}.parameters: the call format of {model} cannot express {error}; {advice}",
@@ -108,6 +109,7 @@ def tool_constraint(use: ToolUse, output_format: OutputFormat, added_id: AddedId
             f"tools: calls are enforced with special tokens that the model's tokenizer lacks: {', '.join(lacking)}",
             field="tools",
         )
+    check_form_size(form, "tools")
     form = with_special_tokens(form, tools.special_tokens, added_id)
     tag = {"type": "structural_tag", "format": form}
     return types_pb2.Constraint(

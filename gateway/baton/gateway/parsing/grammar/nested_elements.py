@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.parsing.grammar.forms import Form, const, either, member, members, repeat, sequence
-from baton.gateway.parsing.grammar.tagged_arguments import Inexpressible, check_keys, properties_of, tagged_value
-from baton.gateway.parsing.reading.arguments import kinds_of, resolved
+from baton.gateway.parsing.grammar.schema_reader import Inexpressible, SchemaReader, check_keys, count_of
+from baton.gateway.parsing.grammar.tagged_arguments import tagged_value
 
 _MAX_DEPTH = 8
 _MAX_LISTED_ITEMS = 32  # each has a part of its own in the grammar
@@ -19,17 +19,17 @@ _OF_LISTS = frozenset(("type", "items", "minItems", "maxItems"))
 
 @dataclass(frozen=True, slots=True)
 class NestedElements:
-    """The forms of elements. `root` is the schema that references start from."""
+    """The forms of elements. `schemas` reads the tool's schema."""
 
     tag: Callable[[str], str]  # the tag with this text between its brackets
     stop: str  # begins each tag; plain text does not contain it
     is_key: Callable[[str], bool]
-    root: Mapping[str, Any]
+    schemas: SchemaReader
 
     def members_of(self, schema: Mapping[str, Any], depth: int = 0) -> Form | None:
         """Returns the form of an object's members, or None without any. Raises Inexpressible."""
         several = []
-        for name, inner, required in properties_of(schema, self.root):
+        for name, inner, required in self.schemas.properties(schema):
             if not self.is_key(name):
                 raise Inexpressible(f"the name {name!r}")
             several.append(member(self._element(name, self._value(inner, name, depth + 1)), required))
@@ -43,10 +43,10 @@ class NestedElements:
         """Returns the form of one value, None for an empty one. Raises Inexpressible."""
         if depth > _MAX_DEPTH:
             raise Inexpressible(f"the depth of {name!r}")
-        schema = resolved(schema, self.root) if isinstance(schema, Mapping) else {}
-        kinds = kinds_of(schema, self.root)
+        schema = self.schemas.resolved(schema) if isinstance(schema, Mapping) else {}
+        kinds = self.schemas.kinds(schema)
         if not kinds & _NESTED:
-            return either(tagged_value(schema, self.root, (self.stop,), name))
+            return either(tagged_value(schema, self.schemas, (self.stop,), name))
         if len(kinds) > 1:
             raise Inexpressible(f"the type of {name!r}: a list or an object may have no other type")
         if "anyOf" in schema or "oneOf" in schema:
@@ -61,11 +61,11 @@ class NestedElements:
     def _list(self, schema: Mapping[str, Any], name: str, depth: int) -> Form | None:
         check_keys(schema, _OF_LISTS, name)
         item = self._element(_ITEM, self._value(schema.get("items"), name, depth + 1))
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        least, most = count_of(schema, "minItems", name) or 0, count_of(schema, "maxItems", name)
         if max(least, most or 0) > _MAX_LISTED_ITEMS:
             raise Inexpressible(f"minItems or maxItems of {name!r}: at most {_MAX_LISTED_ITEMS} can be counted")
         if most is not None:
-            return members([member(item, at < least) for at in range(int(most))]) if most else None
+            return members([member(item, at < least) for at in range(most)]) if most else None
         if not least:
             return repeat(item, optional=True)
         return sequence(*[item] * (least - 1), repeat(item))

@@ -12,22 +12,22 @@ from typing import Any
 import orjson
 
 from baton.gateway.parsing.grammar.forms import Form, const, either, json_of, member, members, sequence, text
-from baton.gateway.parsing.reading.arguments import kinds_of, resolved
+from baton.gateway.parsing.grammar.schema_reader import (
+    ANNOTATIONS,
+    DEFINITIONS,
+    Inexpressible,
+    SchemaReader,
+    check_keys,
+    count_of,
+)
+from baton.gateway.parsing.reading.schema_kinds import ALL_KINDS
 from baton.gateway.parsing.tool import Tool
 
-_DEFINITIONS = ("$defs", "definitions")
-_ANNOTATIONS = frozenset(
-    "title description default examples deprecated readOnly writeOnly format $comment $schema $id".split()  # noqa: SIM905
-)
-_OBJECT_KEYS = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", *_DEFINITIONS, "strict"}
-_STRING_KEYS = _ANNOTATIONS | {"type", "enum", "const", "pattern", "minLength", "maxLength", *_DEFINITIONS}
+_STRING_KEYS = ANNOTATIONS | {"type", "enum", "const", "pattern", "minLength", "maxLength", *DEFINITIONS}
+_MAX_BRANCH_DEPTH = 16  # of alternatives within alternatives
 # Plain text that the parser would read as JSON of another type, if strings are not the only type allowed.
 _ANY = r"(.|\n)*"
 _JSON_LIKE = r"\s*([\[{\-0-9](.|\n)*|true|false|null|True|False|None)\s*"
-
-
-class Inexpressible(Exception):
-    """The schema cannot be expressed in tags. The message names the reason."""
 
 
 def tagged_arguments(
@@ -43,11 +43,11 @@ def tagged_arguments(
     `begin` precedes the value of a key and `end` follows it; values contain none of `stops`. `last` follows the end
     within each argument. `of_kinds` are the forms before strings and before other values, for tags that name the kind.
     """
-    several = []
-    for name, schema, required in properties_of(tool.parameters or {}, tool.parameters or {}):
+    several, schemas = [], SchemaReader(tool.parameters)
+    for name, schema, required in schemas.properties(schemas.root):
         if name != name.strip() or any(char in name for char in "<>\n") or not name:
             raise Inexpressible(f"the name {name!r}")
-        value = tagged_value(schema, tool.parameters or {}, stops, name)
+        value = tagged_value(schema, schemas, stops, name)
         of_string, of_other = (lambda key: const(begin(key)),) * 2 if of_kinds is None else of_kinds
         content = either(
             sequence((of_other if one["type"] == "json_schema" else of_string)(name), one, const(end + last))
@@ -61,58 +61,50 @@ def listed_arguments(
     tool: Tool, begin: Callable[[str], str], separator: str, is_key: Callable[[str], bool]
 ) -> Form | None:
     """Returns the form of JSON arguments with keys, or None without arguments. Raises Inexpressible."""
-    several = []
-    for name, schema, required in properties_of(tool.parameters or {}, tool.parameters or {}):
+    several, schemas = [], SchemaReader(tool.parameters)
+    for name, schema, required in schemas.properties(schemas.root):
         if not is_key(name):
             raise Inexpressible(f"the name {name!r}")
         value = schema if isinstance(schema, Mapping) else {}
-        content = sequence(const(begin(name)), json_of(_with_definitions(value, tool.parameters or {})))
+        content = sequence(const(begin(name)), json_of(schemas.with_definitions(value)))
         several.append(member(content, required))
     return members(several, separator) if several else None
 
 
-def properties_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
-    """Returns an object's properties: name, schema and whether it is required. Raises Inexpressible."""
-    schema = resolved(schema, root)
-    unknown = sorted(set(schema) - _OBJECT_KEYS)
-    if unknown:
-        raise Inexpressible(f"{unknown[0]} at the schema's top level")
-    properties = schema.get("properties") or {}
-    required = [name for name in schema.get("required") or () if isinstance(name, str)]
-    names = [*properties, *(name for name in required if name not in properties)]
-    return [(name, properties.get(name, {}), name in required) for name in names]
-
-
-def tagged_value(schema: object, root: Mapping[str, Any], stops: Sequence[str], name: str) -> list[Form]:
+def tagged_value(schema: object, schemas: SchemaReader, stops: Sequence[str], name: str) -> list[Form]:
     """Returns the alternative forms of one value. Raises Inexpressible."""
     if not isinstance(schema, Mapping):
         return [json_of({})]
-    schema = resolved(schema, root)
-    kinds = kinds_of(schema, root)
+    schema = schemas.resolved(schema)
+    kinds = schemas.kinds(schema)
     if kinds == {"string"}:
         return _string_forms(schema, stops, name, mixed=False)
-    if "string" not in kinds or kinds == kinds_of({}, {}):
-        return [json_of(_with_definitions(schema, root))]
+    if "string" not in kinds or kinds == ALL_KINDS:
+        return [json_of(schemas.with_definitions(schema))]
     forms: list[Form] = []
-    for branch in _branches(schema, root, name):
-        if kinds_of(branch, root) == {"string"}:
+    for branch in _branches(schema, schemas, name):
+        if schemas.kinds(branch) == {"string"}:
             forms += _string_forms(branch, stops, name, mixed=True)
         else:
-            forms.append(json_of(_with_definitions(branch, root)))
+            forms.append(json_of(schemas.with_definitions(branch)))
     return forms
 
 
-def _branches(schema: Mapping[str, Any], root: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _branches(schema: Mapping[str, Any], schemas: SchemaReader, name: str, depth: int = 0) -> list[Mapping[str, Any]]:
     """Returns the schema as alternatives, each of which allows only strings or no strings."""
+    if depth > _MAX_BRANCH_DEPTH:
+        raise Inexpressible(f"the alternatives of {name!r}: they are nested too deeply")
     if isinstance(schema.get("enum"), list):
+        schemas.count(len(schema["enum"]))
         return [{"enum": [value]} for value in schema["enum"]]
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             check_keys(schema, frozenset((key,)), name)
-            parts = [resolved(part, root) for part in schema[key] if isinstance(part, Mapping)]
-            mixed = [part for part in parts if "string" in kinds_of(part, root) and kinds_of(part, root) != {"string"}]
-            whole = [part for part in parts if part not in mixed]
-            return whole + [one for part in mixed for one in _branches(part, root, name)]
+            parts = [schemas.resolved(part) for part in schema[key] if isinstance(part, Mapping)]
+            kinds = [schemas.kinds(part) for part in parts]
+            whole = [part for part, one in zip(parts, kinds, strict=True) if "string" not in one or one == {"string"}]
+            mixed = [part for part, one in zip(parts, kinds, strict=True) if "string" in one and one != {"string"}]
+            return whole + [one for part in mixed for one in _branches(part, schemas, name, depth + 1)]
     if isinstance(schema.get("type"), list):
         others = [kind for kind in schema["type"] if kind != "string"]
         of_strings = {key: value for key, value in schema.items() if key in _STRING_KEYS}
@@ -125,11 +117,13 @@ def _string_forms(schema: Mapping[str, Any], stops: Sequence[str], name: str, mi
     check_keys(schema, _STRING_KEYS, name)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
+        if not isinstance(values, list):
+            raise Inexpressible(f"enum of {name!r}: it must be a list")
         return _literals([value for value in values if isinstance(value, str)], stops, name, mixed)
     matches = []
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if least or most != "":
-        matches.append(f"(.|\\n){{{least},{most}}}")
+    least, most = count_of(schema, "minLength", name) or 0, count_of(schema, "maxLength", name)
+    if least or most is not None:
+        matches.append(f"(.|\\n){{{least},{'' if most is None else most}}}")
     if "pattern" in schema:
         matches.append(_searching(str(schema["pattern"]), name))
     return [text(stops, matches, [_JSON_LIKE] if mixed else ())]
@@ -182,14 +176,3 @@ def _has_alternatives(body: str) -> bool:
         elif char == "|" and not depth:
             return True
     return False
-
-
-def _with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
-
-
-def check_keys(schema: Mapping[str, Any], allowed: frozenset[str], name: str) -> None:
-    """Raises Inexpressible if the schema of `name` has keys beside annotations, definitions and these."""
-    unknown = sorted(set(schema) - allowed - _ANNOTATIONS - set(_DEFINITIONS))
-    if unknown:
-        raise Inexpressible(f"{unknown[0]} of {name!r}")

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from baton.gateway.parsing.reading.event_writer import EventWriter
+from baton.gateway.parsing.reading.schema_kinds import ALL_KINDS, KINDS, kinds_of
 from baton.gateway.parsing.tool import Tool
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-_KINDS: Mapping[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
-_ALL_KINDS = frozenset(_KINDS.values())
-_MAX_SCHEMA_DEPTH = 16
 
 
 class ArgumentsWriter:
@@ -70,53 +60,14 @@ def json_value(text: str, kinds: frozenset[str]) -> str:
     value = text.strip()
     value = _PYTHON_WORDS.get(value, value)
     try:
-        kind = _KINDS[type(orjson.loads(value))]
+        kind = KINDS[type(orjson.loads(value))]
     except (orjson.JSONDecodeError, KeyError):
         return _quoted(text)
     if kind == "string":
         # If the schema names a type, strings are written without quotes, so quotes belong to the string.
-        return value if kinds == _ALL_KINDS else _quoted(text)
+        return value if kinds == ALL_KINDS else _quoted(text)
     fits = kind in kinds or (kind == "integer" and "number" in kinds)
     return value if fits or "string" not in kinds else _quoted(text)
-
-
-def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follows references into the root and returns the schema they name."""
-    for _ in range(_MAX_SCHEMA_DEPTH):
-        reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return schema
-        found: Any = root
-        for step in reference[2:].split("/"):
-            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping):
-            return schema
-        schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
-    return schema
-
-
-def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Returns the JSON types that a schema allows; all of them if it does not say."""
-    if not isinstance(schema, Mapping) or depth > _MAX_SCHEMA_DEPTH:
-        return _ALL_KINDS
-    schema = resolved(schema, root)
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset((kind,)) & _ALL_KINDS or _ALL_KINDS
-    if isinstance(kind, list):
-        return frozenset(one for one in kind if isinstance(one, str)) & _ALL_KINDS or _ALL_KINDS
-    if "const" in schema:
-        return frozenset((_KINDS.get(type(schema["const"]), "string"),))
-    if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return frozenset(_KINDS.get(type(value), "string") for value in schema["enum"])
-    for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list) and schema[name]:
-            return _union(kinds_of(one, root, depth + 1) for one in schema[name])
-    return _ALL_KINDS
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*sets)
 
 
 def _quoted(text: str) -> str:

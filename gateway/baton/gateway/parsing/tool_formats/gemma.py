@@ -8,7 +8,9 @@ import re
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, sequence, text
 from baton.gateway.parsing.grammar.quoted_values import QuotedValues
-from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value, kinds_of
+from baton.gateway.parsing.grammar.schema_reader import SchemaReader
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.reading.schema_kinds import kinds_of
 from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
@@ -115,8 +117,8 @@ def _syntax_of(parser: type[FunctionGemmaParser]) -> CallSyntax:
         head, last = const(f"{_CALL}{tool.name}{{"), const(f"}}{parser.tags[1]}")
         if not tool.strict:
             return sequence(head, text(special=(parser.quote,)), last)
-        schema = tool.parameters or {}
-        arguments = QuotedValues(parser.quote, _is_key, schema).members_of(schema)
+        schemas = SchemaReader(tool.parameters)
+        arguments = QuotedValues(parser.quote, _is_key, schemas).members_of(schemas.root)
         return sequence(*(part for part in (head, arguments, last) if part))
 
     return CallSyntax((Announced(parser.tags[:1], lambda tools: either(map(one, tools))),), separator="")

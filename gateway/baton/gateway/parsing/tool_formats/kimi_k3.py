@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, regex, sequence, text
 from baton.gateway.parsing.grammar.tagged_arguments import tagged_arguments
-from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value, kinds_of
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.reading.schema_kinds import kinds_of
 from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool

@@ -15,7 +15,9 @@ import orjson
 from baton.gateway.parsing.grammar.call_syntax import Announced, CallSyntax
 from baton.gateway.parsing.grammar.forms import Form, const, either, repeat, sequence, text
 from baton.gateway.parsing.grammar.nested_elements import NestedElements
-from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value, kinds_of, resolved
+from baton.gateway.parsing.grammar.schema_reader import SchemaReader
+from baton.gateway.parsing.reading.arguments import ArgumentsWriter, json_value
+from baton.gateway.parsing.reading.schema_kinds import MAX_ALTERNATIVES, kinds_of, resolved
 from baton.gateway.parsing.reading.source import MAX_VALUE_CHARS, Malformed, Steps, markers
 from baton.gateway.parsing.reading.text_parser import ToolParser, call_name
 from baton.gateway.parsing.tool import Tool
@@ -120,8 +122,8 @@ def _one(tool: Tool) -> Form:
     if not tool.strict:
         other_tag = sequence(text(not_matches=[f"<{_END_CALL}>(.|\\n)*"]), const(MARK))
         return sequence(head, repeat(other_tag), const(f"<{_END_CALL}>"))
-    schema = tool.parameters or {}
-    arguments = NestedElements(_tag, f"{MARK}<", _is_key, schema).members_of(schema)
+    schemas = SchemaReader(tool.parameters)
+    arguments = NestedElements(_tag, f"{MARK}<", _is_key, schemas).members_of(schemas.root)
     return sequence(*(part for part in (head, arguments, last) if part))
 
 
@@ -173,7 +175,8 @@ def _of_kind(kind: str, schema: object, root: Mapping[str, Any]) -> Mapping[str,
         return {}
     schema = resolved(schema, root)
     for name in ("anyOf", "oneOf"):
-        for one in schema.get(name) or ():
+        parts = schema.get(name)
+        for one in parts[:MAX_ALTERNATIVES] if isinstance(parts, list) else ():
             if kind in kinds_of(one, root):
                 return resolved(one, root) if isinstance(one, Mapping) else {}
     return schema

@@ -11,6 +11,8 @@ from baton.worker.core import Constraint, ConstraintForm
 MAX_REPETITIONS = 50_000
 MAX_PATTERN_PROPERTIES = 128
 
+_COUNTED = 10**12  # repetitions; more are counted as that many
+_MAX_NAME = 64  # characters of the name of a class of characters
 _REPETITION = re.compile(r"\{(\d+)(,(\d*))?\}")
 _LARK_SKIPPED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*')
 _LARK_REPETITION = re.compile(r"(?:[{~]\s*|,\s*|\.\.\s*)(\d{4,})")
@@ -39,7 +41,7 @@ def repetitions(pattern: str) -> int:
         character = pattern[index]
         found = _REPETITION.match(pattern, index) if character == "{" else None
         if character == "\\":
-            last, index = 1, index + 2
+            last, index = 1, _escape_end(pattern, index)
         elif character == "[":
             last, index = 1, _class_end(pattern, index)
         elif character == "(":
@@ -51,15 +53,23 @@ def repetitions(pattern: str) -> int:
             index += 1
         elif found is not None:
             least = int(found[1][:20])
-            last = max(last, 1) * max(least, 1)
+            last = min(max(last, 1) * max(least, 1), _COUNTED)
             stack[-1] = max(stack[-1], last)
             # A maximum that is too large for the library to count costs as much as a minimum.
-            most = int(found[3][:20]) if found[3] else 0
+            most = min(int(found[3][:20]), _COUNTED) if found[3] else 0
             result = max(result, last, most if most >= 10**6 else 0)
             index = found.end()
         else:
             last, index = 1, index + 1
     return result
+
+
+def _escape_end(pattern: str, start: int) -> int:
+    """Returns the index after an escape. Braces after some letters hold a code or a name: \\x{1F600}, \\p{Greek}."""
+    index = start + 2
+    if pattern[start + 1 : index] in ("x", "u", "U", "p", "P") and pattern[index : index + 1] == "{":
+        return pattern.find("}", index, index + _MAX_NAME) + 1 or index
+    return index
 
 
 def _class_end(pattern: str, start: int) -> int:
