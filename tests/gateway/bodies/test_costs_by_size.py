@@ -9,6 +9,8 @@ from support.processes.cpu_seconds import cheapest
 from baton.gateway.anthropic.conversation import chat_messages
 from baton.gateway.anthropic.types import InputMessage, ToolResultBlock, ToolUseBlock
 from baton.gateway.bodies import decoder
+from baton.gateway.fields.tools import only
+from baton.gateway.parsing.tool import Tool
 from baton.gateway.responses import items
 from baton.rpc.errors import InvalidRequest, shortened
 from baton.v1 import inference_pb2 as pb
@@ -35,6 +37,13 @@ def test_items_of_one_message_are_joined_once():
     assert items.chat_messages(None, checked) == [{"role": "assistant", "content": "".join(texts)}]
 
 
+def test_allowed_tools_are_looked_up():
+    tools = [Tool(f"function_{index:06d}") for index in range(20_000)]
+    names = [tool.name for tool in reversed(tools)]
+    assert cheapest(lambda: only(tools, names, "tool_choice"), ENOUGH) < ENOUGH
+    assert [tool.place for tool in only(tools, names[:2], "tool_choice")] == [19_998, 19_999]
+
+
 def test_reasoning_of_several_items_is_joined_by_lines():
     def thought(text):
         return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}] if text else []}
@@ -55,7 +64,8 @@ async def test_names_of_unknown_fields_are_compared_by_their_beginning(monkeypat
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 async def test_errors_repeat_the_beginning_of_what_was_sent(path):
-    body = {"model": "m" * 200_000, "messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 4}
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    body = {"model": "m" * 200_000, **({"input": "Hi"} if path == "/v1/responses" else asked)}
     async with rest_side(say("Hi")) as rest:
         answer = await rest.post(path, body)
     assert answer.status == 404
@@ -68,7 +78,7 @@ async def test_errors_of_grpc_fit_into_its_headers():
         running(lambda submit: [10, 4]) as gateway,
         grpc.aio.insecure_channel(gateway.config.grpc_listen) as channel,
     ):
-        request = pb.GenerateRequest(model="模" * 50_000, text=pb.TextPrompt(text="Hi"))
+        request = pb.GenerateRequest(model="模" * 50_000, text="Hi")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await InferenceServiceStub(channel).Generate(request, timeout=30).read()
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND

@@ -45,6 +45,8 @@ async def refused(path, **fields):
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
         ({"json_schema": SCHEMA}, {"json": SCHEMA}),
         ({"json_schema": '{"type": "object"}'}, {"json": '{"type": "object"}'}),
+        ({"format": "json"}, {"json_object": True}),
+        ({"format": SCHEMA}, {"json": SCHEMA}),
     ],
 )
 async def test_older_forms_are_structured_outputs(path, fields, equal):
@@ -86,6 +88,15 @@ async def test_a_wrong_form_is_named_as_its_client_names_it(fields, param):
         (CHAT, {"random_seed": 5}, {"seed": 5}),
         (COMPLETION, {"no_stop_trim": True, "stop": "x"}, {"include_stop_str_in_output": True, "stop": "x"}),
         (CHAT, {"max_new_tokens": 7, "max_tokens": 7}, {"max_tokens": 7}),
+        (COMPLETION, {"num_predict": 7}, {"max_tokens": 7}),
+        (CHAT, {"num_predict": -1}, {}),
+        (CHAT, {"min_new_tokens": 2}, {"min_tokens": 2}),
+        (CHAT, {"stop_sequences": ["x"]}, {"stop": ["x"]}),
+        (CHAT, {"do_sample": False}, {"temperature": 0}),
+        (CHAT, {"do_sample": True}, {}),
+        (CHAT, {"format": ""}, {}),
+        (CHAT, {"think": "low"}, {"reasoning_effort": "low"}),
+        (CHAT, {"thinking": {"type": "auto"}}, {}),
     ],
 )
 async def test_other_names_mean_the_same_field(path, fields, equal):
@@ -108,7 +119,12 @@ async def test_thinking_is_a_variable_of_the_template():
         await rest.chat(enable_thinking=False)
         await rest.chat(enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
         answer = await rest.complete(enable_thinking=False)
-    assert seen == [{"enable_thinking": False, "thinking": False}, {"enable_thinking": True, "thinking": False}]
+        await rest.chat(think=False)
+        await rest.chat(thinking={"type": "disabled"})
+        await rest.chat(think="high")
+    off = {"enable_thinking": False, "thinking": False}
+    on = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
+    assert seen == [off, {"enable_thinking": True, "thinking": False}, off, off, on]
     assert answer.headers["x-baton-ignored"] == "enable_thinking"
 
 
@@ -144,6 +160,12 @@ async def test_fields_that_change_the_answer_are_refused_unless_neutral(name, ne
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"random_seed": 5, "seed": 6}, "random_seed"),
+        ({"do_sample": False, "temperature": 1.0}, "do_sample"),
+        ({"think": True, "enable_thinking": False}, "think"),
+        ({"think": "much"}, "think"),
+        ({"thinking": {"type": ["x"]}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -2}}, "thinking.budget_tokens"),
+        ({"format": "xml"}, "format"),
     ],
 )
 async def test_two_names_must_not_disagree(fields, param):

@@ -38,7 +38,9 @@ def many(kind):
 
 HOSTILE = {
     "lists in lists": arguments(lists(7)),
-    "objects by references": arguments({"$ref": "#/$defs/d0"}, **{f"d{depth}": objects(depth) for depth in range(6)}),
+    "objects by references": arguments(
+        {"$ref": "#/$defs/d0"}, d6={"type": "null"}, **{f"d{depth}": objects(depth) for depth in range(6)}
+    ),
     "definitions of each property": {
         "type": "object",
         "properties": many("integer"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from baton.gateway.schemas.foreign_fields import NO_EFFECT, REFUSED
+from baton.gateway.schemas.foreign_fields import CHANGING, NO_EFFECT, REFUSED
 from baton.gateway.schemas.requests import Count, CountOrZero, Name
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -170,6 +170,8 @@ class CountTokensRequest(Struct, kw_only=True):
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
+
+    CHANGING: ClassVar = CHANGING
 
     max_tokens: Count
     stream: bool | None = None

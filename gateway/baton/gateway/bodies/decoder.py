@@ -18,6 +18,7 @@ from baton.gateway.bodies.unknown_fields import UnknownKey, known_keys
 from baton.rpc.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
+Neutral = Mapping[str, tuple[bytes, ...]]  # neutral values of fields as JSON; a request type has them as CHANGING
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _COMPARED = 64  # characters of an unknown key: comparing takes time by its length
@@ -51,6 +52,7 @@ class BodyDecoder(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
         self._packed = msgspec.msgpack.Decoder(kind)
         self._keys = known_keys(kind)
+        self._changing: Neutral = getattr(kind, "CHANGING", {})
         self._strict = strict
 
     def read(self, received: Received) -> T:
@@ -78,6 +80,8 @@ class BodyDecoder(Generic[T]):
         unknown = self._keys.unknown(body)
         if unknown and self._strict:
             raise _unknown_field(unknown[0])
+        for key in unknown:
+            _check_changing(key, self._changing)
         return request, [str(key) for key in unknown]
 
     def _decode(self, body: bytes) -> T:
@@ -118,6 +122,14 @@ def _why(body: bytes, error: Exception) -> str:
     if rb"\ud" in body.lower() and "character" not in str(error):
         return "it ends early, or a string has a lone surrogate"
     return str(error).removeprefix("JSON is malformed: ")
+
+
+def _check_changing(key: UnknownKey, changing: Neutral) -> None:
+    """Raises InvalidRequest for a field of another request that would change the answer if it were honored."""
+    if key.place or key.name not in changing or key.value in changing[key.name]:
+        return
+    message = f"{key.name} is not a field of this request, and ignoring it would change the answer; leave it out"
+    raise InvalidRequest(message, field=key.name)
 
 
 def _unknown_field(key: UnknownKey) -> InvalidRequest:

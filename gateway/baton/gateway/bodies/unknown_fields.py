@@ -13,6 +13,7 @@ from msgspec import Raw, Struct, inspect
 
 # Each object takes about 1 us; json_size.py limits their number.
 _MAX_FOUND = 64
+_BEGINNING = 16  # bytes of a value
 _MAX_STRICT_BYTES = 1 << 20
 _NOTHING = (b"null", b"[]", b"{}", b'""')  # neutral values
 
@@ -37,6 +38,7 @@ class UnknownKey:
     place: str  # of its object, such as messages[0]; empty: the body
     name: str
     known: frozenset[str]  # keys that this object may have
+    value: bytes  # the beginning of its value
 
     def __str__(self) -> str:
         return f"{self.place}.{self.name}" if self.place else self.name
@@ -84,12 +86,10 @@ def _search_object(raw: bytes | Raw, shape: Shape, place: str, kind: str, search
         return
     if not values.keys() <= shape.names:
         for name, value in values.items():
-            if (
-                name not in shape.names
-                and len(search.found) < _MAX_FOUND
-                and bytes(memoryview(value)[:5]) not in _NOTHING
-            ):
-                search.found.setdefault(f"{kind}.{name}", UnknownKey(place, name, shape.names))
+            if name in shape.names or len(search.found) >= _MAX_FOUND:
+                continue
+            if (start := bytes(memoryview(value)[:_BEGINNING])) not in _NOTHING:
+                search.found.setdefault(f"{kind}.{name}", UnknownKey(place, name, shape.names, start))
     for name, inner in shape.nested.items():
         if (nested := values.get(name)) is not None:
             dot = "." if place else ""

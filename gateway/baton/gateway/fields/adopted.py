@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
+from baton.gateway.fields.thinking import adopt_thinking
 from baton.gateway.models.constraints.structured_output import RequestedConstraint, constraint_of
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.foreign_fields import ForeignFields
@@ -29,15 +30,21 @@ _FORMS: Mapping[str, str] = {
     "ebnf": "grammar",
     "grammar": "grammar",
     "json_schema": "json",
+    "format": "json",
 }
 _OTHER_NAMES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_sequences": "stop",
     "repeat_penalty": "repetition_penalty",
     "random_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
     "thinking_budget": "thinking_token_budget",
 }
+_UNLIMITED = ("n_predict", "num_predict")  # by -1
+_ANY_JSON = "json"  # a value of format
 # Refused, except for these neutral values.
 _REFUSED: Mapping[str, Sequence[Any]] = {
     "lora_path": ("", []),
@@ -101,6 +108,7 @@ def adopt(request: ForeignFields, max_tokens: str = "max_tokens", kept: Sequence
         if name in _WITHOUT_EFFECT and value not in _WITHOUT_EFFECT[name]:
             ignored.append(name)
     ignored += _adopt_names(request, given, max_tokens)
+    ignored += adopt_thinking(request, given, set_equal)
     return ignored + _adopt_form(request, given)
 
 
@@ -121,21 +129,17 @@ def _adopt_names(request: ForeignFields, given: Mapping[str, Any], max_tokens: s
         own = max_tokens if target == "max_tokens" else target
         if not hasattr(request, own):
             ignored.append(name)
-        elif name != "n_predict" or value != -1:
-            _set(request, own, value, name)
-    if (thinking := given.get("enable_thinking")) is not None:
-        if hasattr(request, "chat_template_kwargs"):
-            # Templates use either name.
-            chosen = {"enable_thinking": thinking, "thinking": thinking}
-            request.chat_template_kwargs = {**chosen, **(request.chat_template_kwargs or {})}
-        else:
-            ignored.append("enable_thinking")
+        elif name not in _UNLIMITED or value != -1:
+            set_equal(request, own, value, name)
+    if given.get("do_sample") is False:
+        set_equal(request, "temperature", 0, "do_sample")
     return ignored
 
 
-def _set(request: ForeignFields, own: str, value: Any, name: str) -> None:
-    if name == "n_predict" and value == 0:
-        raise InvalidRequest("n_predict is 0; give -1 or at least 1", field=name)
+def set_equal(request: ForeignFields, own: str, value: Any, name: str) -> None:
+    """Sets the request's own field that equals the client's. Raises InvalidRequest if it has another value."""
+    if name in _UNLIMITED and value == 0:
+        raise InvalidRequest(f"{name} is 0; give -1 or at least 1", field=name)
     if getattr(request, own) is None and own == "max_tokens" and hasattr(request, "max_completion_tokens"):
         own = "max_completion_tokens"
     before = getattr(request, own)
@@ -145,7 +149,7 @@ def _set(request: ForeignFields, own: str, value: Any, name: str) -> None:
 
 
 def _adopt_form(request: ForeignFields, given: Mapping[str, Any]) -> list[str]:
-    forms = [name for name in _FORMS if name in given and given[name] is not False]
+    forms = [name for name in _FORMS if name in given and given[name] is not False and _form_of(name, given[name])]
     pattern = given.get("guided_whitespace_pattern")
     if not forms:
         return [] if pattern is None else ["guided_whitespace_pattern"]
@@ -155,15 +159,25 @@ def _adopt_form(request: ForeignFields, given: Mapping[str, Any]) -> list[str]:
     if getattr(request, "structured_outputs", None) is not None:
         raise InvalidRequest(f"{name} and structured_outputs exclude each other; set one", field=name)
     outputs = StructuredOutputs(whitespace_pattern=pattern)
-    setattr(outputs, _FORMS[name], given[name])
+    form = _form_of(name, given[name])
+    setattr(outputs, form, form == "json_object" or given[name])
     request.structured_outputs = outputs  # type: ignore[attr-defined]
     return []
 
 
+def _form_of(name: str, value: Any) -> str:
+    """Returns the field of structured_outputs, or an empty text for none. Raises InvalidRequest."""
+    if name != "format" or not isinstance(value, str):
+        return _FORMS[name]
+    if value not in ("", _ANY_JSON):
+        raise InvalidRequest(f"format is {value[:40]!r}; give json, or a JSON schema as an object", field="format")
+    return "json_object" if value else ""
+
+
 def _names_of_form(request: ForeignFields) -> Mapping[str, str]:
     """Maps structured_outputs, and its field that is set, to the client's names."""
-    for name, form in _FORMS.items():
-        if getattr(request, name) not in (None, False):
+    for name in _FORMS:
+        if getattr(request, name) not in (None, False) and (form := _form_of(name, getattr(request, name))):
             return {f"structured_outputs.{form}": name, "structured_outputs": name}
     return {}
 

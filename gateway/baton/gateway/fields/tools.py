@@ -59,7 +59,8 @@ def only(tools: Sequence[Tool], names: Sequence[str], where: str) -> tuple[Tool,
         if name not in known:
             field = f"{where}.tools.{index}"
             raise InvalidRequest(f"{field}: the function {name!r} is not in tools", field=field)
-    return tuple(replace(tool, place=place) for place, tool in enumerate(tools) if tool.name in names)
+    chosen = set(names)
+    return tuple(replace(tool, place=place) for place, tool in enumerate(tools) if tool.name in chosen)
 
 
 @contextmanager

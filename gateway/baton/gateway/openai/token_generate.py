@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -36,7 +36,7 @@ from baton.gateway.rest.large_answer import LargeAnswer
 from baton.gateway.rest.routing import Route
 from baton.gateway.rest.sse import DONE, Envelope
 from baton.gateway.schemas.answers import ChatLogprobs, PromptLogprobs, Usage
-from baton.gateway.schemas.foreign_fields import REFUSED
+from baton.gateway.schemas.foreign_fields import CHANGING, REFUSED
 from baton.gateway.schemas.requests import (
     Count,
     CountOrAll,
@@ -66,6 +66,8 @@ class TokenSampling(GenerationFields, kw_only=True):
 
 class TokenGenerateRequest(Struct, kw_only=True):
     """POST /inference/v1/generate."""
+
+    CHANGING: ClassVar = CHANGING
 
     token_ids: Annotated[list[TokenId], Meta(min_length=1)]
     sampling_params: TokenSampling | None = None

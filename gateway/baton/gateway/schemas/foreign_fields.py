@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -13,10 +15,66 @@ NEUTRAL_ONLY = Meta(description="Not supported: null, or the neutral value.")
 NO_EFFECT = Meta(description="Ignored and listed in the response header x-baton-ignored.")
 
 _INT32_MAX = 2**31 - 1
+_OFF = (b"false", b"0", b"0.0")
+
+Neutral = Mapping[str, tuple[bytes, ...]]  # values of fields as JSON, besides null, "", [] and {}
+
+# Fields of other requests that change the output, with their neutral values. A request type that does not have one
+# refuses it; other unknown fields are ignored and listed.
+CHANGING: Neutral = MappingProxyType(
+    {
+        # OpenAI's, Anthropic's and vLLM's, each in some of the requests
+        **dict.fromkeys(
+            (
+                "system", "instructions", "documents", "suffix", "conversation",
+                "previous_response_id", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stop",
+                "stop_token_ids", "max_tokens", "max_completion_tokens", "max_output_tokens", "response_format",
+                "structured_outputs", "output_config", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
+                "tools", "tool_choice", "functions", "function_call", "text",
+            ),
+            (),
+        ),
+        **dict.fromkeys(
+            (
+                "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "logprobs", "top_logprobs",
+                "prompt_logprobs", "use_beam_search", "echo", "continue_final_message", "return_token_ids",
+            ),
+            _OFF,
+        ),
+        **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty"), (b"1", b"1.0")),
+        "parallel_tool_calls": (b"true",),
+        # SGLang's, llama.cpp's, TGI's and Ollama's
+        **dict.fromkeys(("images", "options", "template", "context", "input_ids", "input_embeds"), ()),
+        "session_params": (),
+        **dict.fromkeys(
+            (
+                "raw", "return_full_text", "return_logprob", "top_logprobs_num", "return_hidden_states", "n_probs",
+                "top_n_tokens", "decoder_input_details", "truncate",
+            ),
+            _OFF,
+        ),
+        "parse_tool_calls": (b"true",),
+        "reasoning_format": (b'"auto"', b'"deepseek"'),
+    }
+)  # fmt: skip
+
+
+# The same of requests for vectors and scores.
+CHANGING_VECTORS: Neutral = MappingProxyType(
+    {
+        **dict.fromkeys(("prompt_name", "instruction", "output_dimension"), ()),
+        "normalize": (b"true",),
+        "raw_scores": (b"false",),
+        "output_dtype": (b'"float"',),
+        "embedding_types": (b'["float"]',),
+    }
+)
 
 
 class ForeignFields(Struct, kw_only=True):
     """Other names for a request's fields, and fields that are ignored."""
+
+    CHANGING: ClassVar = CHANGING
 
     # vLLM before structured_outputs
     guided_json: str | dict[str, Any] | None = None
@@ -31,7 +89,14 @@ class ForeignFields(Struct, kw_only=True):
     ebnf: str | None = None
     grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
+    format: str | dict[str, Any] | None = None  # Ollama: json, or a JSON schema
     # other names
+    num_predict: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # max_tokens; -1: no limit
+    min_new_tokens: Annotated[int, Meta(ge=0, le=_INT32_MAX)] | None = None  # min_tokens
+    stop_sequences: list[str] | None = None  # stop
+    do_sample: bool | None = None  # false: temperature 0
+    think: bool | str | None = None  # enable_thinking; a level is a reasoning_effort too
+    thinking: dict[str, Any] | None = None  # {"type": "enabled" or "disabled", "budget_tokens": thinking_token_budget}
     max_new_tokens: Annotated[int, Meta(ge=1, le=_INT32_MAX)] | None = None  # max_tokens
     n_predict: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # max_tokens; -1: no limit
     repeat_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None  # repetition_penalty

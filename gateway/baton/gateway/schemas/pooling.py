@@ -5,16 +5,18 @@ One definition for parsing, encoding and the OpenAPI document. Null means unset.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
 
-from baton.gateway.schemas.foreign_fields import NEUTRAL_ONLY
+from baton.gateway.schemas.foreign_fields import CHANGING_VECTORS, NEUTRAL_ONLY
 from baton.gateway.schemas.requests import ChatMessage, Count, Name, PrintableId, TokenId
 
 
 class VectorFields(Struct, kw_only=True):
     """What all routes for vectors take."""
+
+    CHANGING: ClassVar = CHANGING_VECTORS
 
     model: str | None = None  # null: the only served model
     user: str | None = None
