@@ -214,8 +214,45 @@ async def test_a_token_id_beyond_the_vocabulary_names_its_text() -> None:
         assert error["param"] == "input.1"
 
 
-async def test_a_chat_with_a_model_for_vectors_names_the_right_route() -> None:
+async def test_an_encoding_that_does_not_exist_lists_those_that_do() -> None:
     async with vectors_side(FakePooler()) as rest:
-        answer = await rest.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
-        assert (answer.status, answer.error["param"]) == (400, "model"), answer.body
-        assert "use /v1/embeddings" in answer.error["message"]
+        error = (await rest.post("/v1/embeddings", {"input": "a", "encoding_format": "hex"})).error
+        assert error["message"] == "encoding_format is 'hex'; it must be one of base64, float"
+        assert error["param"] == "encoding_format"
+        error = (await rest.post("/pooling", {"input": "a", "task": "x" * 200})).error
+        names = "classify, embed, token_classify, token_embed"
+        assert error["message"] == f"task is '{'x' * 99}...; it must be one of {names}"
+
+
+async def test_a_text_of_several_that_is_too_long_is_named_by_its_index() -> None:
+    async with vectors_side(FakePooler()) as rest:
+        for long, number in ([300] * 65, "65"), ("fox " * 5000, "at least"):
+            given = ["a", long] if isinstance(long, str) else [[5], long]
+            error = (await rest.post("/v1/embeddings", {"input": given})).error
+            assert error["param"] == "input.1"
+            assert f"However, your input[1] resulted in {number}" in error["message"]
+            assert error["message"].endswith(" tokens. Please reduce the length of input[1].")
+        error = (await rest.post("/rerank", {"query": "a", "documents": ["a", "b", "fox " * 5000]})).error
+        assert (error["param"], "length of documents[2]." in error["message"]) == ("documents.2", True)
+        error = (await rest.post("/v1/embeddings", {"input": "fox " * 5000})).error
+        assert error["message"].endswith("Please reduce the length of the input.")
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+GENERATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/messages", {"model": "storyteller-7m", "messages": MESSAGES, "max_tokens": 4}),
+    ("/v1/messages/count_tokens", {"model": "storyteller-7m", "messages": MESSAGES}),
+    ("/v1/responses", {"input": "a"}),
+    ("/v1/responses", {"input": "a", "background": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATIONS)
+async def test_a_generation_by_a_model_for_vectors_names_the_right_route(path: str, body: Any) -> None:
+    async with vectors_side(FakePooler()) as rest:
+        answer = await rest.post(path, body)
+        assert answer.status == 400, answer.body
+        assert "generates no tokens; use /v1/embeddings" in answer.error["message"]
+        if not path.startswith("/v1/messages"):
+            assert answer.error["param"] == "model"

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from baton.gateway.bodies.allowed import allowed_values
 from baton.gateway.bodies.json_size import check_json_size
 from baton.gateway.bodies.reading import Reading
 from baton.gateway.bodies.unknown_fields import UnknownKey, known_keys
@@ -23,6 +24,8 @@ Neutral = Mapping[str, tuple[bytes, ...]]  # neutral values of fields as JSON; a
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _COMPARED = 64  # characters of an unknown key: comparing takes time by its length
 _MISSING = re.compile(r"missing required field `(\w+)`")
+_NOT_ALLOWED = re.compile(r"Invalid enum value (.*)", re.DOTALL)
+_MOST_SHOWN = 100  # characters
 
 
 class Received(Protocol):
@@ -89,7 +92,7 @@ class BodyDecoder(Generic[T]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise wrong_field(str(error)) from None
+            raise wrong_field(str(error), self._kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body is not valid JSON: {_why(body, error)}") from None
         except RecursionError:
@@ -139,19 +142,22 @@ def _unknown_field(key: UnknownKey) -> InvalidRequest:
     return InvalidRequest(f"{field} is not a field of this request{hint}", field=field)
 
 
-def wrong_field(message: str, where: str = "") -> InvalidRequest:
-    """Converts msgspec's error, such as "Expected `int`, got `str` - at `$.messages[0].role`".
+def wrong_field(message: str, kind: type[msgspec.Struct], where: str = "") -> InvalidRequest:
+    """Converts msgspec's error about a value of `kind`: "Expected `int`, got `str` - at `$.messages[0].role`".
 
     `where` is the value's place.
     """
     problem = _PLACE.sub("", message)
     place = _PLACE.search(message)
-    field = place.group(1) if place else ""
+    found = field = place.group(1) if place else ""
     field = re.sub(r"\[(\d+)\]", r".\1", field).replace("[...]", "").strip(".")
     field = f"{where}.{field}".strip(".")
     if missing := _MISSING.search(problem):
         field = f"{field}.{missing.group(1)}".strip(".")
         return InvalidRequest(f"{field} is required", field=field)
+    if (given := _NOT_ALLOWED.fullmatch(problem)) and (allowed := allowed_values(kind, found)):
+        shown = given.group(1) if len(given.group(1)) <= _MOST_SHOWN else f"{given.group(1)[:_MOST_SHOWN]}..."
+        return InvalidRequest(f"{field} is {shown}; it must be one of {', '.join(allowed)}", field=field)
     problem = problem.replace("`", "")
     problem = problem[:1].lower() + problem[1:]
     return InvalidRequest(f"{field or 'the body'}: {problem}", field=field)

@@ -145,12 +145,14 @@ class ServedModel:
             return combined
         return with_reasoning(combined, self.output_format, self.tokenizer, prompt_token_ids)
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
+    async def encode_text(
+        self, text: str, *, add_special_tokens: bool = True, whole: bool = False, field: str = "prompt"
+    ) -> list[int]:
         """Returns a plain prompt's token ids; control tokens in it are honored.
 
-        `whole` allows texts longer than the context. Raises ContextTooLong.
+        `whole` allows texts longer than the context. Raises ContextTooLong, which names the text's field.
         """
-        with self._limit(whole, "prompt") as limit:
+        with self._limit(whole, field) as limit:
             return await self._prompts.encode(TextPrompt(text, add_special_tokens), self.owner, limit)
 
     async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:

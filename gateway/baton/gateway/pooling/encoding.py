@@ -102,7 +102,7 @@ class _TextEncoding:
                 check_prompt_ids(text, self._info.vocab_size, named.field)
                 return text
             if isinstance(text, str):
-                return await model.encode_text(text, add_special_tokens=self._special, whole=whole)
+                return await model.encode_text(text, add_special_tokens=self._special, whole=whole, field=named.field)
             return await text.encode(model, whole=whole)
         except (ContextTooLong, InvalidRequest) as error:
             error.field = named.field

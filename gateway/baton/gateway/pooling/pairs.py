@@ -66,7 +66,7 @@ async def _encode(model: ServedModel, named: Named, *, whole: bool) -> list[int]
     """Returns the ids of a text without special tokens, at least one."""
     assert isinstance(named.text, str), "routes for pairs take texts"
     try:
-        token_ids = await model.encode_text(named.text, add_special_tokens=False, whole=whole)
+        token_ids = await model.encode_text(named.text, add_special_tokens=False, whole=whole, field=named.field)
     except (ContextTooLong, InvalidRequest) as error:
         error.field = named.field
         raise

@@ -223,7 +223,7 @@ def _checked(item: Item, where: str, new_id: str) -> Item:
     try:
         checked = msgspec.convert(item, struct)
     except msgspec.ValidationError as error:
-        raise wrong_field(str(error), where) from None
+        raise wrong_field(str(error), struct, where) from None
     for name in ("content", "output", "summary"):
         parts = getattr(checked, name, None)
         if isinstance(parts, list):

@@ -14,6 +14,7 @@ from baton.gateway.fields.sampling import sampling_of, stop_of
 from baton.gateway.fields.validation import check_context, check_fields, check_for_model
 from baton.gateway.models.constraints.structured_output import RequestedConstraint, unless_tools_called
 from baton.gateway.models.served import ServedModel
+from baton.gateway.models.tasks import check_generates
 from baton.gateway.parsing.events import ContentText, Event
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.schemas.requests import GenerationFields
@@ -70,6 +71,7 @@ def rename_field(error: ServiceError, names: Mapping[str, str]) -> None:
 def check_turn(model: ServedModel, turn: ChatTurn) -> None:
     """Raises InvalidRequest, ContextTooLong or Unavailable for a turn that cannot be served. May run on any thread."""
     info = model.require_info()
+    check_generates(model.name, info)
     check_fields(turn.fields, 1)
     check_for_model(turn.fields, info)
     check_item_count(len(turn.messages) + len(turn.tools.tools), info.max_model_len)

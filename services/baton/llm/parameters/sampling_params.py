@@ -105,7 +105,7 @@ class SamplingParams:
         try:
             request = msgspec.convert(given, CompletionRequest)
         except msgspec.ValidationError as error:
-            wrong = wrong_field(str(error))
+            wrong = wrong_field(str(error), CompletionRequest)
             message, field = (text.replace("vllm_xargs", "extra_args") for text in (wrong.message, wrong.field))
             raise InvalidParameter(message, field=field) from None
         if request.max_tokens == 0:

@@ -84,7 +84,7 @@ def request_of(request: inference_pb2.CreateResponseRequest) -> ResponsesRequest
     try:
         return msgspec.convert(fields, ResponsesRequest)
     except msgspec.ValidationError as error:
-        raise wrong_field(str(error)) from None
+        raise wrong_field(str(error), ResponsesRequest) from None
 
 
 def requested_constraint(request: inference_pb2.CreateResponseRequest) -> RequestedConstraint | None:
