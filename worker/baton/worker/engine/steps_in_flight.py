@@ -201,6 +201,7 @@ class StepsInFlight:
             place = num_decodes
         else:
             place = self._append_decoded(scheduled, token_ids, result.counts[:num_decodes], result.logprobs)
+        damaged = _not_finite(result.pooled)
         for index, count in enumerate(result.counts[num_decodes:].tolist(), num_decodes):
             state = scheduled.states[index]
             if state.phase is Phase.DONE:
@@ -209,7 +210,10 @@ class StepsInFlight:
             if state.request.prefill_only:
                 computed = int(plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index])
                 self._requests.outputs.prefill_progress.append((state.request, computed))
-            if index in result.pooled:
+            if index in damaged:
+                # Another worker would compute the same, so this is no error that moves the text there.
+                self._requests.fail(state, DataLoss(_NOT_FINITE))
+            elif index in result.pooled:
                 self._end_pooled(state, result.pooled[index], now)
             elif count:
                 if state.first_token is None:
@@ -224,10 +228,6 @@ class StepsInFlight:
             self._grammars.send()
 
     def _end_pooled(self, state: RequestState, vectors: NDArray[np.float32], now: float) -> None:
-        if not np.isfinite(vectors).all():
-            # Another worker would compute the same, so this is no error that moves the text there.
-            self._requests.fail(state, DataLoss(_NOT_FINITE))
-            return
         state.first_token = now
         self._requests.outputs.pooled.append((state.request, vectors))
         self._requests.finish(state, FinishReason.STOP)
@@ -282,6 +282,13 @@ class StepsInFlight:
         for state, row in zip(scheduled.states, plan.rows.tolist(), strict=True):
             if state.row == row:
                 self._requests.fail(state, failure)
+
+
+def _not_finite(vectors: Mapping[int, NDArray[np.float32]]) -> list[int]:
+    """Returns the keys of vectors with values that are not finite numbers."""
+    if not vectors or np.isfinite(np.concatenate(list(vectors.values()), axis=None)).all():
+        return []
+    return [index for index, each in vectors.items() if not np.isfinite(each).all()]
 
 
 def _as_service_error(step: int, error: Exception) -> ServiceError:

@@ -66,7 +66,12 @@ class WholePrompts:
     def _next(self) -> RequestState | None:
         """Returns the most urgent request of the tenant that has used the least."""
         waiting = self._queues.waiting
-        fronts = {line: state for line in waiting.lines if (state := waiting.front(line)) is not None}
+        lines = waiting.lines
+        if len(lines) == 1:  # the usual case, without an order
+            self._tenants.reset()
+            lone = waiting.front(lines[0])
+            return None if lone is None or self._background.waits(lone) else lone
+        fronts = {line: state for line in lines if (state := waiting.front(line)) is not None}
         ready = {line: state for line, state in fronts.items() if not self._background.waits(state)}
         if not ready:
             return None

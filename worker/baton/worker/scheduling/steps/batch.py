@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from bisect import insort
+from operator import attrgetter
 from typing import cast
 
 import numpy as np
 
 from baton.worker.core import Int32, Int64, Row
 from baton.worker.requests.state import NO_ROW, RequestState
+
+_RANK = attrgetter("rank")
 
 
 class Batch:
@@ -70,8 +74,7 @@ class Batch:
         self.constrained[row] = state.grammar is not None
         self.num_constrained += state.grammar is not None
         state.row = row
-        self._prefilling.append(state)
-        self._prefilling.sort(key=lambda other: other.rank)
+        insort(self._prefilling, state, key=_RANK)
         return Row(row)
 
     def start_decoding(self, state: RequestState) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,32 +12,13 @@ from torch import Tensor
 
 from baton.kernels.pooling_spec import Activation
 from baton.kernels.table import Case, find
-from baton.worker.core import Int32, Int64, PoolingParams, StepPlan, StepResult, TokenMasks
+from baton.worker.core import Int32, StepPlan, StepResult, TokenMasks
+from baton.worker.executors.cuda.pooling.segments import Owners, Text, segments_of
 from baton.worker.executors.cuda.pooling.vector_copies import VectorCopies
 from baton.worker.models.model import Model
 from baton.worker.models.pooling.spec import PoolerSpec
 
-Vectors = NDArray[np.float32]
 Upload = Callable[[NDArray[np.int64]], Tensor]
-
-
-@dataclass(slots=True)
-class _Text:
-    """A request in a row of the batch."""
-
-    params: PoolingParams
-    chunks: list[Vectors] = field(default_factory=list)  # vectors of its tokens, of earlier steps
-
-
-class _Wanted(NamedTuple):
-    """The vectors of one of the plan's rows."""
-
-    place: int  # among the plan's rows
-    text: _Text
-    start: int  # among the vectors of the step
-    stop: int
-    kept: int  # first values that are kept
-    ends: bool  # the text ends in this step
 
 
 class PooledVectors(NamedTuple):
@@ -46,39 +26,40 @@ class PooledVectors(NamedTuple):
 
     vectors: Tensor  # [num_vectors, width]
     asked: Tensor  # [2, num_vectors], as finish_vectors takes them
-    wanted: list[_Wanted]
+    owners: Owners
 
 
 class FinishedVectors(NamedTuple):
     """Implements baton.worker.executors.cuda.steps.launched.Results."""
 
     vectors: Tensor  # [num_vectors, width] fp32
-    wanted: list[_Wanted]
+    owners: Owners
     copies: VectorCopies
 
     def start_copy(self, _: Tensor, /) -> PendingVectors:
         """Queues the copy to the host, in memory of its own."""
-        return PendingVectors(self.copies.start(self.vectors), self.wanted)
+        return PendingVectors(self.copies.start(self.vectors), self.owners)
 
 
 class PendingVectors(NamedTuple):
     """Implements baton.worker.executors.cuda.steps.launched.Pending."""
 
     vectors: Tensor  # pinned
-    wanted: list[_Wanted]
+    owners: Owners
 
     def read(self, plan: StepPlan) -> StepResult:
         """Returns the vectors of texts that end in this step, and keeps those of others."""
         result = StepResult(plan.step, np.empty(0, np.int32), np.zeros(len(plan.rows), np.int32))
-        found: Vectors = self.vectors.numpy()
-        for one in self.wanted:
-            vectors = found[one.start : one.stop, : one.kept].copy()
-            if one.ends and not one.text.chunks:
-                result.pooled[one.place] = vectors
-                continue
-            one.text.chunks.append(vectors)
-            if one.ends:
-                result.pooled[one.place] = np.concatenate(one.text.chunks)
+        found = self.vectors.numpy().copy()  # the pinned memory is used again
+        start = 0
+        for place, text, stop, ends in zip(*self.owners, strict=True):
+            vectors = found[start:stop, : text.num_kept]
+            start = stop
+            if text.chunks or not ends:
+                text.chunks.append(vectors)
+                vectors = np.concatenate(text.chunks) if ends else vectors
+            if ends:
+                result.pooled[place] = vectors
         return result
 
 
@@ -100,7 +81,7 @@ class CudaPoolHead:
         chunked: bool,
     ) -> None:
         self._spec = spec
-        self._texts: dict[int, _Text] = {}  # by row
+        self._texts: dict[int, Text] = {}  # by row
         self._upload = upload
         self._copies = copies
         self._keeps = chunked and spec.pick != "last"
@@ -115,58 +96,33 @@ class CudaPoolHead:
             self._texts.pop(row, None)
         for init in plan.admitted:
             assert init.pooling is not None, "requests to this head say what they ask for"
-            self._texts[init.row] = _Text(init.pooling)
+            params, width = init.pooling, self._spec.width
+            num_kept = min(params.dimensions or width, width)
+            self._texts[init.row] = Text(params.task.by_token, num_kept, params.activation)
 
     def run(self, plan: StepPlan, step: Any, decoder: Model[Any], hidden: Tensor) -> PooledVectors:
-        columns, wanted = self._columns(plan)
+        texts = [self._texts[row] for row in plan.rows.tolist()]
+        columns, asked, owners = segments_of(plan, texts, keeps=self._keeps)
         if not columns.size:
-            return PooledVectors(hidden[:0], hidden[:0], [])
-        up = self._upload(columns.ravel()).view(columns.shape)
+            return PooledVectors(hidden[:0], hidden[:0], owners)
+        up = self._upload(np.concatenate((columns.ravel(), asked.ravel()))).view(len(columns) + len(asked), -1)
         single = self._spec.pick in ("first", "last")
         # The norm of few vectors after the pick, where that is the same.
         states = hidden if single else decoder.normed(hidden)
         dtype = hidden.dtype if single or self._spec.dense else torch.float32
-        picked: Tensor = self._pick(states, up[:4], self._spec.pick, self._kept, dtype)
-        picked = picked[: wanted[-1].stop if wanted else 0]
-        vectors = decoder.pooled(decoder.normed(picked) if single else picked) if wanted else picked
-        return PooledVectors(vectors, up[4:, : len(vectors)].contiguous(), wanted)
+        picked: Tensor = self._pick(states, up[: len(columns)], self._spec.pick, self._kept, dtype)
+        vectors = picked[: owners.num_vectors]
+        if owners.num_vectors:
+            vectors = decoder.pooled(decoder.normed(vectors) if single else vectors)
+        return PooledVectors(vectors, up[len(columns) :, : len(vectors)].contiguous(), owners)
 
     def finish(
         self, plan: StepPlan, undrawn: PooledVectors, masks: TokenMasks | None, left_out: Int32
     ) -> FinishedVectors:
         vectors = undrawn.vectors
-        if undrawn.wanted:
+        if undrawn.owners.places:
             vectors = self._finish(vectors, undrawn.asked, self._activation)
-        return FinishedVectors(vectors, undrawn.wanted, self._copies)
-
-    def _columns(self, plan: StepPlan) -> tuple[Int64, list[_Wanted]]:
-        """Returns segments and what is asked of their vectors, [6, num_vectors]; those that nobody reads come last."""
-        counts = plan.num_scheduled_tokens.astype(np.int64)
-        starts = np.cumsum(counts) - counts
-        parts: list[Int64] = []
-        unread: list[Int64] = []
-        wanted: list[_Wanted] = []
-        stop = 0
-        for index, row in enumerate(plan.rows.tolist()):
-            text, ends = self._texts[row], bool(plan.samples[index])
-            first, count, before = int(starts[index]), int(counts[index]), int(plan.num_computed_tokens[index])
-            kept = min(text.params.dimensions or self._spec.width, self._spec.width)
-            asked = (kept, int(text.params.activation))
-            if text.params.task.by_token:
-                segment = np.array([[0, 1, -1, 0, *asked]], np.int64).repeat(count, 0)
-                segment[:, 0] = np.arange(first, first + count)
-            else:
-                slot = row if self._keeps and not (ends and before == 0) else -1
-                segment = np.array([[first, count, slot, before, *asked]], np.int64)
-                if not ends:
-                    if self._keeps:
-                        unread.append(segment)
-                    continue
-            parts.append(segment)
-            wanted.append(_Wanted(index, text, stop, stop + len(segment), kept, ends))
-            stop += len(segment)
-        columns = np.concatenate((*parts, *unread)) if parts or unread else np.empty((0, 6), np.int64)
-        return np.ascontiguousarray(columns.T), wanted
+        return FinishedVectors(vectors, undrawn.owners, self._copies)
 
 
 def _normalizes(spec: PoolerSpec) -> Activation:
