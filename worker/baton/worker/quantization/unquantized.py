@@ -110,11 +110,13 @@ class _CudaOps(LinearOps):
         return super().gate(params, stream, norm)
 
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
-        if "bias" in params:
-            super().add(params, x, stream, scale)
-            return
         weight, num_tokens = params["weight"], x.shape[0]
-        if num_tokens in SMALL_ADD.tokens and scale == 1:
+        if "bias" in params:
+            if scale == 1:
+                stream.add(self.multiply(params, x))  # the product adds the bias, the next norm the update
+            else:
+                super().add(params, x, stream, scale)
+        elif num_tokens in SMALL_ADD.tokens and scale == 1:
             residual = stream.settled()
             self._small_linear(x, weight, self._workspace, residual=residual, out=residual)
         elif num_tokens in SUMMING_ADD.tokens or scale != 1:
