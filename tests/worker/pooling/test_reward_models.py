@@ -9,32 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support.engine.pooled_runs import make_pooling_engine, run_pooled
-from support.engine.pooling_models import hidden_of, make_classifier, make_embedder, scores_of, shape_with
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config
+from support.engine.pooling_heads import write_reward_model
+from support.engine.pooling_models import hidden_of, make_classifier, scores_of, shape_with
+from transformers import LlamaConfig
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import PoolingParams, PoolingTask
 
 TEXTS = [[5, 9, 11, 30], [7, 8], list(range(1, 40))]
-SIZE = 64
-
-
-def write_reward_model(folder: Path, architecture: str, num_labels: int) -> tuple[PreTrainedModel, torch.nn.Module]:
-    """Writes a Qwen2 with the head of Qwen2.5-Math's reward models."""
-    model = make_embedder(Qwen2Config(**shape_with()), folder)
-    (folder / "modules.json").unlink()
-    torch.manual_seed(1)
-    head = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.ReLU(), torch.nn.Linear(SIZE, num_labels))
-    tensors = {f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
-    tensors |= {f"score.{name}": value for name, value in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": [architecture], "auto_map": {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}}
-    config = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "num_labels")}
-    (folder / "config.json").write_text(json.dumps(config))
-    return model, head
 
 
 @torch.inference_mode()
