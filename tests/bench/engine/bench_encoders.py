@@ -12,9 +12,11 @@ import statistics
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,57 +55,81 @@ class PlainLoop:
         return vector
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Texts that are submitted together."""
+
+    texts: Sequence[Text]
+    found: Future[np.ndarray]
+    vectors: list[np.ndarray | None]
+    missing: int
+
+
 class EngineThread:
     """Baton's engine on a thread of its own, as a worker runs it."""
 
     def __init__(self, executor: Executor, rows: int, budget: int) -> None:
         settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
         self._engine = Engine(executor, settings, epoch=1)
-        self._submitted: queue.SimpleQueue[tuple[Request, Future[np.ndarray]] | None] = queue.SimpleQueue()
-        self._futures: dict[str, Future[np.ndarray]] = {}
+        self._submitted: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._rows = rows
+        self._waiting: deque[tuple[_Batch, int]] = deque()
+        self._places: dict[str, tuple[_Batch, int]] = {}  # of submitted texts
         self._count = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def submit(self, text: Text) -> Future[np.ndarray]:
-        """Returns the embedding of one text, later."""
-        self._count += 1
-        request = Request(
-            f"{threading.get_ident()}-{self._count}", text, len(text), SamplingParams(), StopConditions(max_tokens=1),
-            bytes(16), head=HeadKind.POOL, pooling=_EMBED,
-        )  # fmt: skip
-        future: Future[np.ndarray] = Future()
-        self._submitted.put((request, future))
-        return future
-
     def encode(self, text: Text) -> np.ndarray:
         """Returns the embedding of one text."""
-        return self.submit(text).result()
+        vector: np.ndarray = self.encode_all([text])[0]
+        return vector
 
     def encode_all(self, texts: Sequence[Text]) -> np.ndarray:
         """Returns the embeddings of texts that are submitted together."""
-        return np.stack([future.result() for future in [self.submit(text) for text in texts]])
+        batch = _Batch(texts, Future(), [None] * len(texts), len(texts))
+        self._submitted.put(batch)
+        return batch.found.result()
 
     def close(self) -> None:
         self._submitted.put(None)
         self._thread.join()
 
     def _run(self) -> None:
+        while self._take():
+            for _ in range(min(self._rows, len(self._waiting))):
+                self._submit(*self._waiting.popleft())
+            self._step()
+
+    def _take(self) -> bool:
+        """Takes what was submitted, and waits for it where there is nothing else to do. Returns False at the end."""
+        idle = not (self._places or self._waiting)
         while True:
             try:
-                taken = self._submitted.get(block=not self._futures)
+                batch = self._submitted.get(block=idle)
             except queue.Empty:
-                self._step()
-                continue
-            if taken is None:
-                return
-            request, future = taken
-            self._futures[request.request_id] = future
-            self._engine.submit(request)
+                return True
+            if batch is None:
+                return False
+            self._waiting.extend((batch, place) for place in range(len(batch.texts)))
+            idle = False
+
+    def _submit(self, batch: _Batch, place: int) -> None:
+        self._count += 1
+        text = batch.texts[place]
+        request = Request(
+            f"{self._count}", text, len(text), SamplingParams(), StopConditions(max_tokens=1), bytes(16),
+            head=HeadKind.POOL, pooling=_EMBED,
+        )  # fmt: skip
+        self._places[request.request_id] = batch, place
+        self._engine.submit(request)
 
     def _step(self) -> None:
         for request, vectors in self._engine.step().pooled:
-            self._futures.pop(request.request_id).set_result(vectors[0])
+            batch, place = self._places.pop(request.request_id)
+            batch.vectors[place] = vectors[0]
+            batch.missing -= 1
+            if not batch.missing:
+                batch.found.set_result(np.stack(batch.vectors))
 
 
 @contextmanager

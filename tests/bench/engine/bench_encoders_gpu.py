@@ -1,14 +1,17 @@
 """Times embeddings on a GPU: Baton's engine against Transformers with SDPA and sentence-transformers, in turns.
 
 `python -m bench.engine.bench_encoders_gpu [--shape bge-base ...]` in tests/. Models have random weights. All get token
-ids, and return the normalized mean (of causal models: last token) of each text's hidden states to the host.
+ids, and return the normalized mean (of causal models: last token) of each text's hidden states to the host. The matrix
+products of the layers alone, by cuBLAS on as many tokens as a step has, are the limit of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -141,14 +144,43 @@ def device_seconds(executor: Executor, texts: Sequence[Text]) -> float:
     return statistics.median(seconds[_STEPS // 4 :])
 
 
-def matrix_flops(config: Any, num_tokens: int) -> float:
-    """Returns the operations of the layers' linears."""
+def product_shapes(config: Any) -> list[tuple[int, int]]:
+    """Returns the in and out features of a layer's linears."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    gates = 3 if config.model_type in ("modernbert", "qwen3") else 2
-    width = hidden * head_dim * (2 * heads + 2 * kv_heads) + gates * hidden * ffn
+    up = 2 if config.model_type in ("modernbert", "qwen3") else 1
+    attention = [(hidden, head_dim * (heads + 2 * kv_heads)), (head_dim * heads, hidden)]
+    return [*attention, (hidden, up * ffn), (ffn, hidden)]
+
+
+def products_seconds(config: Any, num_tokens: int, budget: int, dtype: torch.dtype) -> float:
+    """Returns the time of the layers' matrix products alone, in steps of at most `budget` tokens."""
+    weights = [
+        [torch.randn(rows, columns, device="cuda", dtype=dtype).t() for columns, rows in product_shapes(config)]
+        for _ in range(config.num_hidden_layers)
+    ]
+    rows = min(budget, num_tokens)
+    inputs = {size: torch.randn(rows, size, device="cuda", dtype=dtype) for size, _ in product_shapes(config)}
+    outputs = {size: torch.empty(rows, size, device="cuda", dtype=dtype) for _, size in product_shapes(config)}
+
+    def step() -> None:
+        for weight in itertools.chain.from_iterable(weights):
+            torch.mm(inputs[weight.shape[0]], weight, out=outputs[weight.shape[1]])
+
+    step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(-(-num_tokens // rows)):
+        step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def matrix_flops(config: Any, num_tokens: int) -> float:
+    """Returns the operations of the layers' linears."""
+    width = sum(rows * columns for rows, columns in product_shapes(config))
     return 2.0 * config.num_hidden_layers * width * num_tokens
 
 
@@ -160,16 +192,19 @@ def measure(name: str, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
         AutoModel.from_config(config, dtype=dtype).save_pretrained(folder)
         random = np.random.default_rng(0)
-        texts = random.integers(3, config.vocab_size, (options.texts, options.tokens)).tolist()
-        budget = options.texts * options.tokens
+        texts = list(random.integers(3, config.vocab_size, (options.texts, options.tokens), np.int32))
+        num_tokens = options.texts * options.tokens
+        budget = min(options.budget, num_tokens)
+        rows = max(1, budget // options.tokens)
+        products = products_seconds(config, num_tokens, budget, dtype)
         executor = make_executor(
             WorkerConfig(
-                model=folder, executor="cuda", dtype=options.dtype, max_num_requests=options.texts,
+                model=folder, executor="cuda", dtype=options.dtype, max_num_requests=rows,
                 max_num_batched_tokens=budget, gpu_memory_utilization=0.5, max_model_len=max(512, options.tokens),
             )
         )  # fmt: skip
-        step = None if shape.causal else device_seconds(executor, texts)
-        engine = EngineThread(executor, options.texts, budget)
+        step = None if shape.causal else device_seconds(executor, texts[:rows])
+        engine = EngineThread(executor, rows, budget)
         peers = {"Transformers SDPA": transformers_peer(folder, dtype, shape.causal)}
         if not shape.causal:
             try:
@@ -190,9 +225,11 @@ def measure(name: str, options: argparse.Namespace) -> None:
             engine.close()
             executor.close()
     print(f"\n{name}, {options.dtype}, {options.texts} texts of {options.tokens} tokens, least cosine {cosine:.6f}")
+    tflop_s = matrix_flops(config, num_tokens) / products / 1e12
+    part = products / seconds["one batch: Baton"]
+    print(f"matrix products alone: {1e3 * products:.2f} ms, {tflop_s:.0f} TFLOP/s; {part:.2f} of Baton's time")
     if step is not None:
-        tflop_s = matrix_flops(config, budget) / step / 1e12
-        print(f"step of all texts: {1e3 * step:.2f} ms on the device, {tflop_s:.0f} TFLOP/s of its linears")
+        print(f"a step of {rows} texts: {1e3 * step:.2f} ms on the device")
     print("| load | who | ms | texts/s |\n| --- | --- | ---: | ---: |")
     for case, taken in seconds.items():
         load, _, who = case.partition(": ")
@@ -205,6 +242,7 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=tuple(SHAPES), help="default: minilm and bge-base")
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--budget", type=int, default=8192, help="the most tokens of a step of Baton's (%(default)s)")
     parser.add_argument("--singles", type=int, default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="float16")
     parser.add_argument("--passes", type=int, default=5)
