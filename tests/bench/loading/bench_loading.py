@@ -1,31 +1,37 @@
 """GB/s at which a checkpoint is loaded, against a raw read of the same files by as many readers, in turns.
 
-baton bench loading [--device cpu|cuda] [--gb 4] [--shards 4] [--experts] [--readers 0] [--folder PATH] [--json PATH]
+baton bench loading [--device cpu|cuda] [--gb 4] [--shards 4] [--experts] [--cache dropped warm] [--folder PATH]
 
 Writes a checkpoint of random bytes into a temporary folder. Before each read its pages are dropped from the page cache
-(posix_fadvise); --warm leaves them there. `raw` reads the files into reused buffers, `raw direct` past the page cache
-(O_DIRECT). On a CPU, `touch` populates and writes as much fresh memory as the weights take, without a read: its rate is
-in bytes of the files too.
+(posix_fadvise), with `--cache warm` they are left there. `raw` reads the files into reused buffers, `raw direct` past
+the page cache (O_DIRECT). On a CPU, `touch` populates and writes as much fresh memory as the weights take, without a
+read: its rate is in bytes of the files too. On a GPU, shares are of the best raw read into pinned buffers that are
+copied to the device meanwhile, and `copy` does this without a read.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+
+sys.path.extend(
+    str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
+)
 
 import numpy as np
 import torch
+from bench.loading.raw_reads import DeviceReads, drop_pages, read_to_host
 from safetensors.torch import save_file
 
 from baton.worker.models.config import ModelConfig
@@ -64,9 +70,11 @@ class Row:
     """One way to read the files, over all rounds."""
 
     what: str
+    cache: str
     gb_per_second: float  # median
     lowest: float
     highest: float
+    first: float
     share_of_raw: float  # of the median of the best raw read
 
 
@@ -81,41 +89,68 @@ def main() -> None:
     parser.add_argument("--read-mib", type=int, default=0, help="of one read. 0: as a worker takes")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="on the device")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--cache", nargs="+", default=["dropped"], choices=("dropped", "warm"), help="the page cache")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is written")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        measure(Path(folder), options)
+        config = write_checkpoint(Path(folder), options)
+        ways = made_ways(Path(folder), config, options)
+        rows = [row for cache in options.cache for row in measure(Path(folder), ways, cache, options)]
+    print(f"peak host memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
-def measure(folder: Path, options: argparse.Namespace) -> None:
-    """Runs the ways interleaved, round by round, and prints the table."""
-    config = write_checkpoint(folder, options)
+def settings_of(options: argparse.Namespace) -> StreamSettings:
+    """Returns a worker's settings, with those of the command line."""
+    settings = stream_settings(torch.device(options.device))
+    return replace(
+        settings,
+        num_readers=options.readers or settings.num_readers,
+        read_bytes=options.read_mib << 20 or settings.read_bytes,
+    )
+
+
+def made_ways(folder: Path, config: ModelConfig, options: argparse.Namespace) -> Mapping[str, Callable[[], object]]:
+    """Returns the ways to read the files, by name. Those that make the floor begin with `raw`, or on a GPU `device`."""
     paths = sorted(folder.glob("*.safetensors"))
     size = sum(path.stat().st_size for path in paths)
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    settings = stream_settings(device)
-    settings = replace(settings, num_readers=options.readers or settings.num_readers)
-    settings = replace(settings, read_bytes=options.read_mib << 20 or settings.read_bytes)
+    device, dtype, settings = torch.device(options.device), getattr(torch, options.dtype), settings_of(options)
     ways: dict[str, Callable[[], object]] = {
-        "raw": lambda: read_raw(paths, settings, direct=False),
-        "load": lambda: load(folder, config, dtype, device, settings),
+        "raw": partial(read_to_host, paths, settings, direct=False),
+        "load": partial(load, folder, config, dtype, device, settings),
     }
-    if options.device == "cpu":
-        ways["touch"] = lambda: touch(size * dtype.itemsize // torch.bfloat16.itemsize, settings)
     if hasattr(os, "O_DIRECT"):
-        ways["raw direct"] = lambda: read_raw(paths, settings, direct=True)
+        ways["raw direct"] = partial(read_to_host, paths, settings, direct=True)
+    if options.device == "cpu":
+        ways["touch"] = partial(touch, size * dtype.itemsize // torch.bfloat16.itemsize, settings)
+        return ways
+    reads = DeviceReads(device, settings)
+    ways["device"] = partial(reads, paths, direct=False)
+    if hasattr(os, "O_DIRECT"):
+        ways["device direct"] = partial(reads, paths, direct=True)
+    return {**ways, "copy": partial(reads.copy, size)}
+
+
+def measure(
+    folder: Path, ways: Mapping[str, Callable[[], object]], cache: str, options: argparse.Namespace
+) -> list[Row]:
+    """Runs the ways interleaved, round by round, and prints the table."""
+    paths = sorted(folder.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in paths)
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.rounds):
         for name, way in ways.items():
-            if not options.warm:
+            if cache == "dropped":
                 drop_pages(paths)
             started = time.perf_counter()
             kept = way()
             rates[name].append(size / 1e9 / (time.perf_counter() - started))
             del kept
-    report(rates, size, len(paths), settings, options)
+    rows = rows_of(rates, cache, "raw" if options.device == "cpu" else "device")
+    report(rows, f"{size / 1e9:.2f} GB in {len(paths)} files, page cache {cache}", options)
+    return rows
 
 
 def write_checkpoint(folder: Path, options: argparse.Namespace) -> ModelConfig:
@@ -178,72 +213,26 @@ def touch(num_bytes: int, settings: StreamSettings) -> torch.Tensor:
     return memory
 
 
-def read_raw(paths: Sequence[Path], settings: StreamSettings, direct: bool) -> None:
-    """Reads the files into one buffer a reader, several files by turns, and drops what is read."""
-    with opened(paths, direct) as files:
-        sizes = [path.stat().st_size for path in paths]
-        starts = range(0, max(sizes), settings.read_bytes)
-        reads = iter([(files[i], start) for start in starts for i in range(len(files)) if start < sizes[i]])
-        lock = threading.Lock()
-
-        def run() -> None:
-            buffer = mmap.mmap(-1, settings.read_bytes)
-            while True:
-                with lock:
-                    read = next(reads, None)
-                if read is None:
-                    return
-                os.preadv(read[0], [buffer], read[1])
-
-        threads = [threading.Thread(target=run) for _ in range(settings.num_readers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-
-@contextmanager
-def opened(paths: Sequence[Path], direct: bool) -> Iterator[list[int]]:
-    """Opens the files for reading."""
-    flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
-    files = [os.open(path, flags) for path in paths]
-    try:
-        yield files
-    finally:
-        for file in files:
-            os.close(file)
-
-
-def drop_pages(paths: Sequence[Path]) -> None:
-    """Drops the files' pages from the page cache."""
-    with opened(paths, direct=False) as files:
-        for file in files:
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def report(
-    rates: dict[str, list[float]], size: int, num_files: int, settings: StreamSettings, options: argparse.Namespace
-) -> None:
-    """Prints a line for each way, and writes the JSON file."""
-    best = max(statistics.median(rates[name]) for name in rates if name.startswith("raw"))
-    rows = [
-        Row(name, statistics.median(one), min(one), max(one), statistics.median(one) / best)
+def rows_of(rates: Mapping[str, list[float]], cache: str, floor: str) -> list[Row]:
+    """Returns a row for each way. `floor`: what the names of the raw reads begin with."""
+    best = max(statistics.median(rates[name]) for name in rates if name.startswith(floor))
+    return [
+        Row(name, cache, statistics.median(one), min(one), max(one), one[0], statistics.median(one) / best)
         for name, one in rates.items()
     ]
-    cache = "warm" if options.warm else "dropped"
+
+
+def report(rows: Sequence[Row], what: str, options: argparse.Namespace) -> None:
+    """Prints a line for each way."""
+    settings = settings_of(options)
     print(
-        f"{size / 1e9:.2f} GB in {num_files} files, page cache {cache}; {settings.num_readers} readers of "
-        f"{settings.read_bytes >> 20} MiB, to {options.device} as {options.dtype}; {options.rounds} rounds"
+        f"{what}; {settings.num_readers} readers of {settings.read_bytes >> 20} MiB, "
+        f"to {options.device} as {options.dtype}; {options.rounds} rounds"
     )
     for row in rows:
-        print(
-            f"{row.what:<12} {row.gb_per_second:6.2f} GB/s ({row.lowest:.2f} to {row.highest:.2f})"
-            f"  {row.share_of_raw:5.0%} of the best raw read"
-        )
-    print(f"peak host memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        spread = f"({row.lowest:.2f} to {row.highest:.2f}, first {row.first:.2f})"
+        share = f"{row.share_of_raw:5.0%} of the best raw read"
+        print(f"{row.what:<13} {row.gb_per_second:6.2f} GB/s {spread}  {share}", flush=True)
 
 
 if __name__ == "__main__":
