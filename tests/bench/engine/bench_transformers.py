@@ -1,7 +1,10 @@
 """Compares tokens a second of Transformers' `generate`, of its models on Baton's KV cache, and of Baton's own models.
 
-baton bench transformers [--model llama-3.1-8b] [--workload 64x512/128] [--json PATH]
+baton bench transformers [--model llama-3.1-8b] [--workload 64x512/128 64x256/128~0.9] [--json PATH]
 baton bench transformers --executor cpu --model models/storyteller-7m --workload 16x64/64
+
+`~0.9` spreads the lengths. `generate` then pads prompts on the left and runs until the longest output; tokens behind a
+request's own length are not counted.
 """
 
 from __future__ import annotations
@@ -36,18 +39,22 @@ from baton.worker.weights.loading import read_config
 
 _DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 _PAD = 0
+_WARM_UP_OUTPUT = 8  # tokens
+
+# Returns the seconds of each pass, by workload.
+Run = Callable[[argparse.Namespace, Sequence[Workload]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The results of one way to generate, over all passes."""
+    """The results of one way to generate."""
 
     name: str
-    seconds: tuple[float, ...]
+    seconds: list[list[float]]  # of each pass, by workload
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def median(self, index: int) -> float:
+        """Returns the median of a workload's passes."""
+        return statistics.median(self.seconds[index])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.executor == "cuda" and not torch.cuda.is_available():
         return _failed("--executor cuda needs an NVIDIA GPU; --executor cpu needs none")
     try:
-        workload = Workload.parse(options.workload)
+        workloads = [Workload.parse(text) for text in options.workload]
         architecture = read_config(options.model, _load_format(options.model)).architecture
-        ways = [_apart(name, run, options, workload) for name, run in _ways(architecture).items()]
+        ways = [_apart(name, run, options, workloads) for name, run in _ways(architecture).items()]
     except (ServiceError, RunFailed, BrokenProcessPool, ValueError) as error:
         return _failed(str(error))
-    _show(options, workload, ways)
+    _show(options, workloads, ways)
     return 0
 
 
@@ -76,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--executor", choices=tuple(_DTYPES), default="cuda")
     parser.add_argument("--model", default="llama-3.1-8b", help=f"a folder, or a shape: {', '.join(PRESETS)}")
-    parser.add_argument("--workload", default="64x512/128", help="REQUESTSxIN/OUT")
+    parser.add_argument("--workload", nargs="+", default=["64x512/128"], help="REQUESTSxIN/OUT, or ~SPREAD behind it")
     parser.add_argument("--repeat", type=int, default=3, help="timed passes per way; the median is reported")
     parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: one per core")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds one pass may take")
@@ -86,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ways(architecture: str) -> dict[str, Callable[[argparse.Namespace, Workload], list[float]]]:
+def _ways(architecture: str) -> dict[str, Run]:
     """Returns the ways by name. The last one is missing if Baton has no family for the architecture."""
-    ways: dict[str, Callable[[argparse.Namespace, Workload], list[float]]] = {
+    ways: dict[str, Run] = {
         "Transformers generate": _with_generate,
         "Baton, --model-impl transformers": partial(_with_engine, implementation="transformers"),
     }
@@ -101,20 +108,17 @@ def _load_format(model: str) -> str:
     return "dummy" if model in PRESETS else "auto"
 
 
-def _apart(
-    name: str,
-    run: Callable[[argparse.Namespace, Workload], list[float]],
-    options: argparse.Namespace,
-    workload: Workload,
-) -> Way:
+def _apart(name: str, run: Run, options: argparse.Namespace, workloads: Sequence[Workload]) -> Way:
     """Runs one way in its own process, which frees its memory for the next one."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        way = Way(name, tuple(pool.submit(run, options, workload).result()))
-    print(f"{name}: {way.median:.3f} s", file=sys.stderr, flush=True)
+        way = Way(name, pool.submit(run, options, workloads).result())
+    for index, workload in enumerate(workloads):
+        print(f"{name}: {workload}: {way.median(index):.3f} s", file=sys.stderr, flush=True)
     return way
 
 
-def _with_engine(options: argparse.Namespace, workload: Workload, implementation: str) -> list[float]:
+def _with_engine(options: argparse.Namespace, workloads: Sequence[Workload], implementation: str) -> list[list[float]]:
+    most = max(workload.num_requests for workload in workloads)
     config = WorkerConfig(
         model=options.model,
         load_format=_load_format(options.model),
@@ -122,21 +126,21 @@ def _with_engine(options: argparse.Namespace, workload: Workload, implementation
         executor=options.executor,
         dtype=_DTYPES[options.executor],
         threads=options.threads,
-        max_num_requests=workload.num_requests,
-        max_num_batched_tokens=max(8192, workload.num_requests),
-        max_model_len=workload.num_total,
+        max_num_requests=most,
+        max_num_batched_tokens=max(8192, most),
+        max_model_len=max(workload.num_total for workload in workloads),
         max_queue=1 << 20,
     )
-    plan = Plan(config, (workload,), ("greedy",), options.repeat, 1, False, options.timeout, options.seed)
+    plan = Plan(config, tuple(workloads), ("greedy",), options.repeat, 1, False, options.timeout, options.seed)
     try:
         outcome = run_plan(plan, lambda line: None)
     except ServiceError as error:
         raise RunFailed(error.message) from None
-    return [run.seconds for run in outcome.rows[0].runs]
+    return [[run.seconds for run in row.runs] for row in outcome.rows]
 
 
-def _with_generate(options: argparse.Namespace, workload: Workload) -> list[float]:
-    """Generates greedily for one batch of equally long prompts, with Transformers' own KV cache and attention."""
+def _with_generate(options: argparse.Namespace, workloads: Sequence[Workload]) -> list[list[float]]:
+    """Generates greedily for one batch, with Transformers' own KV cache and attention."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -145,26 +149,38 @@ def _with_generate(options: argparse.Namespace, workload: Workload) -> list[floa
         torch.set_num_threads(options.threads)
     model = _transformers_model(options)
     generator = torch.Generator().manual_seed(options.seed)
-    shape = (workload.num_requests, workload.num_prompt)
     seconds = []
-    for _ in range(options.repeat + 1):  # the first one warms up
-        prompts = torch.randint(5, model.config.vocab_size, shape, generator=generator).to(options.executor)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            made = model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                max_new_tokens=workload.num_output,
-                eos_token_id=None,
-                pad_token_id=_PAD,
-            )
-        assert made[:, workload.num_prompt :].cpu().shape[1] == workload.num_output
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+    for workload in workloads:
+        longest = max(output for _, output in workload.lengths)
+        _generated(model, workload, min(_WARM_UP_OUTPUT, longest), generator, options.executor)
+        seconds.append(
+            [_generated(model, workload, longest, generator, options.executor) for _ in range(options.repeat)]
+        )
+    return seconds
+
+
+def _generated(model: Any, workload: Workload, num_output: int, generator: torch.Generator, device: str) -> float:
+    """Returns the seconds until all rows have `num_output` tokens."""
+    lengths = torch.tensor([workload.num_shared + own for own, _ in workload.lengths])
+    longest = int(lengths.max())
+    prompts = torch.randint(5, model.config.vocab_size, (len(lengths), longest), generator=generator)
+    mask = (torch.arange(longest) >= longest - lengths.unsqueeze(1)).long()  # padding is on the left
+    prompts, mask = (prompts * mask).to(device), mask.to(device)
+    began = time.perf_counter()
+    with torch.inference_mode():
+        made = model.generate(
+            prompts,
+            attention_mask=mask,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            max_new_tokens=num_output,
+            eos_token_id=None,
+            pad_token_id=_PAD,
+        )
+    assert made[:, longest:].cpu().shape[1] == num_output
+    return time.perf_counter() - began
 
 
 def _transformers_model(options: argparse.Namespace) -> Any:
@@ -183,27 +199,31 @@ def _transformers_model(options: argparse.Namespace) -> Any:
         return made._from_config(made.config_class.from_dict(raw), dtype=dtype).eval()
 
 
-def _show(options: argparse.Namespace, workload: Workload, ways: Sequence[Way]) -> None:
+def _show(options: argparse.Namespace, workloads: Sequence[Workload], ways: Sequence[Way]) -> None:
     card = str(torch.cuda.get_device_name()) if options.executor == "cuda" else ""
     facts = machine_facts(("torch", "transformers", "triton"), card)
-    what = f"{options.model}, {workload}, {_DTYPES[options.executor]}"
-    print(f"{what}: {facts_line(facts)}; median of {options.repeat} runs")
-    first, last = ways[0].median, ways[-1].median
+    print(f"{options.model}, {_DTYPES[options.executor]}: {facts_line(facts)}; median of {options.repeat} runs")
+    last = ways[-1]
     cells = [
         (
+            str(workload),
             way.name,
-            f"{way.median:.3f}",
-            f"{min(way.seconds):.3f}..{max(way.seconds):.3f}",
-            f"{workload.num_requests * workload.num_output / way.median:,.0f}",
-            f"{first / way.median:.2f}",
-            f"{last / way.median:.2f}",
+            f"{way.median(index):.3f}",
+            f"{min(way.seconds[index]):.3f}..{max(way.seconds[index]):.3f}",
+            f"{workload.all_outputs / way.median(index):,.0f}",
+            f"{ways[0].median(index) / way.median(index):.2f}",
+            f"{last.median(index) / way.median(index):.2f}",
         )
+        for index, workload in enumerate(workloads)
         for way in ways
     ]
-    header = ("way", "seconds", "min..max", "out tok/s", "x generate", f"x {ways[-1].name.rpartition(' ')[2]}")
+    header = ("workload", "way", "seconds", "min..max", "out tok/s", "x generate", f"x {last.name.rpartition(' ')[2]}")
     print(render_table(header, cells, options.markdown))
-    document = {**facts, "model": options.model, **asdict(workload), "ways": [asdict(way) for way in ways]}
-    write_json(options.json, document)
+    rows = [
+        {**asdict(workload), "ways": [{"name": way.name, "seconds": way.seconds[index]} for way in ways]}
+        for index, workload in enumerate(workloads)
+    ]
+    write_json(options.json, {**facts, "model": options.model, "workloads": rows})
 
 
 if __name__ == "__main__":

@@ -166,9 +166,11 @@ class _EngineBench:
         prefix = self._tokens(workload.num_shared)
         if prefix and self._plan.warm_prefix:
             self._drive([self._request(prefix + self._tokens(1), 1, GREEDY)])
-        prompts = [prefix + self._tokens(workload.num_own) for _ in range(workload.num_requests)]
         made = SAMPLINGS[sampling]
-        requests = [self._request(prompt, workload.num_output, made(number)) for number, prompt in enumerate(prompts)]
+        requests = [
+            self._request(prefix + self._tokens(own), output, made(number))
+            for number, (own, output) in enumerate(workload.lengths)
+        ]
         before = self._engine.counters()
         seconds = self._drive(requests)
         after = self._engine.counters()

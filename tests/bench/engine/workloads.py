@@ -6,8 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_FORM = re.compile(r"(\d+)\s*x\s*(?:(\d+)|\(\s*(\d+)\s*(?:shared)?\s*\+\s*(\d+)\s*\))\s*/\s*(\d+)")
+import numpy as np
+
+_PROMPT = r"(?:(\d+)|\(\s*(\d+)\s*(?:shared)?\s*\+\s*(\d+)\s*\))"
+_FORM = re.compile(rf"(\d+)\s*x\s*{_PROMPT}\s*/\s*(\d+)(?:\s*~\s*(\d+(?:\.\d+)?))?")
 _LIMIT = 1 << 20
+_LONGEST = 4  # medians
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +22,21 @@ class Workload:
     num_own: int  # prompt tokens that are different in each request
     num_output: int
     num_shared: int = 0  # prompt tokens that all requests begin with
+    spread: float = 0.0  # of log-normal lengths, whose medians are num_own and num_output; 0: all are equal
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """Parses 256x512/256, or 256x(4096+64)/32 with 4096 shared tokens. Raises ValueError."""
+        """Parses 256x512/256, 256x(4096+64)/32 with 4096 shared tokens, or 256x512/256~0.9 with a spread of lengths.
+
+        Raises ValueError.
+        """
         match = _FORM.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{text!r} is no workload: write REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT")
-        count, plain, shared, own, output = (int(group or 0) for group in match.groups())
-        workload = cls(count, plain or own, output, shared)
+            raise ValueError(
+                f"{text!r} is no workload: write REQUESTSxIN/OUT or REQUESTSx(SHARED+OWN)/OUT, and ~SPREAD behind it"
+            )
+        count, plain, shared, own, output = (int(group or 0) for group in match.groups()[:5])
+        workload = cls(count, plain or own, output, shared, float(match[6] or 0))
         for name in ("num_requests", "num_own", "num_output"):
             if not 1 <= getattr(workload, name) <= _LIMIT:
                 raise ValueError(f"{text!r}: {name} must be 1 to {_LIMIT}")
@@ -39,12 +49,32 @@ class Workload:
 
     @property
     def num_total(self) -> int:
-        """Tokens of one request."""
-        return self.num_prompt + self.num_output
+        """Tokens of the longest request."""
+        longest = _LONGEST if self.spread else 1
+        return self.num_shared + longest * (self.num_own + self.num_output)
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Own prompt tokens and output tokens of each request; the same ones every time."""
+        if not self.spread:
+            return [(self.num_own, self.num_output)] * self.num_requests
+        factors = np.random.default_rng(0).lognormal(0.0, self.spread, (self.num_requests, 2)).clip(0, _LONGEST)
+        lengths = np.maximum(1, factors * (self.num_own, self.num_output)).astype(int)
+        return [(own, output) for own, output in lengths.tolist()]
+
+    @property
+    def all_prompts(self) -> int:
+        """Prompt tokens of all requests."""
+        return sum(self.num_shared + own for own, _ in self.lengths)
+
+    @property
+    def all_outputs(self) -> int:
+        """Output tokens of all requests."""
+        return sum(output for _, output in self.lengths)
 
     def __str__(self) -> str:
         prompt = f"({self.num_shared} shared + {self.num_own})" if self.num_shared else str(self.num_own)
-        return f"{self.num_requests} x {prompt}/{self.num_output}"
+        return f"{self.num_requests} x {prompt}/{self.num_output}" + (f" ~ {self.spread:g}" if self.spread else "")
 
 
 # vLLM 0.26.0 offline on one H200, 2026-11-21: bf16 dummy weights, CUDA graphs, torch.compile, prefix caching, greedy,

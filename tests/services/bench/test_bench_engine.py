@@ -17,6 +17,7 @@ MODEL = str(Path(__file__).parents[3] / "models" / "storyteller-7m")
         ("1 x 128/256", Workload(1, 128, 256)),
         ("256x(4096+64)/32", Workload(256, 64, 32, num_shared=4096)),
         ("256 x (4096 shared + 64)/32", Workload(256, 64, 32, num_shared=4096)),
+        ("64x256/128~0.9", Workload(64, 256, 128, spread=0.9)),
     ],
 )
 def test_a_workload_is_read_as_it_is_written(text, workload):
@@ -24,10 +25,25 @@ def test_a_workload_is_read_as_it_is_written(text, workload):
     assert Workload.parse(str(workload)) == workload
 
 
-@pytest.mark.parametrize("text", ["256x512", "x512/256", "0x512/256", "4x0/2", "4x(64+0)/2", "4x8/0", "4x-1/2", ""])
+@pytest.mark.parametrize(
+    "text", ["256x512", "x512/256", "0x512/256", "4x0/2", "4x(64+0)/2", "4x8/0", "4x-1/2", "4x8/2~", ""]
+)
 def test_invalid_workloads_are_refused(text):
     with pytest.raises(ValueError, match=r"workload|must be 1 to"):
         Workload.parse(text)
+
+
+def test_lengths_spread_around_their_medians():
+    workload = Workload(400, 256, 128, num_shared=16, spread=0.9)
+    lengths = workload.lengths
+    assert lengths == workload.lengths
+    for median, each in zip((256, 128), zip(*lengths, strict=True), strict=True):
+        assert 0.8 * median < sorted(each)[200] < 1.25 * median
+        assert max(each) == 4 * median
+        assert min(each) < median / 4
+    assert workload.num_total == 16 + 4 * (256 + 128)
+    assert workload.all_prompts == 400 * 16 + sum(own for own, _ in lengths)
+    assert Workload(3, 8, 2).lengths == [(8, 2)] * 3
 
 
 def test_the_tables_hold_every_published_row():

@@ -13,24 +13,26 @@ from support.engine.tiny_transformers_models import save_tiny
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(name, run, options, workload):
-        return bench_transformers.Way(name, tuple(run(options, workload)))
+    def here(name, run, options, workloads):
+        return bench_transformers.Way(name, run(options, workloads))
 
     monkeypatch.setattr(bench_transformers, "_apart", here)
 
 
 def run(folder: Path, *more: str) -> int:
-    words = ["--executor", "cpu", "--model", str(folder), "--workload", "2x8/4", "--repeat", "2", "--threads", "1"]
-    return bench_transformers.main([*words, *more])
+    words = ["--executor", "cpu", "--model", str(folder), "--repeat", "2", "--threads", "1"]
+    return bench_transformers.main([*words, "--workload", "2x8/4", "3x6/3~0.9", *more])
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_three_ways_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_model("llama", tmp_path)
     assert run(tmp_path, "--json", str(tmp_path / "out.json")) == 0
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert [way["name"].split()[-1] for way in found["ways"]] == ["generate", "transformers", "baton"]
-    assert all(len(way["seconds"]) == 2 and min(way["seconds"]) > 0 for way in found["ways"])
+    workloads = json.loads((tmp_path / "out.json").read_text())["workloads"]
+    assert [found["spread"] for found in workloads] == [0, 0.9]
+    for found in workloads:
+        assert [way["name"].split()[-1] for way in found["ways"]] == ["generate", "transformers", "baton"]
+        assert all(len(way["seconds"]) == 2 and min(way["seconds"]) > 0 for way in found["ways"])
     table = capsys.readouterr().out
     assert "x generate  x baton" in table
 
