@@ -12,6 +12,7 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from baton.kernels.reference import run_experts
+from baton.kernels.reference.linear.packed import is_large
 from baton.kernels.routing import Gate
 
 NUM_EXPERTS, HIDDEN, SIZE = 6, 24, 40
@@ -46,6 +47,19 @@ def case(num_tokens: int, top_k: int, spread: int = NUM_EXPERTS) -> Case:
 def test_the_sum_is_that_of_each_tokens_experts(num_tokens: int, top_k: int, spread: int) -> None:
     one = case(num_tokens, top_k, spread)
     torch.testing.assert_close(run_experts(*one, Gate()), one.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+def test_large_matrices_have_the_same_sums(num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    hidden, size, num_experts = 512, 512, 3
+    ids = torch.stack([torch.randperm(num_experts)[:2] for _ in range(num_tokens)])
+    gate_up, down = torch.randn(num_experts, 2 * size, hidden) / 16, torch.randn(num_experts, 2 * hidden, size) / 16
+    one = Case(torch.randn(num_tokens, hidden), torch.rand(num_tokens, 2), ids, gate_up, down[:, ::2])
+    assert is_large(gate_up[0])
+    torch.testing.assert_close(run_experts(*one, Gate()), one.expected(), rtol=1e-4, atol=1e-4)
+    whole = one._replace(down=down[:, :hidden].contiguous())
+    torch.testing.assert_close(run_experts(*whole, Gate()), whole.expected(), rtol=1e-4, atol=1e-4)
 
 
 def test_biases_and_clamped_gates_are_those_of_transformers() -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from baton.kernels.reference.linear.packed import beats_blas, is_large
 from baton.worker.layers.cpu.device import CpuKernels
 from baton.worker.quantization.base import LinearOps, Params
 from baton.worker.quantization.neighbours import Norm, Stream
-from baton.worker.quantization.onednn import beats_blas, is_large
 from baton.worker.quantization.registry import UNQUANTIZED
 
 _IN, _OUT = 512, 512

@@ -172,14 +172,20 @@ def test_prompts_have_the_logprobs_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["arcee", "mellum"])
-def test_models_can_be_made_for_a_gpu_with_experts_and_without(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_models_can_be_made_for_any_device_with_experts_and_without(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     save_tiny(tmp_path, kind)
     spec = load_config(tmp_path).transformers
     assert spec is not None
-    config = config_on(spec, dtype, torch.device("cuda"))
-    with torch.device("meta"):
-        installed.made_of(spec.class_name, config, dtype)
-    assert config._experts_implementation != "grouped_mm" or (kind, dtype) == ("mellum", torch.bfloat16)
+    chosen = {}
+    for device in ("cuda", "cpu"):
+        config = config_on(spec, dtype, torch.device(device))
+        with torch.device("meta"):
+            installed.made_of(spec.class_name, config, dtype)
+        chosen[device] = config._experts_implementation
+    assert (chosen["cuda"] == "grouped_mm") == ((kind, dtype) == ("mellum", torch.bfloat16))
+    assert (chosen["cpu"] == "baton") == (kind == "mellum")
 
 
 def test_longest_sequences_follow_from_yarn(tmp_path: Path) -> None:

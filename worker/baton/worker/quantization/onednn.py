@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from baton.kernels.reference.linear.packed import can_pack, fuses, pack, packed_linear, packed_sum
+from baton.kernels.reference.linear.packed import fuses, pack, packed_linear, packed_sum
 from baton.worker.quantization.base import LinearOps, Params
 from baton.worker.quantization.neighbours import Norm, Stream
-
-_LEAST_VALUES = 1 << 18  # a call costs 20 us more than one of the BLAS
-
-
-def beats_blas() -> bool:
-    """Returns whether oneDNN is faster than this PyTorch's BLAS: MKL multiplies one row by a single thread."""
-    has_mkl = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
-    return has_mkl and can_pack(torch.float32)
-
-
-def is_large(weight: Tensor) -> bool:
-    """Returns whether oneDNN multiplies a matrix faster than MKL does. Half precision always takes oneDNN."""
-    return weight.dtype is torch.float32 and weight.numel() >= _LEAST_VALUES
 
 
 class OneDnnOps(LinearOps):

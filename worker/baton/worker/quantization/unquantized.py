@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.reference.linear.packed import beats_blas, is_large
 from baton.kernels.table import SMALL_ADD, SMALL_GATE, SMALL_PROJECT, SUMMING_ADD, Case, Row, find
 from baton.worker.quantization.base import LinearOps, LinearShape, Params, Source
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
-from baton.worker.quantization.onednn import OneDnnOps, beats_blas, is_large
+from baton.worker.quantization.onednn import OneDnnOps
 
 
 class Unquantized:

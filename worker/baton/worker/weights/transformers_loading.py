@@ -14,9 +14,9 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.transformers_backend import attention, installed
+from baton.worker.models.transformers_backend import attention, experts, installed
 from baton.worker.models.transformers_backend.spec import TransformersSpec
-from baton.worker.models.transformers_backend.trial import EXPERTS
+from baton.worker.models.transformers_backend.trial import EXPERTS as BATCHED
 from baton.worker.models.transformers_backend.weights import TransformersWeights
 from baton.worker.weights.tensors import Tensors
 
@@ -82,12 +82,19 @@ def _spec_of(config: ModelConfig) -> TransformersSpec:
 def config_on(spec: TransformersSpec, dtype: torch.dtype, device: torch.device) -> PreTrainedConfig:
     """Returns the config of a model that Baton's attention and a device's experts compute."""
     attention.register()
+    experts.register()
     config = installed.config_of(spec.class_name, json.loads(spec.raw_config), spec.class_name)
     config._attn_implementation = attention.ATTENTION
-    if device.type == "cuda" and installed.takes_experts(spec.class_name):
-        # Grouped products take half precision; neither form waits for the device.
-        config._experts_implementation = EXPERTS if dtype == torch.float32 else "grouped_mm"
+    if installed.takes_experts(spec.class_name):
+        config._experts_implementation = _experts_on(device, dtype)
     return config
+
+
+def _experts_on(device: torch.device, dtype: torch.dtype) -> str:
+    """Returns the name in Transformers of experts that do not wait for a GPU, or of Baton's on a CPU."""
+    if device.type == "cpu":
+        return experts.EXPERTS
+    return BATCHED if dtype == torch.float32 else "grouped_mm"  # which takes half precision
 
 
 def _check(checkpoint: Tensors, info: dict[str, Any]) -> None:

@@ -1,12 +1,27 @@
-"""Linears on a CPU whose matrix is laid out once for oneDNN, with the activation or the addition in the same pass."""
+"""Linears on a CPU by oneDNN, over matrices as they are or laid out for it, with the activation in the same pass."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
 
+_LEAST_VALUES = 1 << 18  # a call costs 20 us more than one of the BLAS
 # By our names of activations: oneDNN's name, and its algorithm.
 _ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+
+
+@cache
+def beats_blas() -> bool:
+    """Returns whether oneDNN is faster than this PyTorch's BLAS: MKL multiplies one row by a single thread."""
+    has_mkl = bool(torch.backends.mkl.is_available())
+    return has_mkl and can_pack(torch.float32)
+
+
+def is_large(weight: Tensor) -> bool:
+    """Returns whether oneDNN multiplies a matrix faster than MKL does. Half precision always takes oneDNN."""
+    return weight.dtype is torch.float32 and weight.numel() >= _LEAST_VALUES
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.kernels.packed.weight import rounds
 from baton.kernels.reference.moe.experts import gated_by
+from baton.kernels.reference.moe.groups import Groups
 from baton.kernels.routing import Gate
 from baton.kernels.table import WeightsKind
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, QuantMethod, Source
@@ -84,21 +85,13 @@ class _Ops(ExpertsOps):
         self._ops = ops
 
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
-        num_tokens, top_k = ids.shape
-        experts, order = ids.flatten().sort(stable=True)
-        hit, counts = experts.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
-        rows = x.index_select(0, order.div(top_k, rounding_mode="floor"))
-        sorted_out = torch.empty_like(rows)
-        start = 0
-        for expert, count in zip(hit.tolist(), counts.tolist(), strict=True):
-            mine = slice(start, start + count)
+        groups = Groups(ids)
+        rows = groups.rows(x)
+        out = torch.empty_like(rows)
+        for expert, mine in groups.runs:
             gate_up = self._ops[GATE_UP].multiply(expert_of(params, GATE_UP, expert), rows[mine])
-            gated = gated_by(gate_up, gate)
-            self._ops[DOWN].multiply(expert_of(params, DOWN, expert), gated, out=sorted_out[mine])
-            start += count
-        # Sums over a token's experts are in the order of its choice, independent of other tokens.
-        pairs = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out).view(num_tokens, top_k, -1)
-        return torch.bmm(weights.to(pairs.dtype).unsqueeze(1), pairs).squeeze(1)
+            self._ops[DOWN].multiply(expert_of(params, DOWN, expert), gated_by(gate_up, gate), out=out[mine])
+        return groups.sums(out, weights)
 
 
 def linears_of(shape: ExpertsShape, expert: int) -> dict[str, LinearShape]:
