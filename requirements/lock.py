@@ -74,7 +74,7 @@ def lock_files(project: Mapping[str, object]) -> tuple[LockFile, ...]:
 def image_files() -> tuple[LockFile, ...]:
     """Returns the lock files that deploy/Dockerfile installs."""
     return (
-        LockFile("control.lock", ("gateway", "router"), False, "all.lock"),
+        LockFile("control.lock", ("gateway", "kubernetes", "router"), False, "all.lock"),
         LockFile("worker.lock", ("cuda", "gguf", "kv-events", "rdma", "worker"), True, "all.lock"),
         LockFile("worker-cpu.lock", ("gguf", "kv-events", "worker"), False, "all.lock"),
         LockFile("build.lock", (), True),

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from baton.services import cli
+from baton.services import cli, extras
 from baton.services.bench import command as bench
 
 
@@ -56,6 +56,11 @@ def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(capsy
     assert cli.main(["certs", "--dir", "nowhere"], {}) == cli.EXIT_NOT_INSTALLED
     expected = 'baton certs: the package cryptography is not installed; pip install "baton-inference[certs]"\n'
     assert capsys.readouterr().err == expected
+
+
+def test_a_package_of_a_feature_is_installed_by_the_features_extra():
+    assert extras.advice("router", "kubernetes").endswith('; pip install "baton-inference[kubernetes]"')
+    assert extras.advice("router", "numpy").endswith('; pip install "baton-inference[router]"')
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):
@@ -129,4 +134,4 @@ def test_bench_without_a_package_prints_the_extra_that_has_it(monkeypatch, capsy
     assert bench.main(["serve"]) == 1
     assert 'orjson is not installed; pip install "baton-inference[bench]"' in capsys.readouterr().err
     assert bench.main(["latency"]) == 1
-    assert 'pip install "baton-inference[all]"' in capsys.readouterr().err
+    assert 'pip install "baton-inference[serve]"' in capsys.readouterr().err

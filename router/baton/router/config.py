@@ -30,7 +30,7 @@ class RouterConfig:
         default=(),
         metadata={
             "help": "The workers: host:port, dns://name:port (resolved again every 5 s), or "
-            "k8s://namespace/service:port (its EndpointSlices are watched).",
+            "k8s://namespace/service:port (its EndpointSlices are watched, with the extra `kubernetes`).",
             "metavar": "HOST:PORT,..",
         },
     )

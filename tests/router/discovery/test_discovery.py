@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 
 import pytest
 from support.fleet.kvstore_node import eventually
@@ -101,6 +102,17 @@ async def test_a_source_that_breaks_is_not_swallowed():
 )
 def test_sources_are_distinguished(values, kind):
     assert type(discovery_of(values, KubernetesApi(), "workers")) is kind
+
+
+def test_a_service_of_kubernetes_needs_its_client(monkeypatch):
+    for name in ("kubernetes", "kubernetes.aio.client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        InvalidRequest,
+        match=r'workers: k8s:// needs the package kubernetes: pip install "baton-inference\[kubernetes\]"',
+    ):
+        discovery_of(("k8s://ml/workers:grpc",), KubernetesApi(), "workers")
+    assert type(discovery_of(("a:1",), KubernetesApi(), "workers")) is StaticDiscovery
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from dataclasses import replace
 
 import pytest
@@ -200,6 +201,16 @@ def test_rights_at_the_api_server(status, slices, level, word):
     assert found.level is level
     assert word in found.fix
     assert "kubectl -n baton" in found.fix or status not in (403, 200) or level is Level.OK
+
+
+async def test_a_router_that_lacks_the_client_of_kubernetes_gets_the_line_that_installs_it(monkeypatch):
+    for name in ("kubernetes", "kubernetes.aio.client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    targets = Targets("router", watched=("k8s://baton/workers:8100",), kubernetes_url="http://127.0.0.1:1")
+    (found,) = kubernetes.check_watches(await kubernetes.observe_watches(targets, 5))
+    assert found.level is Level.FAILED
+    assert "the package kubernetes is not installed" in found.what
+    assert found.fix == 'pip install "baton-inference[kubernetes]"'
 
 
 def test_a_model_that_does_not_fit_is_reported_with_both_sizes():

@@ -1,4 +1,4 @@
-"""Python environments with Baton from its wheel: only with its requirements, or with all extras."""
+"""Python environments with Baton from its wheel and the packages that it requires with some extras."""
 
 from __future__ import annotations
 
@@ -6,59 +6,75 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator, Sequence
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 
-from support.processes.stack import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support.processes.service_process import ROOT
 
-from baton.services.extras import DISTRIBUTION, required_packages
+from baton.services.extras import DISTRIBUTION
 
 
 def build_wheel(folder: Path) -> Path:
     """Builds the wheel of this checkout."""
     words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = folder.glob(f"{DISTRIBUTION.replace('-', '_')}-*.whl")
     return wheel
 
 
 class WheelEnvironment:
-    """A virtual environment with the wheel unpacked. Other packages come from the environment of the tests."""
+    """A virtual environment with the wheel unpacked. Other packages are links to those of the tests' environment."""
 
-    def __init__(self, folder: Path, wheel: Path, *, extras: bool) -> None:
+    def __init__(self, folder: Path, wheel: Path, extras: Sequence[str] = ()) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
         (self._site,) = (folder / "lib").glob("python3*/site-packages")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(self._site)
-        if extras:
-            # Python ignores .pth files in a path that comes from a .pth file, so editable installs are not included.
-            lines = {str(Path(str(metadata.distribution(name).locate_file("")))) for name in ("grpcio", "torch")}
-            (self._site / "packages.pth").write_text("\n".join(lines))
-        else:
-            for name in _closure():
-                self._link(metadata.distribution(name))
+        self.packages = _closure(_requirements_in(wheel), extras)
+        for name in self.packages:
+            self._link(metadata.distribution(name))
 
     def _link(self, distribution: metadata.Distribution) -> None:
-        for file in distribution.files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
-                target = self._site / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if not target.exists():
-                    target.symlink_to(Path(str(distribution.locate_file(file))))
+        files = [file for file in distribution.files or () if ".." not in file.parts]
+        folders = {file.parts[0] for file in files if file.parts[1:] == ("__init__.py",)}
+        for file in [*folders, *(file for file in files if file.parts[0] not in folders)]:
+            target = self._site / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                target.symlink_to(Path(str(distribution.locate_file(file))))
 
     def baton(self, *words: str) -> list[str]:
         """Returns the command of Baton's CLI."""
         return [str(self.python), "-m", "baton.services.cli", *words]
 
 
-def _closure() -> list[str]:
-    """Returns the wheel's requirements without extras, including transitive ones."""
-    found: list[str] = []
-    waiting = required_packages(metadata.requires(DISTRIBUTION) or [], ())
+def _requirements_in(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+
+
+def _closure(requirements: Sequence[str], extras: Sequence[str]) -> list[str]:
+    """Returns the wheel's requirements with these extras, including transitive ones."""
+    found: dict[str, set[str]] = {}  # the extras of each package
+    waiting = [*_needed(requirements, extras)]
     while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.append(name)
-            waiting += required_packages(metadata.requires(name) or [], ())
-    return found
+        one = waiting.pop()
+        name = canonicalize_name(one.name)
+        if name in found and found[name] >= one.extras:
+            continue
+        found.setdefault(name, set()).update(one.extras)
+        own = requirements if name == DISTRIBUTION else metadata.requires(name) or []
+        waiting += _needed(own, sorted(found[name]))
+    return sorted(found.keys() - {DISTRIBUTION})
+
+
+def _needed(requirements: Sequence[str], extras: Sequence[str]) -> Iterator[Requirement]:
+    for one in map(Requirement, requirements):
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield one

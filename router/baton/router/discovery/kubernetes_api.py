@@ -81,6 +81,17 @@ class KubernetesApi:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{field}={self.url!r} is not http://host or https://host", field=field)
 
+    def load_client(self, field: str) -> None:
+        """Imports Kubernetes' client, so that a router without it does not start. Raises InvalidRequest."""
+        try:
+            import kubernetes.aio.client  # noqa: F401
+        except ImportError as error:
+            package = (error.name or str(error)).partition(".")[0]
+            raise InvalidRequest(
+                f'{field}: k8s:// needs the package {package}: pip install "baton-inference[kubernetes]"',
+                field=field,
+            ) from error
+
     async def list_slices(self, namespace: str, service: str, page_seconds: float) -> SliceList:
         """Returns all pages. ApiError, TimeoutError."""
         from kubernetes.aio.client import ApiClient, DiscoveryV1Api

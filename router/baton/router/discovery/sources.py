@@ -28,6 +28,8 @@ def check_sources(values: Sequence[str], field: str) -> None:
 def discovery_of(values: Sequence[str], api: KubernetesApi, field: str, pace: Pace | None = None) -> Discovery:
     """Returns the source of all addresses that the values stand for."""
     check_sources(values, field)
+    if any(value.startswith(_KUBERNETES) for value in values):
+        api.load_client(field)
     fixed = [value for value in values if not value.startswith((_DNS, _KUBERNETES))]
     sources: list[Discovery] = [StaticDiscovery(fixed)] if fixed else []
     for value in values:

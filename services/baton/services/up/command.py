@@ -133,7 +133,7 @@ def _check_installed(executor: str) -> None:
     missing = sorted({name for service in services for name in extras.missing_packages(service)})
     if missing:
         what = f"the package {missing[0]} is" if len(missing) == 1 else f"the packages {', '.join(missing)} are"
-        raise settings.SettingsError(f"{what} not installed; {extras.install_line(extras.ALL)}")
+        raise settings.SettingsError(f"{what} not installed; {extras.install_line(extras.SERVE)}")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.services import extras
 from baton.services.doctor.finding import Finding, failed, ok, warning
 from baton.services.doctor.targets import Targets
 
@@ -20,6 +21,7 @@ class WatchFacts:
     status: int
     problem: str = ""
     num_slices: int = 0
+    missing: str = ""  # a package without which there is no request
 
     @property
     def namespace(self) -> str:
@@ -34,7 +36,10 @@ class WatchFacts:
 
 def check_watches(facts: tuple[WatchFacts, ...]) -> Iterator[Finding]:
     for one in facts:
-        if one.status == _FORBIDDEN:
+        if one.missing:
+            what = f"{one.source}: the package {one.missing} is not installed"
+            yield failed(_TOPIC, what, extras.install_line(extras.KUBERNETES))
+        elif one.status == _FORBIDDEN:
             fix = (
                 f"kubectl -n {one.namespace} create rolebinding baton-router --role=baton-router "
                 f"--serviceaccount={one.namespace}:baton-router   (the Role: get, list, watch of endpointslices)"
@@ -68,6 +73,8 @@ async def observe_watches(targets: Targets, seconds: float) -> tuple[WatchFacts,
             listed = await api.list_slices(one.namespace, one.service, seconds)
         except ApiError as error:
             found.append(WatchFacts(source, error.status, str(error).partition("\n")[0][:200]))
+        except ModuleNotFoundError as error:
+            found.append(WatchFacts(source, 0, missing=(error.name or str(error)).partition(".")[0]))
         except TimeoutError:
             found.append(WatchFacts(source, 0, f"no answer within {seconds:.0f} s"))
         else:
