@@ -30,7 +30,7 @@ COMMANDS = {
     "keys": ("keys", "create", "--api-keys", "keys.toml", "--tenant", "a"),
     "certs": ("certs", "--dir", "certs"),
     "top": ("top", "http://127.0.0.1:1", "--once"),
-    "probe": ("probe", "127.0.0.1:1"),
+    "probe": ("probe", "--address", "127.0.0.1:1"),
     "drain": ("drain", "127.0.0.1:1"),
     "metrics": ("metrics",),
     "simulate": ("simulate",),
@@ -117,7 +117,7 @@ def _check_every_door(url: str, environment: WheelEnvironment, grpc_address: str
     assert json.loads(answer["choices"][0]["message"]["content"]) in ("red", "blue")
     for path in ("/", "/docs", "/console", "/metrics"):
         assert httpx.get(url + path, timeout=60, follow_redirects=True).status_code == 200, path
-    probe = environment.baton("probe", grpc_address)
+    probe = environment.baton("probe", "--address", grpc_address)
     assert subprocess.run(probe, env=_variables(), capture_output=True, timeout=60).returncode == 0
 
 

@@ -129,5 +129,6 @@ def _cpu_seconds() -> float:
 
 
 def _variables() -> dict[str, str]:
-    """Returns this process's variables without what would replace the installed package."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Returns this process's variables without what would replace the installed package, or keep bytecode unwritten."""
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
