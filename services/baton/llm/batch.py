@@ -51,7 +51,9 @@ class Batch(Generic[R]):
         self._start_one = start
         self._in_order = in_order
         self._window = window or engine.arguments.config.max_num_requests * (1 + _QUEUED_BATCHES)
-        self._results: queue.SimpleQueue[tuple[int, R | BaseException]] = queue.SimpleQueue()
+        self._step_tokens = engine.arguments.config.max_num_batched_tokens
+        self._results: queue.SimpleQueue[list[tuple[int, R | BaseException]]] = queue.SimpleQueue()
+        self._ended: list[tuple[int, R | BaseException]] = []  # on the loop: for the next turn's `_hand_over`
         self._tasks: set[asyncio.Task[None]] = set()  # on the loop
         self._unfinished: set[int] = set()  # on the loop
         self._generations: dict[int, Generation] = {}  # on the loop
@@ -80,10 +82,10 @@ class Batch(Generic[R]):
                     self._thread.call(self._begin, fresh)
                 if not open_works:
                     break
-                index, result = self._results.get()
-                if isinstance(result, BaseException):
-                    raise _placed(result, open_works[index].index, num_started)
-                ready[index] = result
+                for index, result in self._results.get():
+                    if isinstance(result, BaseException):
+                        raise _placed(result, open_works[index].index, num_started)
+                    ready[index] = result
                 for done in self._returnable(ready, num_returned):
                     work = open_works.pop(done)
                     num_outputs -= work.prepared.n
@@ -104,22 +106,26 @@ class Batch(Generic[R]):
 
     def _begin(self, works: Mapping[int, Work]) -> None:
         self._unfinished.update(works)
-        items = list(works.items())
-        for first in range(0, len(items), _GROUP):
-            self._run_task(self._encode(items[first : first + _GROUP]))
-
-    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._start_all(list(works.items())))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _encode(self, items: Sequence[tuple[int, Work]]) -> None:
+    async def _start_all(self, items: Sequence[tuple[int, Work]]) -> None:
+        for first in range(0, len(items), _GROUP):
+            await self._start_group(items[first : first + _GROUP])
+
+    async def _start_group(self, items: Sequence[tuple[int, Work]]) -> None:
         found = await asyncio.gather(*(encode(self._engine, work) for _, work in items), return_exceptions=True)
+        num_tokens = 0
         for (index, work), encoded in zip(items, found, strict=True):
             if isinstance(encoded, BaseException):
-                self._results.put((index, encoded))
-            else:
-                self._run_task(self._start(index, work, encoded))
+                self._end(index, encoded)
+                continue
+            await self._start(index, work, encoded)
+            num_tokens += len(encoded.token_ids)
+            if num_tokens >= self._step_tokens:
+                num_tokens = 0
+                await asyncio.sleep(0)  # The engine computes these prompts while the next are started.
 
     async def _start(self, index: int, work: Work, encoded: Encoded) -> None:
         try:
@@ -127,7 +133,7 @@ class Batch(Generic[R]):
                 self._engine, work, encoded, lambda running: self._finish(index, running)
             )
         except Exception as error:
-            self._results.put((index, error))
+            self._end(index, error)
             return
         if self._closed:
             generation.abort()
@@ -137,7 +143,17 @@ class Batch(Generic[R]):
     def _finish(self, index: int, running: Running[R]) -> None:
         self._unfinished.discard(index)
         self._generations.pop(index, None)
-        self._results.put((index, running.error or running.snapshot()))
+        self._end(index, running.error or running.snapshot())
+
+    def _end(self, index: int, result: R | BaseException) -> None:
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self._ended.append((index, result))
+
+    def _hand_over(self) -> None:
+        """Wakes the caller's thread once for all requests that ended in one turn of the loop."""
+        ended, self._ended = self._ended, []
+        self._results.put(ended)
 
     def _close(self) -> None:
         self._closed = True

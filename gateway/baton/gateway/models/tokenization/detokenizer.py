@@ -50,13 +50,11 @@ class ByteLevelDetokenizer:
         self._pending = False
 
     def push(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) == 1 and not self._pending:
-            token_id = token_ids[0]
-            if token_id >= len(self._texts):
-                return ""
-            text = self._texts[token_id]
-            if text is not None:
-                return text
+        if not self._pending:
+            try:
+                return "".join(map(self._texts.__getitem__, token_ids))  # type: ignore[arg-type]
+            except (TypeError, IndexError):  # a token that is part of a character, or has no text
+                pass
         return self._decode(token_ids)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
