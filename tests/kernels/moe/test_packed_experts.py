@@ -12,7 +12,7 @@ from support.kernels.harness import BOUNDS, cases, relative_error
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.moe.experts import run_experts, run_rounded_experts
+from baton.kernels.moe.experts import run_experts
 from baton.kernels.moe.few_packed import run_few_packed
 from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import PackedWeight, rounds

@@ -1,4 +1,8 @@
-"""Activations that are rounded to e4m3, for products on the matrix unit's floats of 8 bits."""
+"""Activations in e4m3, for products on the matrix unit's floats of 8 bits: rounded, or in two parts.
+
+Two parts hold what bf16 has: the first is x rounded, the second what is missing, 16 times as large. Their scales are
+powers of 2, so that no digit of 8 is lost, unless a value is 2^13 times smaller than the largest of its unit.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,92 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton.kernels.overlap import overlaps
+
+
+@triton.jit
+def unit_scale(largest, PARTS: tl.constexpr):
+    """Returns the scale of numbers up to `largest`: of two parts, a power of 2."""
+    scale = tl.maximum(largest, 1e-12) / 448.0
+    if PARTS > 1:
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return scale
+
+
+@triton.jit
+def _nearest(x):
+    """Returns fp32 rounded to 4 digits, the even one of two that are as near."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits + 0x7FFFF + (bits >> 20 & 1) & -0x100000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_parts(out_ptr, x, at, stride, mask, PARTS: tl.constexpr):
+    """Stores x, of at most 448, at `at`, and its second part `stride` behind."""
+    first = _nearest(tl.clamp(x, -448.0, 448.0))
+    tl.store(out_ptr + at, first.to(out_ptr.dtype.element_ty), mask=mask)
+    if PARTS > 1:
+        second = _nearest(tl.clamp((x - first) * 16.0, -448.0, 448.0))
+        tl.store(out_ptr + at + stride, second.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_scales(scale_ptr, scale, at, mask, PARTS: tl.constexpr):
+    """Stores the scales of all parts, which are neighbours."""
+    tl.store(scale_ptr + at, scale, mask=mask)
+    if PARTS > 1:
+        tl.store(scale_ptr + at + 1, scale / 16.0, mask=mask)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _round_kernel(
-    out_ptr,  # [m, K] e4m3
-    scale_ptr,  # [K / UNIT, m] fp32
+    out_ptr,  # [m, PARTS, K] e4m3
+    scale_ptr,  # [K / UNIT, m, PARTS] fp32
     x_ptr,  # [m, K]
     m,
     K: tl.constexpr,
     UNIT: tl.constexpr,
     UNITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """out_mk = x_mk / scale_m, scale_m = max_k |x_mk| / 448, for each unit of columns"""
     # grid: (m)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0)
     units = tl.arange(0, UNITS)
     ks = units[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-    at = token.to(tl.int64) * K + ks
-    x = tl.load(x_ptr + at, mask=ks < K, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1), 1e-12) / 448.0
-    rounded = tl.clamp(x / scale[:, None], -448.0, 448.0)
-    tl.store(out_ptr + at, rounded.to(out_ptr.dtype.element_ty), mask=ks < K)
-    tl.store(scale_ptr + units * m + token, scale, mask=units * UNIT < K)
+    x = tl.load(x_ptr + token.to(tl.int64) * K + ks, mask=ks < K, other=0.0).to(tl.float32)
+    scale = unit_scale(tl.max(tl.abs(x), 1), PARTS)
+    store_parts(out_ptr, x / scale[:, None], token.to(tl.int64) * (PARTS * K) + ks, K, ks < K, PARTS)
+    store_scales(scale_ptr, scale, (units * m + token) * PARTS, units * UNIT < K, PARTS)
 
 
-def rounded(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
-    """Returns x [m, k] in e4m3, and the scales [k / group, m] by which it is multiplied; group 0: all columns."""
+def rounded(x: Tensor, group: int = 0, parts: int = 1) -> tuple[Tensor, Tensor]:
+    """Returns x [m, k] in e4m3, [m * parts, k], and the scales [k / group, m * parts] by which it is multiplied.
+
+    Group 0: all columns. A row's parts are neighbours; their sum is x.
+    """
     m, k = x.shape
     units = triton.cdiv(k, group) if group else 1
-    out = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(units, m, dtype=torch.float32, device=x.device)
-    unit = group or triton.next_power_of_2(k)
-    _round_kernel[(m,)](out, scale, x, m, K=k, UNIT=unit, UNITS=triton.next_power_of_2(units), num_warps=8)
+    out = torch.empty(m * parts, k, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(units, m * parts, dtype=torch.float32, device=x.device)
+    unit, overlap = group or triton.next_power_of_2(k), overlaps(x)
+    _round_kernel[(m,)](
+        out,
+        scale,
+        x,
+        m,
+        K=k,
+        UNIT=unit,
+        UNITS=triton.next_power_of_2(units),
+        PARTS=parts,
+        OVERLAP=overlap,
+        num_warps=8,
+        launch_pdl=overlap,
+    )
     return out, scale
