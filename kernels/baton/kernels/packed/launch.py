@@ -16,7 +16,7 @@ LANE_COLUMNS = {"e4m3": 16, "bytes": 16, "e2m1": 32, "words": 32, "rows_of_words
 def pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns what is stored, scales, zeros and groups; `nothing` for those that the weight lacks."""
     scale, zero, groups = (nothing if one is None else one for one in (weight.scale, weight.zero, weight.groups))
-    return weight.stored, scale, zero, groups
+    return _readable(weight), scale, zero, groups
 
 
 def constants(weight: PackedWeight, k: int, block_k: int, most: int) -> dict[str, Any]:
@@ -50,8 +50,13 @@ def row_constants(weight: PackedWeight) -> dict[str, Any]:
 
 def expert_steps(weight: PackedWeight) -> dict[str, int]:
     """Returns how far an expert's elements are behind those of the one before it."""
-    steps = {"STORED_STEP": weight.stored, "SCALE_STEP": weight.scale, "ZERO_STEP": weight.zero}
+    steps = {"STORED_STEP": _readable(weight), "SCALE_STEP": weight.scale, "ZERO_STEP": weight.zero}
     return {name: 0 if tensor is None else tensor.numel() for name, tensor in steps.items()}
+
+
+def _readable(weight: PackedWeight) -> Tensor:
+    """Returns what is stored as kernels load it: floats of 4 bits as words of 8."""
+    return weight.stored.view(torch.int32) if weight.numbers == "e2m1" else weight.stored
 
 
 def _unit(weight: PackedWeight, most: int) -> int:

@@ -28,7 +28,7 @@ def load_stored(
         inside = (rows < n // 8)[:, None] & (columns < K)[None, :]
         at = rows.to(tl.int64)[:, None] * K + columns[None, :]
     else:
-        per: tl.constexpr = 32 // BITS if NUMBERS == "words" else 8 // BITS
+        per: tl.constexpr = 32 // BITS if NUMBERS == "words" or NUMBERS == "e2m1" else 8 // BITS
         rows = first + tl.arange(0, BLOCK_N)
         columns = start // per + tl.arange(0, BLOCK_K // per)
         inside = (rows < n)[:, None] & (columns < K // per)[None, :]
@@ -38,7 +38,7 @@ def load_stored(
 
 @triton.jit
 def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Returns the stored numbers [BLOCK_N, BLOCK_K] fp32."""
+    """Returns the stored numbers [BLOCK_N, BLOCK_K] fp32, which `_less` corrects if they are of words."""
     if NUMBERS == "e4m3":
         if stored.dtype == tl.uint8:
             # As float16, whose exponents are 8 larger.
@@ -50,32 +50,70 @@ def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.co
     elif NUMBERS == "bytes":
         numbers = stored.to(tl.float32)
     elif NUMBERS == "e2m1":
-        # As float16, whose exponents are 14 larger; `factors_of` multiplies the scales.
-        wide = stored.to(tl.int32)
-        pairs = tl.join(wide, wide >> 4)
-        halves = ((pairs & 7) << 9 | (pairs & 8) << 12).to(tl.int16)
-        numbers = tl.reshape(halves.to(tl.float16, bitcast=True).to(tl.float32), [BLOCK_N, BLOCK_K])
+        # As float16, whose exponents are 14 larger; `scales_of` multiplies the scales.
+        numbers = tl.reshape(
+            _in_order(_e2m1(stored << 12), _e2m1(stored << 8), _e2m1(stored << 4), _e2m1(stored)), [BLOCK_N, BLOCK_K]
+        )
     elif NUMBERS == "rows_of_words":
         parts = tl.join(stored, stored >> 8)
         parts = tl.join(parts, parts >> 4)
         parts = tl.join(parts, parts >> 16)
         numbers = tl.reshape(tl.permute(_floats(parts, BITS), (0, 2, 3, 4, 1)), [BLOCK_N, BLOCK_K])
+    elif BITS == 4:
+        numbers = tl.reshape(
+            _in_order(_nibbles(stored), _nibbles(stored >> 4), _nibbles(stored >> 8), _nibbles(stored >> 12)),
+            [BLOCK_N, BLOCK_K],
+        )
     else:
         parts = tl.join(stored, stored >> 16)
         parts = tl.join(parts, parts >> 8)
-        if BITS <= 4:
+        if BITS == 2:
             parts = tl.join(parts, parts >> 4)
-        if BITS <= 2:
             parts = tl.join(parts, parts >> 2)
         numbers = tl.reshape(_floats(parts, BITS), [BLOCK_N, BLOCK_K])
     return numbers
 
 
 @triton.jit
+def _e2m1(words):
+    """Returns the first bits of each half of words as those of float16."""
+    return (words & -0x7FFF8000) | ((words >> 3) & 0x0E000E00)
+
+
+@triton.jit
+def _nibbles(words):
+    """Returns the last 4 bits of each half of words as float16, plus 1024."""
+    return (words & 0x000F000F) | 0x64006400
+
+
+@triton.jit
+def _in_order(first, second, third, fourth):
+    """Returns pairs of float16, of which a word has numbers n and n + 4, as fp32 in the order of the numbers."""
+    return tl.join(tl.join(_halves(first), _halves(third)), tl.join(_halves(second), _halves(fourth)))
+
+
+@triton.jit
+def _halves(words):
+    """Returns both float16 of words as fp32."""
+    first = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return tl.join(first, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
+
+
+@triton.jit
 def _floats(words, BITS: tl.constexpr):
-    """Returns the last bits of words as fp32."""
+    """Returns the last bits of words as fp32, plus 2^23."""
     mask: tl.constexpr = (1 << BITS) - 1
-    return (words & mask | _ONES).to(tl.float32, bitcast=True) - _OFFSET
+    return (words & mask | _ONES).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _less(numbers, zero, NUMBERS: tl.constexpr, BITS: tl.constexpr):
+    """Returns the numbers less their zeros, and less what `numbers_of` has added."""
+    if NUMBERS == "words" and BITS == 4:
+        zero += 1024.0
+    elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+        zero += _OFFSET
+    return numbers - zero
 
 
 @triton.jit
@@ -165,10 +203,9 @@ def tile_of(
     tile = numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K)
     if ZEROED:
         zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
-        tile -= _spread(zero, BLOCK_N, BLOCK_K, UNIT)
+        tile = _less(tile, _spread(zero, BLOCK_N, BLOCK_K, UNIT), NUMBERS, BITS)
     elif NUMBERS == "words" or NUMBERS == "rows_of_words":
-        middle: tl.constexpr = 1 << (BITS - 1)
-        tile -= middle
+        tile = _less(tile, 1 << (BITS - 1), NUMBERS, BITS)
     scale = tl.full([BLOCK_N, 1], 1.0, tl.float32)
     if SCALED:
         scales = scales_of(scale_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS)
@@ -253,10 +290,9 @@ def sums_of(
     tile = tl.reshape(numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K), [BLOCK_N, units, UNIT])
     if ZEROED:
         zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
-        tile -= zero[:, :, None]
+        tile = _less(tile, zero[:, :, None], NUMBERS, BITS)
     elif NUMBERS == "words" or NUMBERS == "rows_of_words":
-        middle: tl.constexpr = 1 << (BITS - 1)
-        tile -= middle
+        tile = _less(tile, 1 << (BITS - 1), NUMBERS, BITS)
     sums = tl.sum(tile * x[None, :, :], 2)
     if SCALED:
         sums *= scales_of(scale_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS)

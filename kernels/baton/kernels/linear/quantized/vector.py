@@ -63,7 +63,7 @@ def _vector_kernel(
         gdc_launch_dependents()
         gdc_wait()
     acc = tl.zeros([BLOCK_N, units], tl.float32)
-    for start in tl.range(0, K, BLOCK_K):
+    for start in tl.static_range(0, K, BLOCK_K):
         after = load_stored(stored_ptr, first, start + BLOCK_K, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
         acc += sums_of(
