@@ -21,6 +21,7 @@ from baton.kernels.table import (
     SMALL_ADD,
     SMALL_GATE,
     SMALL_PROJECT,
+    SPLIT_EXPERTS,
     SUMMING_ADD,
     TABLE,
     Case,
@@ -79,7 +80,7 @@ def test_experts_have_kernels_by_their_load(capability, pairs, invariant, row):
     [
         ("rounding", 8, False, FEW_PACKED_EXPERTS),
         ("packed", 32, False, FEW_PACKED_EXPERTS),
-        ("rounding", 40, False, EXPERTS),
+        ("rounding", 40, False, SPLIT_EXPERTS),
         ("rounding", 128 * 32, False, ROUNDED_EXPERTS),
         ("packed", 128 * 512, False, EXPERTS),
         ("rounding", 8, True, EXPERTS),

@@ -180,9 +180,16 @@ FEW_PACKED_EXPERTS = Row(
 )
 ROUNDED_EXPERTS = Row(
     "run_experts",
-    "baton.kernels.moe.experts:run_rounded_experts",
+    "baton.kernels.moe.experts_fp8:run_rounded_experts",
     dtypes=_HALF,
     pairs_per_expert=(32, _ENDLESS),
+    weights=frozenset({"rounding"}),
+    batch_invariant=False,
+)
+SPLIT_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.experts_fp8:run_split_experts",
+    dtypes=_HALF,
     weights=frozenset({"rounding"}),
     batch_invariant=False,
 )
@@ -238,6 +245,7 @@ TABLE = (
     HOPPER_EXPERTS,
     FEW_PACKED_EXPERTS,
     ROUNDED_EXPERTS,
+    SPLIT_EXPERTS,
     EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),

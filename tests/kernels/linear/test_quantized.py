@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import fp8_linear, scaled_mm_linear
+from baton.kernels.linear.quantized.fp8_few import Fp8Tiling, few_fp8_linear
 from baton.kernels.linear.quantized.linear import MANY, quantized_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.rounding import rounded
@@ -33,7 +34,12 @@ NAMES = [
     "modelopt-nvfp4",
 ]
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-SMALL = [*((name, FP32, (1, 3)) for name in NAMES), ("awq", FP16, (70,)), ("gptq-order", FP16, (2, 17))]
+SMALL = [
+    *((name, FP32, (1, 3)) for name in NAMES),
+    ("awq", FP16, (70,)),
+    ("gptq-order", FP16, (2, 17)),
+    ("compressed-fp8-channel", FP16, (1, 3, 70)),
+]
 TOKENS = (1, 2, 16, 17, 64, 65, 200, MANY)
 GRID = [*((name, BF16, TOKENS) for name in NAMES), ("gptq-zeros", FP16, TOKENS), ("awq", FP32, (1, 3, 70))]
 ROUNDED = 5e-2  # of tokens in e4m3, whose numbers have 4 digits
@@ -91,6 +97,34 @@ def test_many_tokens_are_rounded_to_8_bits_with_scales_of_their_own(name: str, d
     assert relative_error(out, exact(linear, used)) <= BOUNDS[dtype]
     if device == "cuda" and weight.scale is None:
         assert relative_error(scaled_mm_linear(x, weight, out), exact(linear, used)) <= BOUNDS[dtype]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("group", [0, 128])
+def test_two_parts_in_8_bits_lose_nothing_of_bfloat16(group: int) -> None:
+    x = (torch.randn(7, 320) * torch.logspace(-4, 4, 7)[:, None]).bfloat16()
+    narrow, scale = rounded(x, group, 2)
+    spread = scale.t().repeat_interleave(group or 320, 1)[:, :320]
+    assert torch.equal((narrow.float() * spread).unflatten(0, (7, 2)).sum(1), x.float())
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    cases(["compressed-fp8-channel", "fp8-blocks-across-parts"], ["fp8-tensor", "fp8-blocks-across-parts"]),
+)
+def test_few_tokens_of_two_parts_have_products_as_without_rounding(name: str, device: str) -> None:
+    dtype, rows, columns, tokens = (FP16, 48, 288, (2, 9)) if device == "cpu" else (BF16, 1072, 2080, (1, 16, 64))
+    linear = packed_linear(name, (rows,), columns, dtype, device)
+    workspace = Workspace(torch.device(device), 1 << 21)
+    workspace.partial.fill_(float("nan"))
+    for num_tokens in tokens:
+        x = torch.randn(num_tokens, columns, device=device) * torch.logspace(-3, 2, num_tokens, device=device)[:, None]
+        x = x.to(dtype)
+        for tiling in (Fp8Tiling(16, 64, 128, 2, 4, 3), None):
+            out = poisoned(num_tokens, rows, dtype=dtype, device=device)
+            few_fp8_linear(x, weight_of(linear), out, workspace, tiling=tiling)
+            assert relative_error(out, exact(linear, x)) <= BOUNDS[dtype] / 2, (num_tokens, tiling)
+    assert not workspace.arrived.any()
 
 
 @pytest.mark.parametrize(("name", "device"), cases(["gptq-zeros"], ["fp8-tensor", "fp8-blocks", "gptq-zeros", "awq"]))

@@ -107,8 +107,8 @@ def test_packed_experts_have_kernels_by_the_tokens_of_a_step() -> None:
     first = int(ROUNDED_EXPERTS.pairs_per_expert[0] * 128 / 8)
     assert kernels(found, "run_experts") == [
         ("moe.few_packed.run_few_packed", "up to 4 tokens"),
-        ("moe.experts.run_experts", f"5 to {first - 1} tokens"),
-        ("moe.experts.run_rounded_experts", f"from {first} tokens"),
+        ("moe.experts_fp8.run_split_experts", f"5 to {first - 1} tokens"),
+        ("moe.experts_fp8.run_rounded_experts", f"from {first} tokens"),
     ]
     assert Off("moe.few.run_few", "packed experts") in found.off
     assert not kernels(choose(Case("cpu", weights="packed"), moe, ("fp8",)), "run_experts")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 triton = pytest.importorskip("triton")
 from triton import knobs  # noqa: E402
@@ -26,6 +27,7 @@ from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # n
 from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up  # noqa: E402
+from baton.kernels.moe.experts_fp8 import run_rounded_experts, run_split_experts  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
 from baton.kernels.moe.few_packed import run_few_packed  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
@@ -148,15 +150,14 @@ def quantized(numbers: Numbers, num_tokens: int) -> None:
     quantized_linear(x, weight, None)
 
 
-def packed_experts(numbers: Numbers, tile: int, rounded: bool = False, groups: bool = False) -> None:
+def packed_experts(numbers: Numbers, tile: int, groups: bool = False) -> None:
     hidden, size = 256, 256
     ids = torch.zeros(4 * tile, dtype=torch.int32)
     aligned = Alignment(ids, ids[:4], ids, ids[:4].view(2, 2), tile)
     up, down = (_expert(numbers, n, k) for n, k in ((2 * size, hidden), (hidden, size)))
     if groups:
         up, down = (one._replace(groups=torch.zeros(2, 256, dtype=torch.int32)) for one in (up, down))
-    x = torch.zeros(32, hidden, dtype=FP8 if rounded else torch.bfloat16)
-    rows = Rows(x, torch.zeros(2, 32) if rounded else None)
+    rows = Rows(torch.zeros(32, hidden, dtype=torch.bfloat16))
     down_and_sum(gate_and_up(rows, aligned, 2, up, Gate()), aligned, torch.zeros(32, 2), down, torch.bfloat16)
 
 
@@ -262,7 +263,7 @@ def _name_of(said: str) -> str:
     return str(json.loads(said)["name"]).rpartition(".")[2]
 
 
-@pytest.mark.parametrize("numbers", ["e4m3", "words", "rows_of_words"])
+@pytest.mark.parametrize("numbers", ["words", "rows_of_words"])
 def test_few_tokens_are_multiplied_by_hoppers_matrix_unit_without_a_copy_of_the_weight(
     cache: Path, numbers: Numbers
 ) -> None:
@@ -274,10 +275,11 @@ def test_few_tokens_are_multiplied_by_hoppers_matrix_unit_without_a_copy_of_the_
     assert re.search(r"ttng.warp_group_dot %\S+, %\S+, %\S+ \{.*: tensor<", asm["ttgir"])
 
 
-def test_many_tokens_are_multiplied_in_8_bits(cache: Path) -> None:
-    jobs = [read_job(said, HOPPER) for said in collected(partial(quantized, "e4m3", 128))]
+@pytest.mark.parametrize("num_tokens", [16, 128, 512])
+def test_tokens_are_multiplied_in_8_bits_with_weights_in_8_bits(cache: Path, num_tokens: int) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(quantized, "e4m3", num_tokens))]
     compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["ptx"] for job in jobs]
-    assert len(compiled) == 2  # the other one rounds the tokens
+    assert len(compiled) == 2  # the other one rounds or splits the tokens
     assert any(".f32.e4m3.e4m3" in ptx for ptx in compiled)
 
 
@@ -305,10 +307,16 @@ def test_packed_experts_of_few_tokens_compile(cache: Path, numbers: Numbers) -> 
         assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
 
 
-def test_many_pairs_are_multiplied_with_experts_in_8_bits(cache: Path) -> None:
-    jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, "e4m3", 128, True))]
-    compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["ptx"] for job in jobs]
-    assert sum(".f32.e4m3.e4m3" in ptx for ptx in compiled) == 2
+@pytest.mark.parametrize("run", [run_split_experts, run_rounded_experts])
+def test_pairs_are_multiplied_with_experts_in_8_bits(cache: Path, run: Callable[..., Tensor]) -> None:
+    def launch() -> None:
+        x, ids = torch.zeros(32, 256, dtype=torch.bfloat16), torch.zeros(32, 2, dtype=torch.int32)
+        run(x, torch.zeros(32, 2), ids, _expert("e4m3", 512, 256), _expert("e4m3", 256, 256), Gate())
+
+    jobs = [read_job(said, HOPPER) for said in collected(launch)]
+    compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__) for job in jobs]
+    assert sum(".f32.e4m3.e4m3" in one.asm["ptx"] for one in compiled) == 2
+    assert max(one.metadata.shared for one in compiled) <= HOPPER_SHARED
 
 
 def test_without_collecting_kernels_are_compiled_where_they_are_launched(cache: Path, found: list[bool]) -> None:

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import fp8_linear
+from baton.kernels.linear.quantized.fp8_few import few_fp8_linear
 from baton.kernels.linear.quantized.matrix import INVARIANT_TILING, matrix_linear
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.weight import PackedWeight, rounds
 
 FEW = 64  # tokens, for which a product takes as long as reading the weight
+SEVERAL = 256  # tokens, for which a weight of e4m3 is better the left operand
 MANY = 768  # tokens, for which dequantizing first costs less than doing so in each tile
 
 
@@ -38,10 +40,10 @@ def quantized_linear(
         return matrix_linear(x, weight, out, None, INVARIANT_TILING)
     if m == 1:
         return vector_linear(x, weight, out)
-    if m <= FEW:
-        return matrix_linear(x, weight, out, workspace)
     if rounds(weight) and x.dtype != torch.float32:
-        return fp8_linear(x, weight, out)
+        if m > SEVERAL:
+            return fp8_linear(x, weight, out)
+        return few_fp8_linear(x, weight, out, workspace, parts=2 if m <= FEW else 1)
     if m < MANY:
         return matrix_linear(x, weight, out, workspace)
     whole = dequantize(weight, x.shape[1], x.dtype)

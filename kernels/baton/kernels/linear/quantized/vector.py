@@ -27,13 +27,16 @@ class VectorTiling(NamedTuple):
 def _vector_kernel(
     out_ptr,  # [n]
     x_ptr,  # [K]
-    stored_ptr,
+    stored_ptr,  # GATED: of 2 n rows, gates first
     scale_ptr,  # [n / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
     groups_ptr,  # [K] int32
     row_scale_ptr,  # [n] fp32
     bias_ptr,  # [n]
+    norm_ptr,  # [K]
+    residual_ptr,  # [n]
     n,
+    eps,
     K: tl.constexpr,
     NUMBERS: tl.constexpr,
     BITS: tl.constexpr,
@@ -47,37 +50,89 @@ def _vector_kernel(
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out_n = row_scale_n sum_g scale_ng sum_{k in g} (stored_nk - zero_ng) x_k + bias_n"""
+    """out_n = residual_n + act(row_scale_n sum_g scale_ng sum_{k in g} (stored_nk - zero_ng) y_k + bias_n)
+
+    y_k = x_k norm_k / rms(x)
+    """
     # grid: (n / BLOCK_N)
     first = tl.program_id(0) * BLOCK_N
     rows = first + tl.arange(0, BLOCK_N)
     units: tl.constexpr = BLOCK_K // UNIT
     ks = tl.arange(0, units)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    num_rows = 2 * n if GATED else n
     # Prefetches the numbers of the next step, the first ones while the previous kernel still runs.
-    stored = load_stored(stored_ptr, first, 0, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+    stored = load_stored(stored_ptr, first, 0, num_rows, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+    other = stored
+    if GATED:
+        other = load_stored(stored_ptr, n + first, 0, num_rows, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     acc = tl.zeros([BLOCK_N, units], tl.float32)
+    up = tl.zeros([BLOCK_N, units], tl.float32)
+    squares = tl.zeros([units, UNIT], tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
-        after = load_stored(stored_ptr, first, start + BLOCK_K, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+        after = stored
+        other_after = other
+        if start + BLOCK_K < K:
+            after = load_stored(stored_ptr, first, start + BLOCK_K, num_rows, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+            if GATED:
+                other_after = load_stored(
+                    stored_ptr, n + first, start + BLOCK_K, num_rows, K, NUMBERS, BITS, BLOCK_N, BLOCK_K
+                )
         x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(norm_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
         acc += sums_of(
-            stored, x, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            stored, x, scale_ptr, zero_ptr, groups_ptr, first, start, num_rows, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
             SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
+        if GATED:
+            up += sums_of(
+                other, x, scale_ptr, zero_ptr, groups_ptr, n + first, start, num_rows, K, NUMBERS, BITS, NUM_GROUPS,
+                GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
         stored = after
-    out = finished(tl.sum(acc, 1)[:, None], rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
+        other = other_after
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares) / K + eps)
+    sums = tl.sum(acc, 1)[:, None] * scale
+    out = finished(sums, rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
+    if GATED:
+        sums = tl.sum(up, 1)[:, None] * scale
+        out = out / (1.0 + tl.exp(-out))
+        out *= finished(sums, n + rows, row_scale_ptr, bias_ptr, num_rows, ROW_SCALED, DIVIDES, BIASED)
+    if RESIDUAL:
+        out += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)[:, None]
     tl.store(out_ptr + rows[:, None], out.to(out_ptr.dtype.element_ty), mask=(rows < n)[:, None])
 
 
-def vector_linear(x: Tensor, weight: PackedWeight, out: Tensor, tiling: VectorTiling | None = None) -> Tensor:
-    """Fills out [1, n] with the product of x [1, k], and returns it."""
-    n, k = weight.num_rows, x.shape[1]
+def vector_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    out: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+    tiling: VectorTiling | None = None,
+) -> Tensor:
+    """Fills out [1, n] with f(x @ weight^T) for x [1, k], and returns it.
+
+    `norm` [k] applies RMSNorm to x first; `gated` gives silu(first half) * second half of the weight's 2 n rows;
+    `residual` [1, n] is added last and may be `out` itself.
+    """
+    n, k = weight.num_rows // 2 if gated else weight.num_rows, x.shape[1]
     tiling = tiling or choose_vector_tiling(weight, n, k)
     overlap = overlaps(x)
     _vector_kernel[(triton.cdiv(n, tiling.block_n),)](
@@ -85,9 +140,15 @@ def vector_linear(x: Tensor, weight: PackedWeight, out: Tensor, tiling: VectorTi
         x,
         *pointers(weight, x),
         *row_pointers(weight, x),
+        x if norm is None else norm,
+        x if residual is None else residual,
         n,
+        eps,
         **constants(weight, k, tiling.block_k, LANE_COLUMNS[weight.numbers]),
         **row_constants(weight),
+        NORM=norm is not None,
+        GATED=gated,
+        RESIDUAL=residual is not None,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         OVERLAP=overlap,

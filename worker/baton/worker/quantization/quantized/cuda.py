@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from baton.kernels.linear.quantized.linear import quantized_linear
+from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.launch import has_e4m3
 from baton.kernels.packed.weight import PackedWeight, readable
 from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import LinearOps, Params
-from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
-_SPLIT_FLOATS = 1 << 21  # of partial sums
+_SPLIT_FLOATS = 1 << 22  # of partial sums
+_GATED_ROWS = 16  # gates and ups are whole words of 8 rows each
 
 
 class Packing(Protocol):
@@ -58,6 +60,38 @@ class CudaPackedOps(LinearOps):
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         return quantized_linear(x, self._weight(params), self._workspace, out, batch_invariant=self._invariant)
 
+    def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
+        if not self._is_fused(stream, norm):
+            return super().project(params, stream, norm, out)
+        weight = self._weight(params)
+        if out is None:
+            out = stream.residual.new_empty(1, weight.num_rows)
+        return vector_linear(stream.residual, weight, out, **_fused(norm))
+
+    def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
+        weight = self._weight(params)
+        if weight.num_rows % _GATED_ROWS or not self._is_fused(stream, norm):
+            return super().gate(params, stream, norm)
+        out = stream.residual.new_empty(1, weight.num_rows // 2)
+        return vector_linear(stream.residual, weight, out, gated=True, **_fused(norm))
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        if len(x) != 1 or scale != 1 or self._invariant:
+            super().add(params, x, stream, scale)
+            return
+        residual = stream.settled()
+        vector_linear(x, self._weight(params), residual, residual=residual)
+
+    def _is_fused(self, stream: Stream, norm: Norm | None) -> bool:
+        """Returns whether one launch computes the norm, the product of one token and the gate."""
+        if norm is not None and (norm.centered or not stream.fuse_norms):
+            return False
+        return len(stream.residual) == 1 and stream.update is None and not self._invariant
+
     def _weight(self, params: Params) -> PackedWeight:
         weight = self._method.packed_weight(params)
         return weight._replace(stored=readable(weight.stored, has_e4m3=self._has_e4m3))
+
+
+def _fused(norm: Norm | None) -> dict[str, Any]:
+    return {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
