@@ -190,8 +190,10 @@ def fp8_down_kernel(
     if expert >= 0:
         first = tl.program_id(0) % num_n * BLOCK_N
         ks = tl.arange(0, BLOCK_K)
+        columns = tl.arange(0, TILE * PARTS)
+        filled = tl.load(pairs_ptr + tile.to(tl.int64) * TILE + columns // PARTS) < num_pairs
         # Empty places have any values, of which only their own columns are made.
-        own = tile.to(tl.int64) * (TILE * PARTS) + tl.arange(0, TILE * PARTS)
+        own = tile.to(tl.int64) * (TILE * PARTS) + columns
         col_ptr = gated_ptr + own[None, :] * K + ks[:, None]
         num_columns = (tl.num_programs(0) // num_n * (TILE * PARTS)).to(tl.int64)
         stored_ptr += expert * STORED_STEP
@@ -202,7 +204,7 @@ def fp8_down_kernel(
                 x = tl.load(col_ptr + start)
             else:
                 x = tl.load(col_ptr + start, mask=(start + ks < K)[:, None], other=0.0)
-            x_scale = tl.load(gated_scale_ptr + start // BLOCK_K * num_columns + own)
+            x_scale = tl.load(gated_scale_ptr + start // BLOCK_K * num_columns + own, mask=filled, other=0.0)
             acc = _times(
                 acc, x, x_scale, stored_ptr, scale_ptr, first, start, N, K, NUM_GROUPS, GROUP, SCALE_ROWS, SCALED,
                 WHOLE, BLOCK_N, BLOCK_K,
