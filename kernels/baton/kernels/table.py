@@ -178,19 +178,30 @@ FEW_PACKED_EXPERTS = Row(
     weights=frozenset({"rounding", "packed"}),
     batch_invariant=False,
 )
-ROUNDED_EXPERTS = Row(
-    "run_experts",
-    "baton.kernels.moe.experts_fp8:run_rounded_experts",
-    dtypes=_HALF,
-    pairs_per_expert=(32, _ENDLESS),
-    weights=frozenset({"rounding"}),
-    batch_invariant=False,
-)
+# Experts in e4m3. Of few pairs an expert, activations are split in two parts; of more, rounded.
+_ROUNDING = frozenset({"rounding"})
 SPLIT_EXPERTS = Row(
     "run_experts",
     "baton.kernels.moe.experts_fp8:run_split_experts",
     dtypes=_HALF,
-    weights=frozenset({"rounding"}),
+    pairs_per_expert=(0, 11),
+    weights=_ROUNDING,
+    batch_invariant=False,
+)
+FEW_ROUNDED_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.experts_fp8:run_few_rounded_experts",
+    dtypes=_HALF,
+    pairs_per_expert=(11, 48),
+    weights=_ROUNDING,
+    batch_invariant=False,
+)
+ROUNDED_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.experts:run_rounded_experts",
+    dtypes=_HALF,
+    pairs_per_expert=(48, _ENDLESS),
+    weights=_ROUNDING,
     batch_invariant=False,
 )
 EXPERTS = Row(
@@ -244,8 +255,9 @@ TABLE = (
     FEW_EXPERTS,
     HOPPER_EXPERTS,
     FEW_PACKED_EXPERTS,
-    ROUNDED_EXPERTS,
     SPLIT_EXPERTS,
+    FEW_ROUNDED_EXPERTS,
+    ROUNDED_EXPERTS,
     EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),

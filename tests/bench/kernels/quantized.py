@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import scaled_mm_linear
-from baton.kernels.linear.quantized.linear import FEW, quantized_linear
+from baton.kernels.linear.quantized.linear import FEW, TWO_PARTS, quantized_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.weight import PackedWeight, rounds
 
@@ -89,7 +89,7 @@ def _prepare(form: PackedForm, n: int, k: int, m: int, by_torch: bool, device: t
         [functools.partial(launch, weight) for weight in weights],
         error,
         [functools.partial(functional.linear, x, weight) for weight in plain],
-        _ROUNDED if m > FEW and rounds(weights[0]) else 1e-2,
+        _ROUNDED if m > TWO_PARTS and rounds(weights[0]) else 1e-2,
     )
 
 

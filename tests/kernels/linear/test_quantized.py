@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import fp8_linear, scaled_mm_linear
 from baton.kernels.linear.quantized.fp8_few import Fp8Tiling, few_fp8_linear
-from baton.kernels.linear.quantized.linear import MANY, quantized_linear
+from baton.kernels.linear.quantized.linear import MANY, TWO_PARTS, quantized_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import PackedWeight, rounds
@@ -40,7 +40,7 @@ SMALL = [
     ("gptq-order", FP16, (2, 17)),
     ("compressed-fp8-channel", FP16, (1, 3, 70)),
 ]
-TOKENS = (1, 2, 16, 17, 64, 65, 200, MANY)
+TOKENS = (1, 2, 16, TWO_PARTS, 64, 65, 200, MANY)
 GRID = [*((name, BF16, TOKENS) for name in NAMES), ("gptq-zeros", FP16, TOKENS), ("awq", FP32, (1, 3, 70))]
 ROUNDED = 5e-2  # of tokens in e4m3, whose numbers have 4 digits
 
@@ -68,7 +68,7 @@ def test_products_equal_those_with_the_weights_that_are_meant(
         x = torch.randn(num_tokens, columns, device=device).to(dtype)
         out = poisoned(num_tokens, rows, dtype=dtype, device=device)
         assert quantized_linear(x, weight, workspace, out) is out
-        bound = ROUNDED if num_tokens > 64 and rounds(weight) else BOUNDS[dtype]
+        bound = ROUNDED if num_tokens > TWO_PARTS and rounds(weight) else BOUNDS[dtype]
         assert relative_error(out, exact(linear, x)) <= bound, num_tokens
     assert not workspace.arrived.any()
     whole = dequantize(weight, columns, dtype)

@@ -12,8 +12,8 @@ from support.kernels.harness import BOUNDS, cases, relative_error
 from torch import Tensor
 
 from baton.kernels import reference
-from baton.kernels.moe.experts import run_experts
-from baton.kernels.moe.experts_fp8 import run_rounded_experts, run_split_experts
+from baton.kernels.moe.experts import run_experts, run_rounded_experts
+from baton.kernels.moe.experts_fp8 import run_few_rounded_experts, run_split_experts
 from baton.kernels.moe.few_packed import run_few_packed
 from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import PackedWeight, rounds
@@ -137,16 +137,15 @@ def test_activations_are_rounded_with_scales_of_their_own(case: Experts, device:
     up, down = given.gate_up, given.down
     assert rounds(up.packed)
     assert rounds(down.packed)
+    packed = up.packed, down.packed, case.gate
     for count in case.tokens:
         x, weights, ids = given.tokens(count)
-        found = run_rounded_experts(x, weights, ids, up.packed, down.packed, case.gate)
         exact = given.exact(x, weights, ids)
-        assert relative_error(found, exact) <= ROUNDED
-        split = run_split_experts(x, weights, ids, up.packed, down.packed, case.gate)
-        assert relative_error(split, exact) <= BOUNDS[case.dtype]
+        assert relative_error(run_split_experts(x, weights, ids, *packed), exact) <= BOUNDS[case.dtype]
+        for run in (run_few_rounded_experts, run_rounded_experts):
+            assert relative_error(run(x, weights, ids, *packed), exact) <= ROUNDED
         # Tokens of very different sizes keep their digits.
         x *= torch.logspace(-2, 1, count, device=device)[:, None].to(x.dtype)
-        found = run_rounded_experts(x, weights, ids, up.packed, down.packed, case.gate)
         expected = torch.zeros_like(x, dtype=torch.float64)
         for choice in range(case.top_k):
             mine = ids[:, choice]
@@ -154,7 +153,8 @@ def test_activations_are_rounded_with_scales_of_their_own(case: Experts, device:
             gated = used(gated_by(products, case.gate).float())
             downs = torch.einsum("tk,tnk->tn", gated, down.weight[mine].double()) + down.bias[mine]
             expected += weights[:, choice, None] * downs
-        assert relative_error(found, expected) <= BOUNDS[case.dtype]
+        for run in (run_few_rounded_experts, run_rounded_experts):
+            assert relative_error(run(x, weights, ids, *packed), expected) <= BOUNDS[case.dtype]
 
 
 def used(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from baton.kernels.packed.rounding import nearest
 from baton.kernels.packed.unpack import finished, times
 
 
@@ -171,7 +172,7 @@ def gate_up_kernel(
         if ROUNDED:
             largest = tl.max(tl.where((rows < SIZE)[:, None], tl.abs(out), 0.0), 0)
             scale = tl.maximum(largest, 1e-12) / 448.0
-            out = tl.clamp(out / scale[None, :], -448.0, 448.0)
+            out = nearest(tl.clamp(out / scale[None, :], -448.0, 448.0))
             num_places = tl.num_programs(0) // num_n * TILE
             at = first // BLOCK_N * num_places.to(tl.int64) + places
             tl.store(out_scale_ptr + at, scale, mask=live)

@@ -25,7 +25,7 @@ def unit_scale(largest, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _nearest(x):
+def nearest(x):
     """Returns fp32 rounded to 4 digits, the even one of two that are as near."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits + 0x7FFFF + (bits >> 20 & 1) & -0x100000).to(tl.float32, bitcast=True)
@@ -34,10 +34,10 @@ def _nearest(x):
 @triton.jit
 def store_parts(out_ptr, x, at, stride, mask, PARTS: tl.constexpr):
     """Stores x, of at most 448, at `at`, and its second part `stride` behind."""
-    first = _nearest(tl.clamp(x, -448.0, 448.0))
+    first = nearest(tl.clamp(x, -448.0, 448.0))
     tl.store(out_ptr + at, first.to(out_ptr.dtype.element_ty), mask=mask)
     if PARTS > 1:
-        second = _nearest(tl.clamp((x - first) * 16.0, -448.0, 448.0))
+        second = nearest(tl.clamp((x - first) * 16.0, -448.0, 448.0))
         tl.store(out_ptr + at + stride, second.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -26,8 +26,8 @@ from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_atte
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # noqa: E402
 from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
-from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up  # noqa: E402
-from baton.kernels.moe.experts_fp8 import run_rounded_experts, run_split_experts  # noqa: E402
+from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up, run_rounded_experts  # noqa: E402
+from baton.kernels.moe.experts_fp8 import run_few_rounded_experts, run_split_experts  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
 from baton.kernels.moe.few_packed import run_few_packed  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
@@ -307,7 +307,7 @@ def test_packed_experts_of_few_tokens_compile(cache: Path, numbers: Numbers) -> 
         assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
 
 
-@pytest.mark.parametrize("run", [run_split_experts, run_rounded_experts])
+@pytest.mark.parametrize("run", [run_split_experts, run_few_rounded_experts, run_rounded_experts])
 def test_pairs_are_multiplied_with_experts_in_8_bits(cache: Path, run: Callable[..., Tensor]) -> None:
     def launch() -> None:
         x, ids = torch.zeros(32, 256, dtype=torch.bfloat16), torch.zeros(32, 2, dtype=torch.int32)

@@ -16,6 +16,8 @@ from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import PackedWeight
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
+_SCALED_MM_UNIT = 16
+_HOPPER = 9  # major version of the compute capability
 _GROUP = 8  # row tiles that share a pass over the weight, so that it is read from L2
 
 
@@ -116,6 +118,14 @@ def fp8_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
         num_warps=8,
     )
     return out
+
+
+def has_scaled_mm(x: Tensor, weight: PackedWeight) -> bool:
+    """Returns whether PyTorch has this product: on Hopper, in bfloat16, with a scale a row and sizes that it takes."""
+    fits = weight.row_scale is not None and weight.scale is None and x.dtype == torch.bfloat16
+    if not fits or x.shape[1] % _SCALED_MM_UNIT or weight.num_rows % _SCALED_MM_UNIT or not x.is_cuda:
+        return False
+    return torch.cuda.get_device_capability(x.device)[0] == _HOPPER
 
 
 def scaled_mm_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:

@@ -21,11 +21,13 @@ from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.unpack import finished
 from baton.kernels.packed.weight import PackedWeight
 
+_MANY_TILES = 264  # of 64 rows, which fill an H200 twice
+
 
 class Fp8Tiling(NamedTuple):
     """The cut of the weight and of the tokens for one launch."""
 
-    block_m: int  # tokens per program
+    block_m: int  # columns of tokens per program, one for each part
     block_n: int  # output features per program
     block_k: int  # input features per step
     splits: int  # programs that share the input features of one output tile
@@ -135,7 +137,7 @@ def few_fp8_linear(
     (m, k), n = x.shape, weight.num_rows
     scaled = weight.scale is not None
     quantized, x_scale = rounded(x, weight.group if scaled else 0, parts)
-    tiling = tiling or choose_fp8_tiling(m * parts, n, k)
+    tiling = tiling or choose_fp8_tiling(m * parts, n, k, weight.group if scaled else 0)
     block_m = tiling.block_m // parts
     partial, arrived = (x_scale, x_scale) if workspace is None else (workspace.partial, workspace.arrived)
     tiles = triton.cdiv(n, tiling.block_n), triton.cdiv(m, block_m)
@@ -171,9 +173,17 @@ def few_fp8_linear(
     return out
 
 
-def choose_fp8_tiling(columns: int, n: int, k: int) -> Fp8Tiling:
-    """Returns a tiling that fills the device, for so many columns of tokens."""
+def choose_fp8_tiling(columns: int, n: int, k: int, group: int = 0) -> Fp8Tiling:
+    """Returns the tiling that a sweep on an H200 found best for so many columns of tokens, or for nearly as many."""
     block_m = min(128, max(16, int(triton.next_power_of_2(columns))))
-    tiles = triton.cdiv(n, 64) * triton.cdiv(columns, block_m)
-    splits = 1 if tiles >= 264 else 2 if tiles >= 128 else 4
-    return Fp8Tiling(block_m, 64, 128, min(splits, max(1, k // 256)), 4, 4)
+    block_k = 128 if group else 256
+    tiles = triton.cdiv(n, 64)
+    if block_m > 32 and tiles >= _MANY_TILES:
+        return Fp8Tiling(block_m, 128, 128, 1, 8, 4)
+    if block_m > 64:
+        wanted = Fp8Tiling(block_m, 64, block_k, 2, 4, 3)
+    elif block_m > 32:
+        wanted = Fp8Tiling(block_m, 64, block_k, 1 if tiles >= 96 else 2, 4, 4)
+    else:
+        wanted = Fp8Tiling(block_m, 64, block_k, 1 if tiles >= _MANY_TILES else 2 if tiles >= 80 else 4, 4, 4)
+    return wanted._replace(splits=min(wanted.splits, max(1, k // (2 * block_k))))

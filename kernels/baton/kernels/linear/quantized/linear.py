@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from baton.kernels.linear.quantized.dequantize import dequantize
-from baton.kernels.linear.quantized.fp8 import fp8_linear
+from baton.kernels.linear.quantized.fp8 import fp8_linear, has_scaled_mm, scaled_mm_linear
 from baton.kernels.linear.quantized.fp8_few import few_fp8_linear
 from baton.kernels.linear.quantized.matrix import INVARIANT_TILING, matrix_linear
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.weight import PackedWeight, rounds
 
+TWO_PARTS = 32  # tokens, of which both parts cost little beside reading a weight of e4m3
 FEW = 64  # tokens, for which a product takes as long as reading the weight
-SEVERAL = 256  # tokens, for which a weight of e4m3 is better the left operand
+SEVERAL = 128  # tokens, for which a weight of e4m3 is better the left operand
 MANY = 768  # tokens, for which dequantizing first costs less than doing so in each tile
 
 
@@ -28,7 +29,7 @@ def quantized_linear(
 ) -> Tensor:
     """Returns x @ weight^T + bias [m, n] for x [m, k].
 
-    More than 64 tokens are rounded to 8 bits for weights of e4m3 on devices that multiply them. With `batch_invariant`,
+    More than 32 tokens are rounded to 8 bits for weights of e4m3 on devices that multiply them. With `batch_invariant`,
     nothing is rounded, and a row's result does not depend on other rows, bit for bit.
     """
     m = len(x)
@@ -41,12 +42,19 @@ def quantized_linear(
     if m == 1:
         return vector_linear(x, weight, out)
     if rounds(weight) and x.dtype != torch.float32:
-        if m > SEVERAL:
-            return fp8_linear(x, weight, out)
-        return few_fp8_linear(x, weight, out, workspace, parts=2 if m <= FEW else 1)
+        return _fp8_linear(x, weight, workspace, out)
     if m < MANY:
         return matrix_linear(x, weight, out, workspace)
     whole = dequantize(weight, x.shape[1], x.dtype)
     if weight.bias is None:
         return torch.mm(x, whole.t(), out=out)
     return torch.addmm(weight.bias, x, whole.t(), out=out)
+
+
+def _fp8_linear(x: Tensor, weight: PackedWeight, workspace: Workspace | None, out: Tensor) -> Tensor:
+    m = len(x)
+    if m <= TWO_PARTS:
+        return few_fp8_linear(x, weight, out, workspace)
+    if m > FEW and has_scaled_mm(x, weight):
+        return scaled_mm_linear(x, weight, out)
+    return few_fp8_linear(x, weight, out, workspace, parts=1) if m <= SEVERAL else fp8_linear(x, weight, out)
