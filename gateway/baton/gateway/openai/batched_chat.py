@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from baton.gateway.serving.answer_size import limit_logprobs
 from baton.gateway.serving.chat import fields_named
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.serving.reasoning_limit import limit_reasoning
+from baton.gateway.serving.request_lists import check_shared_lists
 from baton.rpc.errors import InvalidRequest
 
 # Fields of one chat, or of an answer to one.
@@ -63,6 +65,7 @@ class BatchedChats:
             request_id = serving.admit(exchange, chats[0].request, len(chats))
             generations = []
             for index, chat in enumerate(chats):
+                await asyncio.sleep(0)  # short prompts are encoded here, so other tasks run in between
                 with fields_named({"messages": f"messages.{index}"}):
                     generations.append(await self._generation(exchange, f"{request_id}-{index}", chat))
         first = chats[0].request
@@ -111,9 +114,17 @@ class BatchedChats:
             request = ChatCompletionRequest(messages=messages, **shared)
             with fields_named({"messages": f"messages.{index}"}):
                 chats.append(checked_chat(serving, exchange, request))
+            if not index:
+                _check_lists(chats[0], len(batch.messages))
             if index:  # the same fields are ignored for every conversation
                 exchange.ignored = ignored
         return chats
+
+
+def _check_lists(chat: CheckedChat, count: int) -> None:
+    request, requested = chat.request, chat.requested
+    constraint, field = (None, "") if requested is None else (requested.constraint, requested.field)
+    check_shared_lists(sampling_of(request, None), stop_of(request, None), constraint, field, count)
 
 
 def batched_chat_routes(serving: ServingContext) -> list[Route]:

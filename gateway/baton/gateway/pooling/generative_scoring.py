@@ -100,10 +100,11 @@ class GenerativeScoring:
     ) -> dict[str, Any]:
         serving = self._serving
         prompts = [await _prompt_of(model, request, index) for index in range(len(request.items))]
-        generations = [
-            _generation(serving, exchange, f"{request_id}-{index}", request, model, prompt)
-            for index, prompt in enumerate(prompts)
-        ]
+        generations = []
+        for index, prompt in enumerate(prompts):
+            if index % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            generations.append(_generation(serving, exchange, f"{request_id}-{index}", request, model, prompt))
         meter = serving.meter(exchange, 1)
         generator = serving.admitted(exchange, serving.generator, generations)
         sinks = await _run_all(generator, generations)

@@ -14,7 +14,7 @@ from baton.gateway.schemas.foreign_fields import REFUSED, ForeignFields
 from baton.gateway.schemas.requests import (
     Count,
     CountOrZero,
-    ExtraValue,
+    ExtraArguments,
     Name,
     Penalty,
     PrintableId,
@@ -67,7 +67,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: CountOrZero | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
     # function, custom, namespaces of functions, and mcp where servers are allowed; others are skipped and listed in
     # x-baton-ignored.
     tools: list[dict[str, Any]] | None = None
@@ -108,7 +108,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: no limit
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
-    vllm_xargs: dict[str, ExtraValue] | None = None  # arguments of the workers' logits processors (plugins), by name
+    vllm_xargs: ExtraArguments | None = None  # arguments of the workers' logits processors (plugins), by name
     previous_input_messages: Annotated[list[dict[str, Any]] | None, REFUSED] = None
     enable_response_messages: Annotated[bool | None, REFUSED] = None
 

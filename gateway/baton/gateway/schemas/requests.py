@@ -74,7 +74,8 @@ class RepetitionDetection(Struct, kw_only=True):
 
 
 Scalar = bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | str
-ExtraValue = Scalar | list[Scalar]
+ExtraValue = Scalar | Annotated[list[Scalar], Meta(max_length=16 << 10)]
+ExtraArguments = Annotated[dict[str, ExtraValue], Meta(max_length=64)]
 
 
 class GenerationFields(ForeignFields, kw_only=True):
@@ -119,7 +120,7 @@ class GenerationFields(ForeignFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None  # ignored: texts are as the tokens spell them
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
-    vllm_xargs: dict[str, ExtraValue] | None = None  # arguments of the workers' logits processors (plugins), by name
+    vllm_xargs: ExtraArguments | None = None  # arguments of the workers' logits processors (plugins), by name
 
 
 class ChatMessage(Struct, kw_only=True):

@@ -10,6 +10,7 @@ from baton.gateway.access.identity import Identity, Tenant
 from baton.gateway.access.limits.usage import RequestCost, TokensUsed
 from baton.gateway.core import Generation, GenerationRequest, Generator, Sink, Usage
 from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.serving.request_lists import check_lists
 from baton.gateway.serving.running_requests import RunningRequest, RunningRequests
 from baton.rpc.errors import NotFound
 
@@ -69,6 +70,7 @@ class AdmittedGenerator:
         part = _Part(self, self._running.add(self._identity.tenant.name, *self._request_ids))
         try:
             if self._permit is None:
+                check_lists(self._requests)
                 tenant = self._identity.tenant
                 self._permit = await self._gate.admit(
                     self._identity, _cost_of(self._requests, tenant, self._max_model_len)
