@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan, TokenLogprobs
+from baton.worker.core import BlockId, MoreBlocks, Row, RowInit, SamplingParams, StepPlan, TokenLogprobs
 from baton.worker.executors.base import Executor
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -32,14 +32,27 @@ class Running:
 
 
 class StepHarness:
-    """Allocates rows and blocks in an order that leaves no block table contiguous."""
+    """Allocates rows and blocks in an order that leaves no block table contiguous.
+
+    Block n of the harness is blocks of all KV groups: those from n * groups on, one in each.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.step = 0
-        self.free_blocks = [BlockId(block) for block in np.random.default_rng(5).permutation(executor.num_blocks)]
+        self._num_groups = max(1, len(executor.kv_spec.groups))
+        num_blocks = executor.num_blocks // self._num_groups
+        self.free_blocks = [BlockId(block) for block in np.random.default_rng(5).permutation(num_blocks)]
         self.running: list[Running] = []
         self.freed: list[Row] = []
+
+    def in_group(self, block_ids: Sequence[BlockId], group: int) -> list[BlockId]:
+        """Returns the executor's blocks in a group."""
+        return [BlockId(int(block) * self._num_groups + group) for block in block_ids]
+
+    def in_layer(self, block_ids: Sequence[BlockId], layer: int) -> list[BlockId]:
+        """Returns the executor's blocks in the group of a KV layer."""
+        return self.in_group(block_ids, self.executor.kv_spec.group_of(layer))
 
     def admit(
         self,
@@ -84,9 +97,13 @@ class StepHarness:
             if not one.announced:
                 init = RowInit(one.row, np.array(one.token_ids, np.int32), one.num_prompt_tokens, one.sampling)
                 plan.admitted.append(init)
-                plan.new_blocks.append((one.row, list(one.block_ids)))
-            elif new:
-                plan.new_blocks.append((one.row, new))
+                new = one.block_ids
+            if new:
+                plan.new_blocks.append((one.row, self.in_group(new, 0)))
+                plan.more_blocks += [
+                    MoreBlocks(one.row, group, len(one.block_ids) - len(new), self.in_group(new, group))
+                    for group in range(1, self._num_groups)
+                ]
             one.announced = True
         self.step, self.freed = self.step + 1, []
         self.executor.launch(plan)

@@ -53,6 +53,13 @@ class KvGroup:
         """Returns the first block that the token at `position` attends to."""
         return max(position - self.window + 1, 0) // block_size if self.kind is KvKind.WINDOW else 0
 
+    def first_moved(self, num_tokens: int, block_size: int) -> int:
+        """Returns the first block that a worker with blocks of this size gets of a prompt that another has computed.
+
+        From there on, the prompt's longest prefix can be found again.
+        """
+        return self.first_block((num_tokens - 1) // block_size * block_size, block_size)
+
     def most_blocks(self, num_blocks: int, block_size: int, max_step_tokens: int) -> int:
         """Returns the most blocks that a request of `num_blocks` holds, if a step computes so many tokens of it."""
         if self.kind is not KvKind.WINDOW:
@@ -111,6 +118,13 @@ class KvSpec:
             else:
                 too_many = middle
         return fits * self.block_size
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The KV layer of each of the model's layers."""
+        layers = [layer for group in self.groups for layer in group.layers]
+        numbers = {layer: number for number, layer in enumerate(layers)}
+        return tuple(numbers[layer] for layer in sorted(layers))
 
     @property
     def layer_groups(self) -> tuple[int, ...]:

@@ -6,13 +6,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from baton.worker.core import BlockId, HeadKind, HostSlot, Int32, ModelSpec, RowInit, StepPlan, StepResult, TokenMasks
-from baton.worker.executors.base import LandedCopies, RestoreCopy
+from baton.worker.executors.base import LandedCopies, LayerHook, RestoreCopy
+from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
 
 BLOCK_SIZE, VOCAB_SIZE = 4, 50
+_NO_WORD = 0xA5A5A5A5  # in blocks without contents
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -28,6 +32,11 @@ def _chain_of(token_ids: list[int]) -> list[int]:
     return chain[1:]
 
 
+def _words_of(token_ids: list[int]) -> NDArray[np.uint32]:
+    """Returns the two words of each token, [tokens, 2]."""
+    return np.array(_chain_of(token_ids), np.uint64).view(np.uint32).reshape(-1, 2)
+
+
 class _Row:
     """The tokens and block tables of a request."""
 
@@ -37,11 +46,11 @@ class _Row:
 
 
 class WindowExecutor:
-    """Implements Executor. Computes a step when it is collected, as late as a device may."""
+    """Implements Executor, with one layer a group. Computes a step when it is collected, as late as a device may."""
 
     max_step_tokens = 1
     processors = NO_PROCESSORS
-    kv = kv_bytes = None
+    kv = None
 
     def __init__(
         self,
@@ -50,17 +59,23 @@ class WindowExecutor:
         depth: int = 1,
         max_model_len: int = 200,
         num_slots: int = 0,
+        block_size: int = BLOCK_SIZE,
     ) -> None:
         full = KvGroup(KvKind.FULL, (0,), "float32", 1, 1)
         more = [KvGroup(KvKind.WINDOW, (i,), "float32", 1, 1, window=window) for i, window in enumerate(windows, 1)]
-        self.kv_spec = KvSpec(bytes(16), BLOCK_SIZE, (full, *more))
+        self.kv_spec = KvSpec(bytes(16), block_size, (full, *more))
         self.model = ModelSpec(bytes(16), VOCAB_SIZE, max_model_len, ())
         self.num_blocks = num_blocks
         self.depth = depth
         self._rows: dict[int, _Row] = {}
-        self._cells: dict[tuple[BlockId, int], tuple[int, int]] = {}  # (block, offset): (group, prefix)
+        self._memory = KvMemory(self.kv_spec, num_blocks, torch.float32)
+        self.kv_bytes = self._memory.layers
+        # Blocks of every group: of each token the group and its prefix, in two words.
+        self._words = self.kv_bytes[0].view(np.uint32).reshape(num_blocks + 1, 2, block_size)
+        self._words[:] = _NO_WORD
+        self._hook: LayerHook | None = None
         self._launched: deque[StepPlan | Callable[[], None]] = deque()  # steps, and copies in their order
-        self.host = WindowHost(self._cells, self._launched, num_slots) if num_slots else None
+        self.host = WindowHost(self._words, self._launched, num_slots) if num_slots else None
 
     def launch(self, plan: StepPlan) -> None:
         assert plan.head is HeadKind.GENERATE
@@ -79,6 +94,9 @@ class WindowExecutor:
         )
         for row, start, count in spans:
             self._write(self._rows[row], start, start + count)
+        if self._hook is not None:
+            for layer in range(self.kv_spec.num_layers):
+                self._hook(plan, layer)
         tokens = []
         for (row, start, count), samples in zip(spans, plan.samples.tolist(), strict=True):
             self._read(self._rows[row], start, start + count)
@@ -95,6 +113,17 @@ class WindowExecutor:
     def watch(self, wake: Callable[[], None] | None) -> None:
         """Ignores `wake`: no step ends before it is collected."""
 
+    def watch_layers(self, hook: LayerHook | None) -> None:
+        self._hook = hook
+
+    def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
+        return self._memory.read(layer, block_ids)
+
+    def write_blocks(
+        self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
+    ) -> None:
+        self._memory.write(layer, block_ids, data, heads)
+
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.freed:
             self._rows.pop(row, None)
@@ -107,18 +136,22 @@ class WindowExecutor:
             self._rows[row].tables[group].update(enumerate(block_ids, first))
 
     def _write(self, row: _Row, start: int, stop: int) -> None:
-        chain = _chain_of(row.token_ids)
+        words = _words_of(row.token_ids)
+        size = self.kv_spec.block_size
         for group, table in enumerate(row.tables):
             for position in range(start, stop):
-                self._cells[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = (group, chain[position])
+                self._words[table[position // size], :, position % size] = words[position] ^ group
 
     def _read(self, row: _Row, start: int, stop: int) -> None:
-        chain = _chain_of(row.token_ids)
+        words = _words_of(row.token_ids)
+        size = self.kv_spec.block_size
         for group, table in enumerate(row.tables):
             window = self.kv_spec.groups[group].window
-            for position in range(max(0, start - window + 1) if window else 0, stop):
-                cell = self._cells[table[position // BLOCK_SIZE], position % BLOCK_SIZE]
-                assert cell == (group, chain[position]), f"group {group} at {position}"
+            positions = range(max(0, start - window + 1) if window else 0, stop)
+            blocks = [table[position // size] for position in positions]
+            found = self._words[blocks, :, [position % size for position in positions]]
+            wrong = (found != words[positions.start : stop] ^ group).any(axis=1)
+            assert not wrong.any(), f"group {group} at {positions[int(wrong.argmax())]}"
 
 
 class WindowHost:
@@ -126,14 +159,14 @@ class WindowHost:
 
     def __init__(
         self,
-        cells: dict[tuple[BlockId, int], tuple[int, int]],
+        words: NDArray[np.uint32],  # [blocks, 2, tokens]
         launched: deque[StepPlan | Callable[[], None]],
         num_slots: int,
     ) -> None:
         self.num_slots = num_slots
-        self._cells = cells
+        self._words = words
         self._launched = launched
-        self._slots: dict[HostSlot, list[tuple[int, int] | None]] = {}
+        self._slots: dict[HostSlot, NDArray[np.uint32]] = {}
         self._landed = LandedCopies()
         self._restores: list[RestoreCopy] = []  # that wait for no step
 
@@ -143,7 +176,7 @@ class WindowHost:
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
         def read() -> None:
             for block_id, slot in copies:
-                self._slots[slot] = [self._cells.get((block_id, offset)) for offset in range(BLOCK_SIZE)]
+                self._slots[slot] = self._words[block_id].copy()
             self._landed.slots += [slot for _, slot in copies]
 
         self._launched.append(read)
@@ -153,8 +186,7 @@ class WindowHost:
             self._launched.append(lambda: self._write(restore))
             return
         for _, block_id in restore.copies:
-            for offset in range(BLOCK_SIZE):
-                self._cells.pop((block_id, offset), None)
+            self._words[block_id] = _NO_WORD
         self._restores.append(restore)
 
     def hurry(self) -> None:
@@ -173,9 +205,7 @@ class WindowHost:
 
     def _write(self, restore: RestoreCopy) -> None:
         for slot, block_id in restore.copies:
-            for offset, cell in enumerate(self._slots[slot]):
-                assert cell is not None, "a full block is in the slot"
-                self._cells[block_id, offset] = cell
+            self._words[block_id] = self._slots[slot]
         self._landed.restores.append((restore.restore_id, 1e-3))
 
 

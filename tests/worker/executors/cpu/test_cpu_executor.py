@@ -153,9 +153,9 @@ def test_blocks_that_were_read_here_and_written_there_decode_alike(subject: Subj
     num_blocks = -(-len(prompt) // 8)
     there = [receiver.free_blocks.pop() for _ in range(num_blocks)]
     for layer in range(sender.executor.kv_spec.num_layers):
-        data = sender.executor.read_blocks(layer, first.block_ids[:num_blocks])
-        receiver.executor.write_blocks(layer, there, memoryview(data))
-        assert receiver.executor.read_blocks(layer, there) == data
+        data = sender.executor.read_blocks(layer, sender.in_layer(first.block_ids[:num_blocks], layer))
+        receiver.executor.write_blocks(layer, receiver.in_layer(there, layer), memoryview(data))
+        assert receiver.executor.read_blocks(layer, receiver.in_layer(there, layer)) == data
     running = receiver.admit(prompt, output=first.output)
     running.block_ids, running.num_computed = list(there), len(prompt)
     receiver.run(COUNT)

@@ -111,10 +111,11 @@ def test_prefixes_from_host_memory_equal_transformers(subject: Subject) -> None:
     assert engine.counters().num_host_hit_tokens > 0
 
 
-@pytest.mark.parametrize("values", [{"transports": "auto"}, {"transports": "tcp"}])
-def test_one_group_where_kv_moves_to_peers(subject: Subject, values: dict[str, object]) -> None:
+@pytest.mark.parametrize("values", [{"transports": "auto"}, {"transports": "tcp"}, {"host_cache_gb": 0.001}])
+def test_groups_are_the_same_wherever_kv_moves(subject: Subject, values: dict[str, object]) -> None:
     executor = make_executor(subject[0], num_blocks=16, **values)
-    assert [group.kind for group in executor.kv_spec.groups] == [KvKind.FULL]
+    assert executor.kv_spec == make_executor(subject[0], num_blocks=16).kv_spec
+    assert [group.kind for group in executor.kv_spec.groups] == [KvKind.FULL, KvKind.WINDOW, KvKind.WINDOW]
 
 
 def test_blocks_of_all_layers_are_divided_among_the_groups(subject: Subject) -> None:

@@ -51,6 +51,8 @@ def test_batches_chunks_prefix_hits_and_preemptions_equal_transformers(model_typ
     shared = prompts(1, 1, seed=3)[0] * 3 + list(range(20, 50))
     some = [*prompts(3, 60, seed=2), [*shared, 5, 6], [*shared, 9], shared]
     engine = make_engine(tmp_path, num_blocks=15)
+    if len(engine._executor.kv_spec.groups) > 1:  # requests hold less
+        engine = make_engine(tmp_path, num_blocks=7)
     expected = [generate_greedily(model, prompt, COUNT) for prompt in some]
     assert run(engine, some) == expected
     counters = engine.counters()

@@ -32,8 +32,8 @@ def test_blocks_that_were_read_here_and_written_there_decode_alike(model_type: s
     full = (len(PROMPT) - 1) // BLOCK_SIZE
     there = [receiver.free_blocks.pop() for _ in range(full)]
     for layer in range(sender.executor.kv_spec.num_layers):
-        data = sender.executor.read_blocks(layer, first.block_ids[:full])
-        receiver.executor.write_blocks(layer, there, memoryview(data))
+        data = sender.executor.read_blocks(layer, sender.in_layer(first.block_ids[:full], layer))
+        receiver.executor.write_blocks(layer, receiver.in_layer(there, layer), memoryview(data))
     second = receiver.admit(PROMPT, shared_blocks=there)
     receiver.run(COUNT)
     assert second.output == generate_greedily(model, PROMPT, COUNT)

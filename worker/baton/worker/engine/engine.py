@@ -26,9 +26,10 @@ from baton.worker.kv.block_origins import BlockOrigin
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.kv.residency import ResidencyTimes
+from baton.worker.kv.windows import spans_of
 from baton.worker.link.step_status import StepStatus
 from baton.worker.requests.outputs import EngineCounters, EngineListener, LoadSnapshot, StepOutputs
-from baton.worker.requests.state import Phase, RequestState
+from baton.worker.requests.state import GroupSpan, Phase, RequestState
 from baton.worker.requests.validation import check_head, check_request
 from baton.worker.sampling.grammar.stats import GrammarStats
 from baton.worker.scheduling.rates import Rates
@@ -68,7 +69,6 @@ class Engine:
         self._counters = EngineCounters()
         self._rates = Rates()
         self._caches = settings.prefix_caching and model.cached
-        self._receives = len(executor.kv_spec.groups) == 1  # peers write the blocks of one group
         host = executor.host if self._caches else None
         self._scheduler = Scheduler(
             executor.num_blocks,
@@ -105,8 +105,11 @@ class Engine:
         """Adds a listener. Listeners are called in the order in which they were added."""
         self._listeners.append(listener)
 
-    def submit(self, request: Request) -> None:
-        """Accepts a request. Raises InvalidRequest if it can never run, NoCapacity if the queue is full."""
+    def submit(self, request: Request, receiver_block_size: int = 0) -> None:
+        """Accepts a request. Raises InvalidRequest if it can never run, NoCapacity if the queue is full.
+
+        `receiver_block_size`: of the worker that gets the KV of a prefill_only request; 0: none does.
+        """
         block_size, model = self._executor.kv_spec.block_size, self._executor.model
         check_head(request, model)
         prompt = request.token_ids.array(request.num_prompt_tokens)
@@ -124,6 +127,8 @@ class Engine:
             self._constraints.check()
         check_queue(request.tenant, self._scheduler, self._settings.max_queue_depth, self.load)
         state = self._new_state(request)
+        state.receiver_block_size = receiver_block_size
+        self._scheduler.check_fits(state)
         if not self._requests.add(state):
             return
         if self._caches:
@@ -284,6 +289,10 @@ class Engine:
             return None
         return self._scheduler.reserve(state)
 
+    def leased_spans(self, request_id: str) -> list[GroupSpan]:
+        """Returns a request's leased blocks in each group."""
+        return self._scheduler.leased_spans(self._states[request_id])
+
     def accept_first_token(self, request_id: str, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Accepts the prefill worker's token, unless the request has ended or continued without it."""
         state = self._requests.live(request_id)
@@ -362,7 +371,7 @@ class Engine:
             limit=limit,
             stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
             submitted=self._clock(),
-            wants_remote=request.remote_prefill and not request.prefill_only and self._receives,
+            wants_remote=request.remote_prefill and not request.prefill_only,
             caching=self._caches,
             num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )
@@ -370,8 +379,12 @@ class Engine:
     def _report_scheduled(self, scheduled: ScheduledStep) -> None:
         self._requests.outputs.prefill_started += scheduled.started
         admitted = scheduled.admitted_requests() if scheduled.plan.admitted else []
+        moves = bool(scheduled.plan.more_blocks)
+        moved = [state for state in scheduled.states if state.request.prefill_only] if moves else []
         for listener in self._listeners:
             for started in scheduled.started:
                 listener.on_prefill_started(started)
             if admitted:
                 listener.on_admitted(admitted)
+            for state in moved:
+                listener.on_windows_moved(state.request, spans_of(state.windows))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from baton.worker.kv_spec import KvSpec
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import split_prompts
 from baton.worker.requests.outputs import EngineListener, PrefillStarted, StepOutputs
+from baton.worker.requests.state import GroupSpan
 from baton.worker.transfer.base import (
     InboundFailed,
     InboundFenced,
@@ -211,6 +212,9 @@ class Handover(EngineListener):
 
     def on_prefill_started(self, started: PrefillStarted) -> None:
         self.prefill_side.on_prefill_started(started)
+
+    def on_windows_moved(self, request: Request, windows: Sequence[GroupSpan]) -> None:
+        self.prefill_side.on_windows_moved(request, windows)
 
     def on_launched(self, began: float) -> None:
         self.decode_side.landed.launched(began)

@@ -18,7 +18,7 @@ from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.kv.residency import ResidencyMeter
 from baton.worker.kv.windows import Windows, append_each, by_position
-from baton.worker.requests.state import Phase, RequestState, num_blocks_for
+from baton.worker.requests.state import Phase, RequestState, WindowBlocks, num_blocks_for
 
 # Storing all blocks of a long prompt at once would delay the step.
 _STORED_A_STEP = 512
@@ -47,7 +47,7 @@ class Holdings:
         self.pool = BlockPool(num_blocks, offloads, num_groups, residency)
         self.origins = origins
         self.prefixes = PrefixesInProgress()
-        self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len)
+        self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len, self.windows)
         self.collected_step = 0
         self.block_size = block_size
         self.watermark = max(1, num_blocks // 100)  # blocks kept for decodes at an admission
@@ -93,11 +93,13 @@ class Holdings:
     def advance(self, state: RequestState, num_computed: int, step: int) -> bool:
         """Moves the windows of a prompt to its next chunk. False: the blocks for it are not free."""
         self.free_passed(state, num_computed, step)
-        missing = self.windows.num_ahead(state, num_computed)
+        missing = self.windows.num_ahead(state, num_computed, len(state.block_ids))
         block_ids = self.pool.allocate(sum(missing))
         if block_ids is None:
             return False
         append_each(state.windows, block_ids, missing)
+        if state.request.prefill_only:
+            self.pin(state)
         return True
 
     def free(self, state: RequestState, step: int) -> list[RequestState]:
@@ -130,8 +132,13 @@ class Holdings:
             state.phase is Phase.RUNNING and state.request.prefill_only
         )
         block_ids = [*(state.block_ids if pinned else ()), *state.leased]
+        num_later = 0
+        if pinned and state.windows:
+            block_ids += [block_id for blocks in state.windows for block_id in blocks.block_ids]
+            if state.phase is Phase.RUNNING:
+                num_later = max(0, self.pinned.lifetime_blocks(state) - len(block_ids))
         if block_ids:
-            self.pinned.set(state, block_ids)
+            self.pinned.set(state, block_ids, num_later)
         else:
             self.pinned.remove(state)
 
@@ -141,9 +148,37 @@ class Holdings:
             return
         for state in remote:
             if not state.leased:
-                wanted = num_blocks_for(state.num_remote_tokens, self.block_size) - len(state.block_ids)
-                self.pool.evict_ahead(wanted, _EVICTED_A_STEP)
+                self.pool.evict_ahead(self.num_to_lease(state), _EVICTED_A_STEP)
                 return
+
+    # Leases.
+
+    def num_to_lease(self, state: RequestState) -> int:
+        """Returns the blocks of all groups that a remote prefill needs beside those that the request has."""
+        num_full = num_blocks_for(state.num_remote_tokens, self.block_size) - len(state.block_ids)
+        return num_full + self.windows.num_leased(state.num_remote_tokens)
+
+    def settle(self, state: RequestState) -> None:
+        """Turns leased blocks into valid ones, which follow the request's own. Its windows are findable at once."""
+        full, *windows = self.windows.leased_spans(state)
+        self.pool.settle(state.leased)
+        state.leased = []
+        state.block_ids += full.block_ids
+        state.windows = [WindowBlocks(group, *span) for group, span in enumerate(windows, 1)]
+        if windows and state.caching:
+            state.hash_up_to(state.num_remote_tokens, self.block_size)
+            self.pool.store(*self.windows.keys_of(state, 0, len(state.block_hashes)))
+
+    def settle_ended(self, state: RequestState) -> None:
+        """Does the same for a request that has ended: makes the blocks of its prompt's end findable, and frees them."""
+        first = self.windows.leased_spans(state)[0].first
+        self.settle(state)
+        if state.caching:
+            stop = first + len(state.block_ids)
+            hashes = self._hashes(state, first, stop, state.num_remote_tokens)
+            self.pool.store(state.block_ids[: len(hashes)], hashes)
+        self.pool.free([*state.block_ids, *(one for blocks in state.windows for one in blocks.block_ids)])
+        state.block_ids, state.windows = [], []
 
     # Findable blocks.
 
@@ -164,12 +199,11 @@ class Holdings:
     def cached_prefix(self, state: RequestState) -> list[BlockId]:
         """Returns the findable blocks at the request's front, not held."""
         hits = self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
-        return hits[: self.windows.usable(self.pool.lookup, state.block_hashes, len(hits))] if self.windows else hits
+        return hits[: self.windows.usable(self.pool.lookup, state, len(hits))] if self.windows else hits
 
     def restorable(self, state: RequestState, hits: list[BlockId]) -> Restorable | None:
         """Returns the prefix to restore from host memory, longer than `hits`. None: there is none."""
-        hashes = state.block_hashes[: self.num_reusable(state)]
-        return find_restorable(self.pool, self.offloads.tier, self.windows, hits, hashes)
+        return find_restorable(self.pool, self.offloads.tier, self.windows, state, hits, self.num_reusable(state))
 
     def store(self, state: RequestState, num_computed: int) -> list[RequestState]:
         """Makes the request's full blocks findable, up to `num_computed` tokens."""
@@ -200,14 +234,6 @@ class Holdings:
                 return self._store_rest(state)
             return self._store([(state, stop)])
         return []
-
-    def store_ended(self, state: RequestState, block_ids: list[BlockId]) -> None:
-        """Makes the last blocks of an ended request's prompt findable, and frees them."""
-        start = num_blocks_for(state.num_remote_tokens, self.block_size) - len(block_ids)
-        if state.caching:
-            hashes = self._hashes(state, start, start + len(block_ids), state.num_remote_tokens)
-            self.pool.store(block_ids[: len(hashes)], hashes)
-        self.pool.free(block_ids)
 
     def note_origins(self, state: RequestState, start: int, stop: int) -> None:
         """Records the tokens of the request's blocks [start, stop), which are about to be stored."""

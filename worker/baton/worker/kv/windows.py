@@ -16,7 +16,7 @@ from baton.worker.core import BlockHash, BlockId
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.group_keys import keys_in
 from baton.worker.kv_spec import KvGroup, KvKind
-from baton.worker.requests.state import RequestState, WindowBlocks, num_blocks_for
+from baton.worker.requests.state import GroupSpan, RequestState, WindowBlocks, num_blocks_for
 
 HasBlock = Callable[[Sequence[BlockHash]], object]  # given one key; true if its block can be had
 
@@ -33,6 +33,22 @@ class _WindowGroup:
     def first(self, position: int) -> int:
         """Returns the first block that the token at `position` attends to."""
         return self.group.first_block(position, self.block_size)
+
+    def first_held(self, state: RequestState, position: int) -> int:
+        """Returns the first block to hold before that token: the worker that gets the KV may need earlier ones."""
+        return min(self.first(position), self.first_moved(state)) if state.receiver_block_size else self.first(position)
+
+    def first_moved(self, state: RequestState) -> int:
+        """Returns the first block of those that the receiver of a prompt's KV gets."""
+        size = state.receiver_block_size
+        return self.group.first_moved(len(state.token_ids.given), size) * size // self.block_size
+
+    def most(self, state: RequestState, num_blocks: int) -> int:
+        """Returns the most blocks that a request of `num_blocks` ever holds."""
+        most = self.group.most_blocks(num_blocks, self.block_size, self.max_step_tokens)
+        if state.receiver_block_size:
+            most += num_blocks_for(2 * state.receiver_block_size, self.block_size) + 1
+        return min(num_blocks, most)
 
     def stop(self, position: int, num_blocks: int) -> int:
         """Returns the end of the blocks to hold before this token, of a request that has `num_blocks`."""
@@ -83,27 +99,28 @@ class Windows:
 
     # Prefixes.
 
-    def usable(self, has: HasBlock, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
+    def usable(self, has: HasBlock, state: RequestState, num_hits: int) -> int:
         """Returns the blocks of the longest prefix, of at most `num_hits`, whose last tokens all groups have."""
         before = -1
         while num_hits != before:
             before = num_hits
             for group in self._groups:
-                num_hits = self._usable_in(group, has, block_hashes, num_hits)
+                num_hits = self._usable_in(group, has, state, num_hits)
         return num_hits
 
-    def _usable_in(self, group: _WindowGroup, has: HasBlock, block_hashes: Sequence[BlockHash], num_hits: int) -> int:
+    def _usable_in(self, group: _WindowGroup, has: HasBlock, state: RequestState, num_hits: int) -> int:
         block = num_hits
-        while block > group.first(num_hits * self._block_size):
+        while block > group.first_held(state, num_hits * self._block_size):
             block -= 1
-            if not has(keys_in(group.index, block_hashes[block : block + 1])):
+            if not has(keys_in(group.index, state.block_hashes[block : block + 1])):
                 num_hits = block
         return num_hits
 
-    def keys_before(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> Iterator[BlockHash]:
-        """Yields the keys of all groups' blocks that the token after the first `num_blocks` blocks attends to."""
+    def keys_before(self, state: RequestState, num_blocks: int) -> Iterator[BlockHash]:
+        """Yields the keys of the blocks to hold in all groups after the first `num_blocks` blocks of its chain."""
         for group in self._groups:
-            yield from keys_in(group.index, block_hashes[group.first(num_blocks * self._block_size) : num_blocks])
+            first = group.first_held(state, num_blocks * self._block_size)
+            yield from keys_in(group.index, state.block_hashes[first:num_blocks])
 
     # Blocks of one request.
 
@@ -117,7 +134,7 @@ class Windows:
             return needs
         num_blocks = num_blocks_for(len(state.token_ids), self._block_size)
         for group in self._groups:
-            first = group.first(num_computed)
+            first = group.first_held(state, num_computed)
             found = pool.lookup(keys_in(group.index, state.block_hashes[first:num_hits]))
             assert len(found) == max(0, num_hits - first), "the prefix is usable"
             needs.found.append(WindowBlocks(group.index, first, found))
@@ -128,14 +145,34 @@ class Windows:
         """Takes from the request the blocks that tokens from `position` on do not attend to."""
         block_ids: list[BlockId] = []
         for group, blocks in zip(self._groups, state.windows, strict=True):
-            block_ids += blocks.cut(group.first(position))
+            block_ids += blocks.cut(group.first_held(state, position))
         return block_ids
 
-    def num_ahead(self, state: RequestState, position: int) -> list[int]:
-        """Returns how many more blocks the request needs in each group to compute a step from `position` on."""
-        num_blocks = len(state.block_ids)
+    def most_blocks(self, state: RequestState) -> int:
+        """Returns the most blocks that the request can ever hold in all groups."""
+        num_blocks = state.lifetime_blocks(self._block_size)
+        return sum(group.most(state, num_blocks) for group in self._groups)
+
+    def num_ahead(self, state: RequestState, position: int, num_blocks: int) -> list[int]:
+        """Returns how many more blocks a request of `num_blocks` needs in each group for a step from `position` on."""
         columns = zip(self._groups, state.windows, strict=True)
         return [max(0, group.stop(position, num_blocks) - blocks.stop) for group, blocks in columns]
+
+    def leased_spans(self, state: RequestState) -> list[GroupSpan]:
+        """Returns the leased blocks of a remote prefill in all groups, those of the full one first."""
+        stop = num_blocks_for(state.num_remote_tokens, self._block_size)
+        firsts = [group.group.first_moved(state.num_remote_tokens, self._block_size) for group in self._groups]
+        num_full = len(state.leased) - sum(stop - first for first in firsts)
+        spans, start = [GroupSpan(stop - num_full, state.leased[:num_full])], num_full
+        for first in firsts:
+            spans.append(GroupSpan(first, state.leased[start : start + stop - first]))
+            start += stop - first
+        return spans
+
+    def num_leased(self, num_tokens: int) -> int:
+        """Returns the blocks of all groups that a lease for a prompt's KV has."""
+        stop = num_blocks_for(num_tokens, self._block_size)
+        return sum(stop - group.group.first_moved(num_tokens, self._block_size) for group in self._groups)
 
     def keys_of(self, state: RequestState, start: int, stop: int) -> tuple[list[BlockId], list[BlockHash]]:
         """Returns the held ones of its blocks [start, stop) in all groups, and their keys."""
@@ -147,6 +184,11 @@ class Windows:
             block_ids += held
             keys += keys_in(blocks.group, state.block_hashes[first : first + len(held)])
         return block_ids, keys
+
+
+def spans_of(windows: Iterable[WindowBlocks]) -> list[GroupSpan]:
+    """Returns a copy of the blocks in each group."""
+    return [GroupSpan(blocks.first, list(blocks.block_ids)) for blocks in windows]
 
 
 def append_each(windows: Iterable[WindowBlocks], block_ids: Iterable[BlockId], counts: Iterable[int]) -> None:

@@ -34,6 +34,8 @@ def kv_spec_of(
 def window_spec_of(config: ModelConfig, digest: bytes, block_size: int, dtype: str) -> KvSpec:
     """Returns the same with groups of layers with windows. One full group where that saves nothing."""
     spec = kv_spec_of(config, digest, block_size, dtype)
+    if not config.cached:
+        return spec
     layers: defaultdict[int, list[int]] = defaultdict(list)
     for layer, window in enumerate(config.windows):
         layers[window if 0 < window < config.max_model_len else 0].append(layer)

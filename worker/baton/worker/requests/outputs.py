@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import ServiceError
 from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
 from baton.worker.requests.histogram import COPIED_BYTES, STEP_TOKENS, Histogram
+from baton.worker.requests.state import GroupSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,10 @@ class PrefillStarted:
 
     request: Request
     num_cached_tokens: int
-    block_ids: list[BlockId]
+    block_ids: list[BlockId]  # of the first group
     row: Row  # its index in the executor's layer hook
     step: int  # the first step that computes it; before it, the row was another request's
+    windows: Sequence[GroupSpan] = ()  # blocks of the other groups so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ class EngineListener:
 
     def on_prefill_started(self, started: PrefillStarted) -> None:
         """A prefill_only request is scheduled for the first time; its step is not launched yet."""
+
+    def on_windows_moved(self, request: Request, windows: Sequence[GroupSpan]) -> None:
+        """A prefill_only request has these blocks in groups after the first; its step is not launched yet."""
 
     def on_admitted(self, requests: list[Request]) -> None:
         """These requests got a row in a step that is not launched yet."""

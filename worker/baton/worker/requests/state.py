@@ -28,6 +28,13 @@ class Line(NamedTuple):
     tenant: str
 
 
+class GroupSpan(NamedTuple):
+    """Consecutive blocks of a request's chain in one group."""
+
+    first: int  # number of the first one
+    block_ids: list[BlockId]
+
+
 @dataclass(slots=True)
 class WindowBlocks:
     """A request's blocks in a window group: consecutive ones of its chain."""
@@ -80,12 +87,13 @@ class RequestState:
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)
     windows: list[WindowBlocks] = field(default_factory=list)  # its blocks in other groups than the first
-    leased: list[BlockId] = field(default_factory=list)  # these follow block_ids once they are settled
+    leased: list[BlockId] = field(default_factory=list)  # of all groups: these follow its blocks once they are settled
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
     num_stored_blocks: int = 0  # blocks, from the front, that are stored
     row: int = NO_ROW
     last_step: int = 0  # the last step that computed it; set by the batch while it has a row
     num_remote_tokens: int = 0  # tokens of the remote prefill
+    receiver_block_size: int = 0  # of the worker that gets the KV of a prefill_only request; 0: none does
     min_free: int = 0  # admission is not tried again with fewer free blocks
     started: float | None = None
     first_token: float | None = None

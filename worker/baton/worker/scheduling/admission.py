@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from baton.worker.core import RowInit
 from baton.worker.kv.holdings import Holdings
+from baton.worker.kv.windows import append_each, spans_of
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted
 from baton.worker.requests.state import Phase, Rank, RequestState
 from baton.worker.scheduling.awaited_kv import AwaitedKv
@@ -81,6 +82,8 @@ class Admissions:
 
     def _schedule_chunk(self, state: RequestState, draft: Draft) -> None:
         """Gives the request all tokens that are left, beside those that it has, or as many as it needs and may."""
+        if state in draft.waiting:
+            return
         given = draft.chunks.get(state, 0)
         remaining = len(state.token_ids) - int(self._batch.num_computed[state.row])
         more = self._background.take(state, max(0, self._partial.chunk(remaining, given, draft.budget)))
@@ -114,11 +117,17 @@ class Admissions:
 
         An accepted first token may need one more block. Returns False without capacity.
         """
-        num_fresh = self._holdings.num_blocks_of(state) - len(state.block_ids)
-        if not self._preemption.free_blocks(state, num_fresh, draft):
+        num_blocks = self._holdings.num_blocks_of(state)
+        num_computed = min(state.num_remote_tokens, len(state.token_ids) - 1)
+        self._holdings.free_passed(state, num_computed, draft.step - 1)
+        missing = self._holdings.windows.num_ahead(state, num_computed, num_blocks)
+        num_full = num_blocks - len(state.block_ids)
+        if not self._preemption.free_blocks(state, num_full + sum(missing), draft):
             return False
-        state.block_ids += self._holdings.allocate(num_fresh)
-        self._start(state, min(state.num_remote_tokens, len(state.token_ids) - 1), draft)
+        fresh = self._holdings.allocate(num_full + sum(missing))
+        state.block_ids += fresh[:num_full]
+        append_each(state.windows, fresh[num_full:], missing)
+        self._start(state, num_computed, draft)
         return True
 
     def _admit_waiting(self, state: RequestState, draft: Draft) -> Admission:
@@ -139,7 +148,7 @@ class Admissions:
         num_full = self._holdings.num_blocks_of(state) - len(hits)
         windows = self._holdings.windows.needs(self._pool, state, len(hits), num_computed)
         num_fresh = num_full + windows.num_missing
-        if not self._fits_beside_pinned(state, len(hits) + num_fresh):
+        if not self._fits_beside_pinned(state):
             self._pin_blocked = state.rank
             return Admission.HELD
         found = [*hits, *windows.found_ids]
@@ -162,11 +171,12 @@ class Admissions:
         self._start(state, num_computed, draft)
         return Admission.DONE
 
-    def _fits_beside_pinned(self, state: RequestState, num_blocks: int) -> bool:
+    def _fits_beside_pinned(self, state: RequestState) -> bool:
         """Returns whether the request can finish beside pinned blocks, and all running ones beside its own."""
+        pinned = self._holdings.pinned
         if state.request.prefill_only:
-            return self._holdings.pinned.would_fit(state, num_blocks, self._queues.must_fit())
-        return self._holdings.pinned.can_finish(state)
+            return pinned.would_fit(state, pinned.lifetime_blocks(state), self._queues.must_fit())
+        return pinned.can_finish(state)
 
     def _start(self, state: RequestState, num_computed: int, draft: Draft) -> None:
         """Gives the request a row and its first chunk."""
@@ -182,7 +192,9 @@ class Admissions:
         )
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:
-            draft.started[state] = PrefillStarted(request, num_computed, list(state.block_ids), row, draft.step)
+            draft.started[state] = PrefillStarted(
+                request, num_computed, list(state.block_ids), row, draft.step, spans_of(state.windows)
+            )
         self._queues.stalled = False
         self._holdings.pin(state)
         self._background.start(state)

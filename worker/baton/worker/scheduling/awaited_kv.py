@@ -11,7 +11,7 @@ from baton.worker.core import BlockId
 from baton.worker.kv.holdings import Holdings
 from baton.worker.kv.host_tier.restorable import Restorable
 from baton.worker.requests.outputs import EngineCounters
-from baton.worker.requests.state import Phase, RequestState, num_blocks_for
+from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.queues import RequestQueues
 from baton.worker.scheduling.restores import Restores
 from baton.worker.scheduling.settings import EngineSettings
@@ -63,7 +63,7 @@ class AwaitedKv:
         """Leases the rest of a remote prefill's blocks, if every running request can still finish."""
         if state.leased:
             return list(state.leased)
-        needed = num_blocks_for(state.num_remote_tokens, self._block_size) - len(state.block_ids)
+        needed = self._holdings.num_to_lease(state)
         if self._holdings.fenced or needed + len(self._queues.batch) > self._pool.num_free:
             return None
         if not self._holdings.pinned.would_fit(state, needed, [*self._queues.must_fit(), state]):
@@ -77,16 +77,14 @@ class AwaitedKv:
 
     def finish_remote(self, state: RequestState) -> None:
         """Turns leased blocks into valid ones. Those of a request that has ended stay in the cache."""
-        self._pool.settle(state.leased)
-        settled, state.leased = state.leased, []
         if state.phase is Phase.DONE:
             # Its prefix was freed with it: the settled blocks are the prompt's last ones.
-            self._holdings.store_ended(state, settled)
+            self._holdings.settle_ended(state)
             self._holdings.pin(state)
             return
         state.num_transferred_tokens = state.num_remote_tokens - len(state.block_ids) * self._block_size
         self._counters.num_transferred_tokens += state.num_transferred_tokens
-        state.block_ids += settled
+        self._holdings.settle(state)
         self._queues.remote.pop(state, None)
         state.phase = Phase.READY  # the same blocks stay pinned
         self._queues.ready.push(state)

@@ -64,14 +64,21 @@ class Growth:
                 self._preemption.preempt(self._preemption.victim() or state, draft)
 
     def _move_windows(self, draft: Draft) -> None:
-        """Moves the windows of prompts to their next chunks. Preempts if there are too few blocks."""
+        """Moves the windows of prompts to their next chunks. Preempts if there are too few blocks.
+
+        A prefill for another worker is never preempted: it waits for blocks that steps in flight or copies still have.
+        """
         batch = self._batch
         for state in list(batch.prefilling):
             while state.row != NO_ROW:
                 if self._holdings.advance(state, int(batch.num_computed[state.row]), draft.step - 1):
                     break
+                victim = self._preemption.victim()
+                if victim is None and state.request.prefill_only:
+                    draft.waiting.add(state)
+                    break
                 draft.preempted = True
-                self._preemption.preempt(self._preemption.victim() or state, draft)
+                self._preemption.preempt(victim or state, draft)
 
 
 def _extend(state: RequestState, block_ids: Sequence[BlockId], draft: Draft) -> None:

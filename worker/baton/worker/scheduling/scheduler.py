@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId, Int32, TokenMasks
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.holdings import Holdings
@@ -16,7 +17,7 @@ from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
 from baton.worker.kv.windows import Windows
 from baton.worker.kv_spec import KvGroup
 from baton.worker.requests.outputs import EngineCounters, PrefillWanted
-from baton.worker.requests.state import NO_ROW, Phase, RequestState, num_blocks_for
+from baton.worker.requests.state import NO_ROW, GroupSpan, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.admission import Admissions
 from baton.worker.scheduling.awaited_kv import AwaitedKv
 from baton.worker.scheduling.background import Background
@@ -194,6 +195,22 @@ class Scheduler:
             self.batch.release(state.row)
 
     # Remote prefills.
+
+    def check_fits(self, state: RequestState) -> None:
+        """Raises InvalidRequest for a request that needs more blocks than there are, because of its receiver's size."""
+        if not state.receiver_block_size:
+            return
+        needed, num_blocks = self._holdings.pinned.lifetime_blocks(state), self.pool.num_blocks
+        if needed > num_blocks:
+            raise InvalidRequest(
+                f"the prompt has {len(state.token_ids)} tokens; its KV, with what a worker with blocks of "
+                f"{state.receiver_block_size} gets, takes {needed} blocks, this worker has {num_blocks}",
+                field="prompt_token_ids",
+            )
+
+    def leased_spans(self, state: RequestState) -> list[GroupSpan]:
+        """Returns the leased blocks in each group."""
+        return self._holdings.windows.leased_spans(state)
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
         """Leases the rest of a remote prefill's blocks, if every running request can still finish."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +38,7 @@ from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.costs import model_costs
-from baton.worker.models.kv_groups import kv_spec_of, window_spec_of
+from baton.worker.models.kv_groups import window_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.sampling.logprobs_mode import LogprobsMode
@@ -86,27 +85,17 @@ class CpuExecutor:
         self._load_format = config.load_format
         self._dtype = dtype
         self._asleep = False
-        # Hand-overs have the blocks of one group, in which a window is a mask.
-        make_spec = window_spec_of if config.transports == "none" else kv_spec_of
-        self.kv_spec = make_spec(loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch."))
+        self.kv_spec = window_spec_of(
+            loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch.")
+        )
         self.num_blocks = pool_size(config, loaded.config, self.kv_spec)
-        limit = loaded.config.max_model_len
-        capacity = limit
+        self._kv_layers = self.kv_spec.kv_layers
+        self._longest = wanted_model_len(config.max_model_len, loaded.config.max_model_len)  # RoPE may depend on it
+        max_model_len = self._longest
         if loaded.config.cached:
             capacity = self.kv_spec.most_tokens(self.num_blocks, config.max_num_batched_tokens)
-        self._longest = wanted_model_len(config.max_model_len, limit)  # which RoPE may depend on
-        max_model_len = (
-            fitting_model_len(config.max_model_len, limit, capacity) if loaded.config.cached else self._longest
-        )
-        self.model = ModelSpec(
-            loaded.digest,
-            loaded.config.vocab_size,
-            max_model_len,
-            loaded.config.eos_token_ids,
-            loaded.config.heads,
-            loaded.config.pooler,
-            cached=loaded.config.cached,
-        )
+            max_model_len = fitting_model_len(config.max_model_len, loaded.config.max_model_len, capacity)
+        self.model = _model_spec(loaded, max_model_len)
         self._layer_hook: LayerHook | None = None
         self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
@@ -115,8 +104,8 @@ class CpuExecutor:
         longest = min(max_model_len, self.num_blocks * config.block_size) if loaded.config.cached else max_model_len
         self._num_rows = config.max_num_requests
         self.processors = start_processors(plugins, ProcessorContext(loaded.config.vocab_size, torch.device("cpu")))
-        groups = self.kv_spec.groups
-        self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block, len(groups))
+        num_groups = len(self.kv_spec.groups)
+        self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block, num_groups)
         self._steps: Steps = (
             PagedSteps(self._rows, loaded.config, self.kv_spec.layer_groups, self._memory.tensors[0])
             if loaded.config.cached
@@ -124,8 +113,7 @@ class CpuExecutor:
         )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
-        layers = [layer for group in groups for layer in group.layers]
-        cache = [tensor for _, tensor in sorted(zip(layers, self._memory.tensors, strict=True), key=itemgetter(0))]
+        cache = [self._memory.tensors[number] for number in self._kv_layers]
         self._device = CpuDevice(cache, cos_sin, packs=not loaded.config.cached, groups=self.kv_spec.layer_groups)
         check_products(loaded.weights, loaded.config.experts, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
@@ -253,8 +241,25 @@ class CpuExecutor:
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = self._steps.make(plan)
         hook = self._layer_hook
-        hidden = decoder.forward(inputs, on_written=None if hook is None else partial(hook, plan))
+        on_written = None if hook is None else partial(self._report_layer, hook, plan)
+        hidden = decoder.forward(inputs, on_written=on_written)
         return self._heads[plan.head].run(plan, inputs, decoder, hidden)
+
+    def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
+        hook(plan, self._kv_layers[layer])
+
+
+def _model_spec(loaded: LoadedModel, max_model_len: int) -> ModelSpec:
+    config = loaded.config
+    return ModelSpec(
+        loaded.digest,
+        config.vocab_size,
+        max_model_len,
+        config.eos_token_ids,
+        config.heads,
+        config.pooler,
+        cached=config.cached,
+    )
 
 
 def _facts(config: WorkerConfig, loaded: LoadedModel, dtype: torch.dtype, spec: KvSpec) -> DeviceFacts:

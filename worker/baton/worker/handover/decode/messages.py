@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from baton.v1 import kv_pb2, worker_pb2
-from baton.worker.executors.base import Executor
 from baton.worker.handover.decode.prefill_peers import Message, PrefillPeers
 from baton.worker.handover.decode.remote_prefill import PrefillPeer, RemotePrefill
 from baton.worker.handover.messages import prefill_submit
@@ -17,13 +16,11 @@ class PrefillMessages:
     def __init__(
         self,
         peers: PrefillPeers,
-        executor: Executor,
         transport: Transport,
         hello: kv_pb2.PeerHello,
         settings: HandoverSettings,
     ) -> None:
         self._peers = peers
-        self._executor = executor
         self._transport = transport
         self._hello = hello
         self._settings = settings
@@ -35,16 +32,18 @@ class PrefillMessages:
 
     def accept(self, prefill: RemotePrefill, generation: int) -> None:
         """Sends the leased blocks, and where the transport receives them."""
+        first, *more = prefill.spans
         descriptor = kv_pb2.TransferDescriptor(
             transfer_id=prefill.transfer_id,
             sender_epoch=prefill.peer.epoch,
             receiver_epoch=self._hello.epoch,
-            first_block=prefill.num_cached_tokens // self._executor.kv_spec.block_size,
-            block_ids=prefill.block_ids,
+            first_block=first.first,
+            block_ids=first.block_ids,
             generation=generation,
             lease_ms=round(self._settings.lease_seconds * 1000),
             transports=self._transport.addresses,
             checksum=self._settings.verify,
+            more_groups=[kv_pb2.GroupBlocks(first_block=span.first, block_ids=span.block_ids) for span in more],
         )
         accept = worker_pb2.PrefillAccept(prefill_id=prefill.prefill_id, transfer=descriptor)
         self._peers.send(prefill.peer, Message(accept=accept))

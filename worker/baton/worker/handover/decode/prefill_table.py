@@ -62,4 +62,4 @@ class PrefillTable:
     def num_late_blocks(self, now: float, seconds: float) -> int:
         """Returns the blocks of leases that were broken more than `seconds` ago and are not free yet."""
         late = [one for one in self._transfers.values() if one.lease is not None and one.lease.is_late(now, seconds)]
-        return sum(len(prefill.block_ids) for prefill in late)
+        return sum(prefill.num_leased_blocks for prefill in late)

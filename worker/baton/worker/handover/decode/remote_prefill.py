@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.v1 import types_pb2
-from baton.worker.core import BlockId, Request
+from baton.worker.core import Request
+from baton.worker.requests.state import GroupSpan
 from baton.worker.transfer.lease import ReceiverLease
 
 
@@ -47,13 +49,18 @@ class RemotePrefill:
     stage: Stage = Stage.QUEUED
     lease: ReceiverLease | None = None
     transfer_id: int = 0
-    block_ids: tuple[BlockId, ...] = ()
+    spans: Sequence[GroupSpan] = ()  # the leased blocks of each group
     leased_at: float = 0.0
     num_landed_bytes: int = 0
     broken: bool = False  # the transfer failed midway, and may be retried
     first_token_at: float | None = None
     needed: bool = True  # False: the request was aborted
     ended: bool = False  # the first token was the last
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks that the peer may write."""
+        return sum(len(span.block_ids) for span in self.spans)
 
     @property
     def computes_there(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from baton.rpc.errors import InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
-from baton.worker.core import BlockId, FinishReason, Request
+from baton.worker.core import FinishReason, Request
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
 from baton.worker.handover.counters import HandoverCounters
@@ -65,7 +65,7 @@ class DecodeSide:
         self._completed = CompletedTransfers(transport, counters)
         self.peer_totals = self._completed.peer_totals
         self._peers = PrefillPeers(hello, executor.kv_spec, settings, open_peer, send, close_peer, clock)
-        self._messages = PrefillMessages(self._peers, executor, transport, hello, settings)
+        self._messages = PrefillMessages(self._peers, transport, hello, settings)
         self._backoff = self._peers.backoff
         self._prefill_ids = itertools.count(1)
         self._transfer_ids = itertools.count(1)
@@ -266,22 +266,22 @@ class DecodeSide:
     def _reserve_all(self) -> None:
         """Leases blocks for started prompts, in order of their start."""
         while prefill := self._prefills.next_reserving():
-            block_ids = self._engine.reserve_blocks(prefill.request.request_id)
-            if block_ids is None:
+            if self._engine.reserve_blocks(prefill.request.request_id) is None:
                 return
-            self._accept(prefill, block_ids)
+            self._accept(prefill)
 
-    def _accept(self, prefill: RemotePrefill, block_ids: list[BlockId]) -> None:
+    def _accept(self, prefill: RemotePrefill) -> None:
         settings = self._settings
         prefill.leased_at = self._clock()
-        prefill.block_ids = tuple(block_ids)
+        prefill.spans = self._engine.leased_spans(prefill.request.request_id)
         prefill.transfer_id = next(self._transfer_ids)
         prefill.lease = ReceiverLease(
             prefill.leased_at, settings.lease_seconds, settings.stall_seconds, self._transport.fences_locally
         )
         self._prefills.leased(prefill)
         generation = secrets.randbits(64)
-        inbound = Inbound(prefill.transfer_id, self._hello.epoch, generation, prefill.block_ids, settings.verify)
+        block_ids, *more = (tuple(span.block_ids) for span in prefill.spans)
+        inbound = Inbound(prefill.transfer_id, self._hello.epoch, generation, block_ids, settings.verify, tuple(more))
         self._transport.open(inbound)
         self._messages.accept(prefill, generation)
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 from baton.worker.core import BlockId
 from baton.worker.transfer.base import Piece
 
+_UNKNOWN = BlockId(-1)
+
 
 class TargetGroup(NamedTuple):
     """The target of one group's pieces."""
@@ -41,6 +43,7 @@ class SourceGroup(NamedTuple):
 
     layers: range  # KV layers
     block_ids: Sequence[BlockId]
+    first: int = 0  # the first one's number in the prompt
 
 
 class PushProgress:
@@ -48,7 +51,7 @@ class PushProgress:
 
     def __init__(self, groups: Sequence[SourceGroup], block_size: int, num_tokens: int, num_cached_tokens: int) -> None:
         self._groups = [_GroupProgress(group, block_size, num_tokens, num_cached_tokens) for group in groups]
-        self._num_tokens = num_tokens
+        self.num_tokens = num_tokens
         self._target: PushTarget | None = None
         self._finished = False
         self._lock = threading.Lock()
@@ -60,7 +63,12 @@ class PushProgress:
 
     def num_blocks_of(self, block_size: int) -> int:
         """Returns the blocks of the whole prompt, of another size."""
-        return -(-self._num_tokens // block_size)
+        return -(-self.num_tokens // block_size)
+
+    def add_blocks(self, group: int, first: int, block_ids: Sequence[BlockId]) -> None:
+        """Records more blocks of a group, before anything is computed in them."""
+        with self._lock:
+            self._groups[group].add_blocks(first, block_ids)
 
     def start(self, target: PushTarget) -> None:
         """Sets the target. Pushes what is computed, now and later."""
@@ -102,7 +110,8 @@ class _GroupProgress:
         self.source = source
         self._block_size = block_size
         self._num_tokens = num_tokens
-        self._block_ids = list(source.block_ids)
+        self._block_ids = [_UNKNOWN] * -(-num_tokens // block_size)
+        self.add_blocks(source.first, source.block_ids)
         self._num_computed = [num_cached_tokens] * len(source.layers)  # tokens, by layer
         self._num_pushed: list[int] = []  # by layer, in the receiver's blocks; empty without a target
         self._to = TargetGroup(0, 0)
@@ -111,6 +120,10 @@ class _GroupProgress:
     def num_pushed(self) -> int:
         """Blocks of the receiver that every layer has pushed."""
         return min(self._num_pushed)
+
+    def add_blocks(self, first: int, block_ids: Sequence[BlockId]) -> None:
+        """Records blocks from number `first` on."""
+        self._block_ids[first : first + len(block_ids)] = block_ids
 
     def start(self, target: PushTarget, to: TargetGroup) -> None:
         """Sets the target and pushes what is computed."""
@@ -158,11 +171,13 @@ class _GroupProgress:
         first_token = start * target.block_size
         end_token = min(stop * target.block_size, self._num_tokens)
         ours = slice(first_token // self._block_size, -(-end_token // self._block_size))
+        block_ids = self._block_ids[ours]
+        assert _UNKNOWN not in block_ids, "blocks that the receiver gets are held until they are pushed"
         return Piece(
             layer=self.source.layers.start + layer,
             first_index=start - self._to.first_block,
             num_blocks=stop - start,
-            block_ids=self._block_ids[ours],
+            block_ids=block_ids,
             skip_tokens=first_token % self._block_size,
             num_layers=num_layers,
         )

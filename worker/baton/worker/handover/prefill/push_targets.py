@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.v1 import kv_pb2
 from baton.worker.handover.prefill.job import PrefillJob
-from baton.worker.handover.prefill.push_progress import PushTarget, TargetGroup
+from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget, TargetGroup
 from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import Outbound, Transport
 
@@ -29,7 +29,7 @@ class PushTargets:
         receiver = job.peer.kv_spec
         assert receiver is not None, "a submit is accepted only after the hello"
         tables = tables_of(transfer)
-        self._check(transfer, tables, job.progress.num_blocks_of(receiver.block_size), receiver)
+        self._check(transfer, tables, job.progress, receiver)
         outbound = Outbound(
             push_id=job.push_id,
             addresses=tuple(transfer.transports),
@@ -54,15 +54,23 @@ class PushTargets:
         self,
         transfer: kv_pb2.TransferDescriptor,
         tables: Sequence[kv_pb2.GroupBlocks],
-        num_blocks: int,
+        progress: PushProgress,
         receiver: KvSpec,
     ) -> None:
+        num_blocks = progress.num_blocks_of(receiver.block_size)
         if len(tables) != len(receiver.groups):
             raise InvalidRequest(
                 f"the transfer has blocks of {len(tables)} groups; the layout has {len(receiver.groups)}",
                 field="transfer.more_groups",
             )
-        for table in tables:
+        for index, (table, group) in enumerate(zip(tables, receiver.groups, strict=True)):
+            least = group.first_moved(progress.num_tokens, receiver.block_size)
+            if table.first_block < least:
+                raise InvalidRequest(
+                    f"the transfer begins at block {table.first_block} of group {index}; this worker has the prompt's "
+                    f"blocks of that group from block {least} on",
+                    field="transfer.more_groups",
+                )
             expected = num_blocks - table.first_block
             if expected < 1 or len(table.block_ids) != expected or not transfer.lease_ms:
                 raise InvalidRequest(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, worker_pb2
@@ -28,6 +28,7 @@ from baton.worker.handover.settings import HandoverSettings
 from baton.worker.kv_spec import KvSpec
 from baton.worker.link.prompts import KnownPrompt
 from baton.worker.requests.outputs import FirstToken, PrefillStarted, StepOutputs
+from baton.worker.requests.state import GroupSpan
 from baton.worker.transfer.base import Pushed, PushFailed, PushFenced, Transport
 from baton.worker.transfer.conversion.blocks import worker_conversion
 from baton.worker.transfer.layout import spec_of
@@ -176,7 +177,8 @@ class PrefillSide:
                 raise Unavailable("the prefill worker is draining and accepts no new prompts")
             name = f"{submit.request_id}#p{next(self._serial)}"
             request = prefill_of(submit, self._executor.model, name, self._clock(), known)
-            self._engine.submit(request)
+            assert peer.kv_spec is not None, "a submit is accepted only after the hello"
+            self._engine.submit(request, peer.kv_spec.block_size)
         except ServiceError as error:
             self._refuse(peer, submit.prefill_id, error)
             return
@@ -234,8 +236,9 @@ class PrefillSide:
             return
         spec = self._executor.kv_spec
         job.started_at, job.num_cached_tokens = self._clock(), started.num_cached_tokens
+        spans = [GroupSpan(0, started.block_ids), *started.windows]
         job.progress = PushProgress(
-            [SourceGroup(layers, started.block_ids) for layers in spec.spans],
+            [SourceGroup(layers, span.block_ids, span.first) for layers, span in zip(spec.spans, spans, strict=True)],
             spec.block_size,
             len(started.request.token_ids),
             started.num_cached_tokens,
@@ -244,6 +247,13 @@ class PrefillSide:
         message = worker_pb2.PrefillStarted(prefill_id=job.prefill_id, num_cached_tokens=started.num_cached_tokens)
         self._messages.send(job.peer, Message(started=message))
         self._flush()
+
+    def on_windows_moved(self, request: Request, windows: Sequence[GroupSpan]) -> None:
+        """Records blocks that the next chunk of a prompt is written to, in groups after the first."""
+        job = self._jobs.get(request)
+        if job is not None and job.progress is not None:
+            for group, (first, block_ids) in enumerate(windows, 1):
+                job.progress.add_blocks(group, first, block_ids)
 
     def on_step(self, outputs: StepOutputs) -> None:
         """Handles outputs of the engine. Call right after a step at the latest, before other methods."""

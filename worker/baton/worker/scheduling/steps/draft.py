@@ -40,6 +40,7 @@ class Draft:
     admitted: dict[Row, RowInit] = field(default_factory=dict)
     chunks: dict[RequestState, int] = field(default_factory=dict)
     started: dict[RequestState, PrefillStarted] = field(default_factory=dict)
+    waiting: set[RequestState] = field(default_factory=set)  # have a row, and no blocks to compute more in this step
     _decode_rows: Int64 | None = field(default=None, init=False)  # None: not computed yet, or outdated
 
     def decode_rows(self, batch: Batch) -> Int64:
