@@ -22,6 +22,7 @@ from baton.worker.weights.stream.pieces import Fill, Place, Read, planned_reads
 Report = Callable[[int, int, float], None]
 
 _REPORT_SECONDS = 0.2
+_PART_VALUES = 1 << 17  # that a CPU converts at once
 _BUFFERS_PER_READER = 2  # one is read while the other is copied to the device
 _CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ class StreamSettings:
 
 def stream_settings(device: torch.device) -> StreamSettings:
     """Returns the settings for a device. What a CPU converts is read in parts that stay in its caches."""
-    return StreamSettings(num_readers=8, read_bytes=4 << 20 if device.type == "cpu" else 16 << 20)
+    return StreamSettings(num_readers=8, read_bytes=4 << 20 if device.type == "cpu" else 8 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +116,14 @@ class _Work:
 
     def taken(self) -> Iterator[Read]:
         """Yields reads until there are no more, or a reader has failed."""
+        read = None
         while True:
             with self._lock:
+                self.num_bytes += 0 if read is None else read.num_bytes
                 read = next(self._reads, None)
             if read is None:
                 return
             yield read
-            with self._lock:
-                self.num_bytes += read.num_bytes
 
     def read(self, path: Path, start: int, target: memoryview) -> None:
         """Fills the target from a file."""
@@ -192,8 +193,9 @@ class _HostReader(_Reader):
                 buffer = _bytes_of(torch.empty(self._read_bytes, dtype=torch.uint8))
             self._work.read(read.path, read.start, buffer[: read.num_bytes])
             for fill in read.fills:
-                populate(fill.into)
-                fill.into.copy_(_staged(buffer, read, fill))
+                for into, staged in _parts(fill.into, _staged(buffer, read, fill)):
+                    populate(into)
+                    into.copy_(staged)
 
 
 class _DeviceReader(_Reader):
@@ -205,19 +207,35 @@ class _DeviceReader(_Reader):
         return torch.cuda.stream(stream)
 
     def _run(self) -> None:
-        buffers = [
-            torch.empty(self._read_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS_PER_READER)
-        ]
-        copied = [torch.cuda.Event() for _ in buffers]  # type: ignore[no-untyped-call]
+        buffers: list[_PinnedBuffer] = []
         for turn, read in enumerate(self._work.taken()):
-            index = turn % len(buffers)
-            copied[index].synchronize()
-            buffer = _bytes_of(buffers[index])
-            self._work.read(read.path, read.start, buffer[: read.num_bytes])
+            if turn < _BUFFERS_PER_READER:
+                buffers.append(_PinnedBuffer(self._read_bytes))
+            buffer = buffers[turn % _BUFFERS_PER_READER]
+            buffer.copied.synchronize()
+            self._work.read(read.path, read.start, buffer.memory[: read.num_bytes])
             for fill in read.fills:
-                _copy_to_device(_staged(buffer, read, fill), fill.into)
-            copied[index].record()
+                _copy_to_device(_staged(buffer.memory, read, fill), fill.into)
+            buffer.copied.record()
         torch.cuda.current_stream(self._device).synchronize()
+
+
+class _PinnedBuffer:
+    """Pinned memory, and the event behind its last copy to the device."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory = _bytes_of(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
+        self.copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def _parts(into: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields parts of two tensors that stay in a core's cache, if they can be cut."""
+    if not into.is_contiguous():
+        yield into, values
+        return
+    target, source = into.view(-1), values.view(-1)
+    for start in range(0, len(target), _PART_VALUES):
+        yield target[start : start + _PART_VALUES], source[start : start + _PART_VALUES]
 
 
 def _copy_to_device(staged: Tensor, into: Tensor) -> None:
