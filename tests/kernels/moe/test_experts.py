@@ -49,7 +49,7 @@ def test_the_sum_is_that_of_each_tokens_experts(num_tokens: int, top_k: int, spr
     torch.testing.assert_close(run_experts(*one, Gate()), one.expected(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+@pytest.mark.parametrize("num_tokens", [1, 3, 5, 40])
 def test_large_matrices_have_the_same_sums(num_tokens: int) -> None:
     torch.manual_seed(num_tokens)
     hidden, size, num_experts = 512, 512, 3

@@ -70,6 +70,15 @@ def test_views_hold_the_files_elements_however_they_are_cut(
         assert torch.equal(other.permute(*range(other.dim())[::-1]), tensor.to(wanted))
 
 
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_what_is_converted_in_several_parts_is_whole(tmp_path: Path, wanted: torch.dtype) -> None:
+    tensor = torch.arange(3 * 100_003).view(3, -1).remainder(251).to(torch.float16)
+    places = stored(tmp_path / "file", tensor)
+    into = torch.full(tensor.shape, torch.nan, dtype=wanted)
+    filled(places, [into], StreamSettings(num_readers=2, read_bytes=1 << 20))
+    assert torch.equal(into, tensor.to(wanted))
+
+
 @pytest.mark.parametrize("shape", [(40,), (6, 40), (2, 3, 40)])
 @pytest.mark.parametrize("read_bytes", [1, 5, 12, 30, 1000])
 def test_blocks_are_decoded_however_reads_are_cut(tmp_path: Path, shape: tuple[int, ...], read_bytes: int) -> None:

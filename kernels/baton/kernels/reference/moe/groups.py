@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baton.kernels.reference.linear.packed import beats_blas, is_large, packed_linear
 
-# Up to so many rows, BLAS reads a matrix twice as fast as the left operand.
 _FEW_ROWS = 8
+_VERY_LARGE = 1 << 21  # values of a matrix
 
 
 class Groups:
@@ -33,10 +33,10 @@ class Groups:
         out = torch.empty(len(rows), matrices.shape[1], dtype=rows.dtype, device=rows.device)
         for expert, mine in self.runs:
             matrix, part = matrices[expert], rows[mine]
-            if _takes_onednn(matrix):
-                out[mine] = packed_linear(part, matrix, None)
-            elif rows.dtype is torch.float32 and 1 < len(part) <= _FEW_ROWS:
+            if rows.dtype is torch.float32 and 1 < len(part) <= _few_rows(matrix):
                 out[mine] = torch.mm(matrix, part.t()).t()
+            elif _takes_onednn(matrix):
+                out[mine] = packed_linear(part, matrix, None)
             else:
                 torch.mm(part, matrix.t(), out=out[mine])
         return out if bias is None else out.add_(bias.index_select(0, self._experts))
@@ -48,6 +48,13 @@ class Groups:
         """
         pairs = torch.empty_like(out).index_copy_(0, self._order, out).view(*self._shape, -1)
         return torch.bmm(weights.to(out.dtype).unsqueeze(1), pairs).squeeze(1)
+
+
+def _few_rows(matrix: Tensor) -> int:
+    """Returns up to how many rows the BLAS is fastest with the matrix as its left operand."""
+    if not _takes_onednn(matrix):
+        return _FEW_ROWS
+    return 2 if matrix.numel() < _VERY_LARGE else 0
 
 
 def _takes_onednn(matrix: Tensor) -> bool:
