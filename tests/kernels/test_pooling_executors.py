@@ -92,6 +92,7 @@ def test_padding_of_graphs_changes_no_embedding(tmp_path: Path, name: str, monke
 
     monkeypatch.setattr(whole_graphs, "capture", capture)
     monkeypatch.setattr(whole_graphs, "SIZES", (16, 32))
+    monkeypatch.setattr(whole_graphs, "FEW_TOKENS", 16)  # so that both kinds of tiles are used
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(Replayed, "count", 0)
     model = make_embedder(ENCODERS[name].make(num_hidden_layers=LAYERS.get(name, 1)), tmp_path, ["mean_tokens"])

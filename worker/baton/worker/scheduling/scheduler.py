@@ -172,8 +172,9 @@ class Scheduler:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:
             self.restores.leave(state)
-        self.queues.dequeue(state)
-        if state.row != NO_ROW:
+        if state.row == NO_ROW:
+            self.queues.dequeue(state)
+        else:
             self.batch.remove(state)
         state.phase = Phase.DONE
         woken = self._holdings.free(state, self._step)

@@ -139,7 +139,7 @@ class WholeExecutor(DeviceExecutor):
         self._stepper.graphs = None
 
     def _record_graphs(self, phases: StartPhases) -> None:
-        """Captures the forward passes over few tokens, with the current addresses of the weights."""
+        """Captures the forward passes, with the current addresses of the weights."""
         config = self._config
         if not config.cuda_graphs or config.batch_invariant:
             return

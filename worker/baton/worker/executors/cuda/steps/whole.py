@@ -10,15 +10,13 @@ from torch import Tensor
 
 from baton.kernels.attention.whole import TileColumns, tile_columns
 from baton.worker.core import Int32, StepPlan
-from baton.worker.executors.cuda.steps.whole_graphs import WholeGraphs
+from baton.worker.executors.cuda.steps.whole_graphs import FEW_ROWS, FEW_TOKENS, WholeGraphs
 from baton.worker.executors.heads import Head
 from baton.worker.executors.host.whole_rows import WholeColumns, WholeRows
 from baton.worker.layers.cuda.whole import WholeInputs
 from baton.worker.models.model import Model
 
 _INVARIANT_ROWS = 128  # of a tile
-_FEW_TOKENS = 2048  # with fewer, small tiles give the device more programs
-_FEW_ROWS = 64
 
 
 class WholeStepper:
@@ -32,7 +30,7 @@ class WholeStepper:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        self.graphs: WholeGraphs | None = None  # of steps of few tokens
+        self.graphs: WholeGraphs | None = None
         self._rows = rows
         self._decoder = decoder
         self._upload = upload
@@ -63,4 +61,4 @@ class WholeStepper:
     def _tiles(self, columns: WholeColumns) -> TileColumns:
         if self._invariant:
             return tile_columns(columns.seq_lens, _INVARIANT_ROWS)
-        return tile_columns(columns.seq_lens, _FEW_ROWS if len(columns.token_ids) <= _FEW_TOKENS else 0)
+        return tile_columns(columns.seq_lens, FEW_ROWS if len(columns.token_ids) <= FEW_TOKENS else 0)
