@@ -68,8 +68,9 @@ def _as_text(value: Any, option: Option, label: str) -> str:
     if option.kind is not tuple:
         return _refused("a list", option, label)
     for part in value:
-        if not isinstance(part, str) or "," in part:
-            raise SettingsError(f"{label}: {part!r} is not allowed in the list; give texts without commas")
+        if not isinstance(part, str) or "," in part or (option.spaced and part.split() != [part]):
+            without = "commas and spaces" if option.spaced else "commas"
+            raise SettingsError(f"{label}: {part!r} is not allowed in the list; give texts without {without}")
     return ",".join(value)
 
 

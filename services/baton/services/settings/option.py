@@ -96,7 +96,8 @@ class Option:
                 raise ValueError(text)
             return text.lower() in TRUE
         if self.kind is tuple:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            parts = text.replace(",", " ").split() if self.spaced else map(str.strip, text.split(","))
+            return tuple(filter(None, parts))
         return self.kind(text)
 
 

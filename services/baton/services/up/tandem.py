@@ -108,8 +108,8 @@ def plan(
 
 def model_names(config: TandemConfig, model: str) -> tuple[str, ...]:
     """Returns the model's names for clients, the workers' first."""
-    # Commas separate names.
-    return config.served_model_name or (default_name(model).replace(",", "_"),)
+    # Commas and spaces separate names.
+    return config.served_model_name or ("_".join(default_name(model).replace(",", "_").split()),)
 
 
 def scrape_targets(plans: Sequence[ServicePlan]) -> list[dict[str, object]]:
