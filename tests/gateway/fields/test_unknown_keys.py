@@ -36,6 +36,23 @@ def found(kind, body):
             ["tools[0].function.paramters"],
         ),
         (ChatCompletionRequest, {"stream_options": {"include": True}}, ["stream_options.include"]),
+        (
+            ChatCompletionRequest,
+            {"messages": [{"role": "u", "content": [TEXT, TEXT | {"cache_control": {"type": "ephemeral"}}]}]},
+            ["messages[0].content[1].cache_control"],
+        ),
+        (ChatCompletionRequest, {"messages": [{"role": "u", "content": [{"type": "image_url", "x": 1}]}]}, []),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "x": 1, "content": [{"type": "input_text", "text": "Hi", "y": 1}]}]},
+            ["input[0].x", "input[0].content[0].y"],
+        ),
+        (ResponsesRequest, {"input": [{"type": "item_reference", "id": "a", "x": 1}, {"type": "reasoning"}]}, []),
+        (
+            ResponsesRequest,
+            {"tools": [{"type": "web_search", "x": 1}, {"type": "function", "name": "f", "defer_loading": True}]},
+            ["tools[1].defer_loading"],
+        ),
         (ChatCompletionRequest, {"messages": [{"role": "u"}] * 5000 + [{"x": 1}]}, ["messages[5000].x"]),
         # What is free to have any key has no unknown ones.
         (ChatCompletionRequest, {"chat_template_kwargs": {"x": 1}, "guided_json": {"x": 1}}, []),

@@ -128,6 +128,9 @@ def _shape(kind: inspect.Type) -> Shape | None:
             return _merged([shape for each in types if (shape := _shape(each)) is not None])
         case inspect.StructType(cls=cls, fields=fields, tag_field=tag):
             nested = {each.encode_name: shape for each in fields if (shape := _shape(each.type)) is not None}
+            # OBJECTS are the types of values that are decoded as objects with any keys.
+            objects = {name: _shape(inspect.type_info(each)) for name, each in getattr(cls, "OBJECTS", {}).items()}
+            nested |= {name: shape for name, shape in objects.items() if shape is not None}
             names = frozenset(each.encode_name for each in fields)
             return Shape(names | {tag} if tag else names, nested, getattr(cls, "TYPES", ()))
         case _:

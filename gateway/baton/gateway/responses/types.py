@@ -6,10 +6,11 @@ schema cannot express.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from baton.gateway.responses.known_keys import KnownItem, KnownTool
 from baton.gateway.schemas.foreign_fields import REFUSED, ForeignFields
 from baton.gateway.schemas.requests import (
     Count,
@@ -52,6 +53,8 @@ class TextOptions(Struct, kw_only=True):
 
 class ResponsesRequest(ForeignFields, kw_only=True):
     """POST /v1/responses."""
+
+    OBJECTS: ClassVar = {"input": KnownItem, "tools": KnownTool}
 
     input: str | list[dict[str, Any]]  # a text or a list of items
     model: str | None = None  # null: the only served model

@@ -123,8 +123,21 @@ class GenerationFields(ForeignFields, kw_only=True):
     vllm_xargs: ExtraArguments | None = None  # arguments of the workers' logits processors (plugins), by name
 
 
+class ContentPart(Struct, kw_only=True):
+    """A text of a message's content. Parts of other types are refused."""
+
+    TYPES: ClassVar = (b'"text"', b'"input_text"', b'"output_text"', b'"refusal"')
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[dict[str, Any]] | None = None  # of an earlier output; not used
+
+
 class ChatMessage(Struct, kw_only=True):
     """A message of a chat."""
+
+    OBJECTS: ClassVar = {"content": ContentPart}
 
     role: Name  # system, developer, user, assistant, tool, or another role of the model's template
     content: str | list[dict[str, Any]] | None = None  # a text, or parts of type text
