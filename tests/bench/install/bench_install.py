@@ -24,7 +24,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.install.environment import Environment, Spent
+from bench.install.environment import Environment, Spent, size_of
 from support.processes.wheel_environment import build_wheel
 
 from baton.services.bench.report import render_table, write_json
@@ -124,17 +124,16 @@ def _table(rounds: Sequence[Round]) -> str:
 
 
 def _table_of_each(folder: Path, packages: Path) -> str:
-    """Installs each wheel alone, with and without compiling."""
+    """Installs each wheel by itself, with and without compiling."""
     rows = []
-    for wheel in sorted(packages.glob("*.whl")):
-        words = ("--no-deps", str(wheel))
-        with Environment(folder / "compiled") as environment:
-            compiled = environment.install("pip", packages, *words)
-        with Environment(folder / "plain") as environment:
-            plain = environment.install("pip", packages, "--no-compile", *words)
-            num_files, num_bytes = environment.size_of(wheel)
-        rows.append((compiled.seconds, (wheel.name.partition("-")[0], f"{num_files}", f"{num_bytes / 1e6:.1f}",
-                                        f"{compiled.seconds:.2f}", f"{plain.seconds:.2f}")))  # fmt: skip
+    with Environment(folder / "compiled") as compiled, Environment(folder / "plain") as plain:
+        for wheel in sorted(packages.glob("*.whl")):
+            words = ("--no-deps", str(wheel))
+            seconds = compiled.install("pip", packages, *words).seconds
+            left_out = plain.install("pip", packages, "--no-compile", *words).seconds
+            num_files, num_bytes = size_of(wheel)
+            cells = (f"{num_files}", f"{num_bytes / 1e6:.1f}", f"{seconds:.2f}", f"{left_out:.2f}")
+            rows.append((seconds, (wheel.name.partition("-")[0], *cells)))
     rows.sort(reverse=True)
     return render_table(("package", "files", "MB", "pip s", "no-compile s"), [row for _, row in rows])
 

@@ -71,12 +71,6 @@ class Environment:
             seconds = time.monotonic() - began
         return Spent(seconds, _cpu_seconds() - cpu)
 
-    def size_of(self, wheel: Path) -> tuple[int, int]:
-        """Returns the number of files of a wheel and their bytes."""
-        with zipfile.ZipFile(wheel) as archive:
-            files = archive.infolist()
-        return len(files), sum(one.file_size for one in files)
-
     @contextmanager
     def _server(self) -> Iterator[str]:
         """Yields the URL of a ready server."""
@@ -120,6 +114,13 @@ def first_token(url: str) -> str:
     finally:
         connection.close()
     raise RuntimeError(f"{url} streamed no token: HTTP status {answer.status}")
+
+
+def size_of(wheel: Path) -> tuple[int, int]:
+    """Returns the number of files of a wheel and their bytes."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = archive.infolist()
+    return len(files), sum(one.file_size for one in files)
 
 
 def _cpu_seconds() -> float:
