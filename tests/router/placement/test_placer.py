@@ -27,6 +27,24 @@ def test_a_whole_prompt_in_cache_leaves_its_last_block_to_compute():
     assert world.place(prompt=range(100)).decode_cached_tokens == 99 * BLOCK_SIZE
 
 
+def test_a_prefix_without_its_last_windows_is_not_predicted():
+    """Workers with window groups hold 100 blocks; only "a" has the windows before block 70."""
+    window = 3 * BLOCK_SIZE
+    groups = [
+        kv_pb2.KvGroup(kind=kv_pb2.KV_GROUP_KIND_FULL, layers=[1], num_kv_heads=8, head_dim=128),
+        kv_pb2.KvGroup(kind=kv_pb2.KV_GROUP_KIND_WINDOW, layers=[0], num_kv_heads=8, head_dim=128, window=window),
+    ]
+    states = [state("a"), state("b")]
+    for one in states:
+        one.layout.CopyFrom(kv_pb2.KvLayout(model_digest=one.layout.model_digest, block_size=BLOCK_SIZE, groups=groups))
+    world = World(*states)
+    world.cache("a", *range(67, 70), last=False)
+    world.cache("a", *range(67), *range(70, 100), groups=(0,), first=False)
+    world.cache("b", *range(100), groups=(0,))
+    placed = world.place(prompt=range(100))
+    assert (placed.decode.worker_id, placed.decode_cached_tokens) == ("a", 70 * BLOCK_SIZE)
+
+
 def test_entries_of_another_epoch_do_not_count():
     world = World(state("a"), state("b"))
     world.cache("a", *range(100))

@@ -24,10 +24,10 @@ class World:
         self.fleet.add(told.worker_id)
         self.fleet.update(told.worker_id, told)
 
-    def cache(self, worker_id, *numbers, epoch=1):
+    def cache(self, worker_id, *numbers, epoch=1, groups=(), first=True, last=True):
         part = kv_pb2.KvSnapshot(
             worker_id=worker_id, epoch=epoch, block_hashes=blocks(*numbers), tier=kv_pb2.KV_TIER_DEVICE,
-            first=True, last=True,
+            first=first, last=last, groups=groups,
         )  # fmt: skip
         assert self.index.receive(part)
 

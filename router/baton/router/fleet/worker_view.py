@@ -37,6 +37,11 @@ class LayoutKey(NamedTuple):
         """Number of layers in all groups."""
         return sum(len(group.layers) for group in self.groups)
 
+    @property
+    def window(self) -> int:
+        """The longest window of a group; 0: there are none."""
+        return max(group.window for group in self.groups)
+
 
 class Speeds(NamedTuple):
     """A worker's measured speeds. 0 or None: not measured yet."""
@@ -58,7 +63,8 @@ class WorkerView:
     model_name: str
     model_digest: bytes
     layout: LayoutKey
-    num_layers: int  # of the layout; every placement reads it
+    num_layers: int  # of the layout; every placement reads it, as the next one
+    window: int  # tokens, the longest of the layout's groups; 0: they keep every token
     block_size: int
     draining: bool
     cordoned: bool
@@ -106,6 +112,7 @@ def view_of(
         model_digest=state.model.digest,
         layout=layout,
         num_layers=layout.num_layers,
+        window=layout.window,
         block_size=state.model.block_size,
         draining=state.draining or terminating,
         cordoned=cordoned,

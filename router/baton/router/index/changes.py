@@ -35,7 +35,8 @@ class Changes:
             change = event.stored if stores else event.removed
             self._hashes.append(change.block_hashes)
             self._columns.append(column_of(slot, change.tier))
-            self._stores.append(stores)
+            # Blocks that are left in groups after the first alone are of no use.
+            self._stores.append(stores and (not event.stored.groups or 0 in event.stored.groups))
 
     def packed(self) -> tuple[Fingerprints, Columns, NDArray[np.bool_]]:
         """Returns one element for each block of each event."""

@@ -16,6 +16,7 @@ from baton.router.index.changes import Changes, column_of, fingerprints_of
 from baton.router.index.lines import Fingerprints
 from baton.router.index.masks import ends_of, sum_rows
 from baton.router.index.store import BlockStore, Column
+from baton.router.index.window_gaps import WindowGaps
 from baton.v1 import kv_pb2
 
 _ABSORBED_BLOCKS = 8192
@@ -51,6 +52,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._store = BlockStore()
+        self._gaps = WindowGaps()
         self._holdings: dict[str, _Holding] = {}
         self._arriving: dict[str, _Arrival] = {}  # snapshots whose end is still to come
         self._absorbing: dict[str, _Arrival] = {}  # whole ones that are still to be stored
@@ -115,6 +117,18 @@ class PrefixIndex:
         counts = sum_rows(on_device & held).tolist()
         return {names[slot]: HeldPrefix(counts[slot], depth - counts[slot]) for slot, depth in ends}
 
+    def usable(
+        self, worker_id: str, held: HeldPrefix, block_hashes: bytes, most: int, block_size: int, window: int
+    ) -> HeldPrefix:
+        """Returns the longest part, of at most `most` blocks, whose last `window` tokens every KV group holds."""
+        holding = self._holdings.get(worker_id)
+        if holding is None:
+            return held
+        most = min(most, held.device + held.host)
+        usable = self._gaps.usable(holding.slot, block_hashes, most, block_size, window)
+        device = min(held.device, usable)
+        return HeldPrefix(device, usable - device)
+
     def apply(self, batch: kv_pb2.KvEventBatch) -> bool:
         """Takes a worker's next batch. False: it is not the next one, and the worker's entries are dropped."""
         return not self.apply_all((batch,))
@@ -139,6 +153,7 @@ class PrefixIndex:
                 dropped[batch.worker_id] = dropped.get(batch.worker_id, 0) + self.drop(batch.worker_id)
                 continue
             changes.add(holding.slot, batch.events)
+            self._gaps.add(holding.slot, batch.events)
             holding.sequence = batch.sequence
         self._store.change(*changes.packed())
         return dropped
@@ -157,8 +172,10 @@ class PrefixIndex:
         if arrival is None or (arrival.holding.epoch, arrival.holding.sequence) != (part.epoch, part.barrier):
             self.drop(part.worker_id)
             return False
-        column = column_of(arrival.holding.slot, part.tier)
-        arrival.pieces.setdefault(column, []).append(fingerprints_of(part.block_hashes))
+        self._gaps.hold(arrival.holding.slot, part)
+        if not part.groups or 0 in part.groups:
+            column = column_of(arrival.holding.slot, part.tier)
+            arrival.pieces.setdefault(column, []).append(fingerprints_of(part.block_hashes))
         if part.last:
             self._absorbing[part.worker_id] = self._arriving.pop(part.worker_id)
             # In order, so that neighbours in time are neighbours in the table.
@@ -265,6 +282,7 @@ class PrefixIndex:
         if holding is None:
             return
         self._live = None
+        self._gaps.drop(holding.slot)
         self._names[holding.slot] = ""
         if self._store.num_entries(holding.slot):
             self._dying.append(holding.slot)

@@ -171,7 +171,7 @@ class Snapshots:
         block_hashes: bytes,
     ) -> tuple[int, int]:
         """Returns a worker's cached or soon cached tokens of the prompt, and how many are in host memory only."""
-        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, block_hashes)
+        num_blocks, num_host_blocks = self._held_blocks(view, held, coming, session, most, block_hashes)
         num_blocks = min(most, num_blocks)
         return num_blocks * view.block_size, min(num_host_blocks, num_blocks) * view.block_size
 
@@ -181,12 +181,15 @@ class Snapshots:
         held: Mapping[str, HeldPrefix],
         coming: Mapping[str, int],
         session: LastPlace | None,
+        most: int,
         block_hashes: bytes,
     ) -> tuple[int, int]:
         """Returns the first blocks that a worker holds or will soon hold, and how many of them in host memory only."""
         worker_id = view.worker_id
         epoch = self._index.epoch(worker_id)
         found = held.get(worker_id, _NOTHING_HELD) if epoch == view.epoch else _NOTHING_HELD
+        if view.window and found is not _NOTHING_HELD:
+            found = self._index.usable(worker_id, found, block_hashes, most, view.block_size, view.window)
         soon = coming.get(worker_id, 0)
         if epoch is None and session is not None and (session.worker_id, session.epoch) == (worker_id, view.epoch):
             # The index has no entries of this worker: assume that it holds the session's last prompt.
