@@ -27,3 +27,12 @@ def test_activations_equal_their_formulas(
     x = (4 * torch.randn(num_tokens, 2 * size if gated else size, device=device)).to(dtype)
     expected = reference.activate(x.double(), activation, gated=gated)
     assert relative_error(activate(x, activation, gated=gated), expected) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(("case", "device"), cases([torch.float16], [torch.float16, torch.bfloat16]))
+def test_gelu_of_every_half_is_rounded_once(case: torch.dtype, device: str) -> None:
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(case)
+    x = every[every.abs() < 100].to(device)[None]
+    expected = reference.activate(x.double(), "gelu", gated=False)
+    error = (activate(x, "gelu", gated=False).double() - expected).abs()
+    assert bool((error <= 5e-7 + 0.51 * torch.finfo(case).eps * expected.abs()).all())

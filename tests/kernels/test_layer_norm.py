@@ -38,6 +38,8 @@ def test_layer_norm_equals_its_formula(
         assert relative_error(out, expected) <= BOUNDS[dtype]
         if added:
             assert torch.equal(old, summed)
+            again = op(x, weight, bias if biased else None, 1e-5, residual=residual.clone(), keep_sum=False)
+            assert torch.equal(again, out)
 
 
 @pytest.mark.parametrize(("case", "device"), cases(SMALL[1:], GRID[6:9]))

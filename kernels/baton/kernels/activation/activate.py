@@ -14,6 +14,25 @@ _BLOCK = 2048
 
 
 @triton.jit
+def _gelu(x):
+    """x (1 + erf(x / sqrt(2))) / 2"""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _gelu_of_half(x):
+    """The same within 4e-7, by formula 7.1.26 of Abramowitz and Stegun, in half as many instructions and no branch."""
+    size = tl.abs(x)
+    t = 1.0 / (1.0 + 0.23164188 * size)
+    power = tl.exp2(x * x * -0.7213475204444817)  # e^(-x^2 / 2)
+    factor = 0.5307027145 * t - 0.7265760135
+    factor = factor * t + 0.7107068705
+    factor = factor * t - 0.142248368
+    factor = (factor * t + 0.127414796) * t
+    return tl.maximum(x, 0.0) - size * factor * power
+
+
+@triton.jit
 def _activate_kernel(
     out_ptr,  # [num_tokens, size]
     x_ptr,  # [num_tokens, size], or [num_tokens, 2 size] with gates first
@@ -37,7 +56,7 @@ def _activate_kernel(
     if ACTIVATION == "silu":
         y = x / (1.0 + tl.exp(-x))
     elif ACTIVATION == "gelu":
-        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        y = _gelu(x) if dtype == tl.float32 else _gelu_of_half(x)
     else:
         # x (1 + tanh(z)) / 2 = x / (1 + e^-2z), whose power of e is kept below 1.
         z = 0.7978845608028654 * (x + 0.044715 * x * x * x)

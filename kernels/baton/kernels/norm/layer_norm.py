@@ -15,18 +15,19 @@ from baton.kernels.overlap import overlaps
 def _layer_norm_kernel(
     out_ptr,  # [num_rows, size]
     x_ptr,  # [num_rows, size]
-    residual_ptr,  # [num_rows, size], updated
+    residual_ptr,  # [num_rows, size]
     weight_ptr,  # [weight_rows, size]
     bias_ptr,  # [size]
     size,
     weight_rows,
     eps,
     RESIDUAL: tl.constexpr,
+    KEEP_SUM: tl.constexpr,
     BIAS: tl.constexpr,
     SIZE_PAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """residual += x; out = (residual - mean(residual)) / sqrt(var(residual) + eps) * weight + bias"""
+    """sum = residual + x; out = (sum - mean(sum)) / sqrt(var(sum) + eps) * weight + bias; KEEP_SUM: residual = sum"""
     # grid: (num_rows)
     if OVERLAP:
         gdc_launch_dependents()
@@ -38,7 +39,8 @@ def _layer_norm_kernel(
     x = tl.load(x_ptr + row + dims, mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
         x += tl.load(residual_ptr + row + dims, mask=inside, other=0.0).to(tl.float32)
-        tl.store(residual_ptr + row + dims, x.to(dtype), mask=inside)
+        if KEEP_SUM:
+            tl.store(residual_ptr + row + dims, x.to(dtype), mask=inside)
         x = x.to(dtype).to(tl.float32)
     centered = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
     scaled = centered * tl.rsqrt(tl.sum(centered * centered, 0) / size + eps)
@@ -49,10 +51,19 @@ def _layer_norm_kernel(
     tl.store(out_ptr + row + dims, scaled.to(dtype), mask=inside)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    keep_sum: bool = True,
+) -> Tensor:
     """Returns LayerNorm of x [num_rows, size]. With `residual`, adds x to it and returns the norm of the sum.
 
-    weight [size], or [k, size], whose row r % k belongs to row r of x; bias [size].
+    weight [size], or [k, size], whose row r % k belongs to row r of x; bias [size]. Without `keep_sum`, the values of
+    `residual` are undefined afterwards, which saves a write.
     """
     out = torch.empty_like(x)
     size = x.shape[-1]
@@ -67,6 +78,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, re
         weight.numel() // size,
         eps,
         RESIDUAL=residual is not None,
+        KEEP_SUM=keep_sum,
         BIAS=bias is not None,
         SIZE_PAD=triton.next_power_of_2(size),
         OVERLAP=overlap,

@@ -17,10 +17,11 @@ class Norm(NamedTuple):
     bias: Tensor | None = None  # [size], of LayerNorm
     centered: bool = False  # LayerNorm
 
-    def apply(self, x: Tensor, kernels: Kernels, residual: Tensor | None = None) -> Tensor:
-        """Returns the norm of x. With `residual`, adds x to it and returns the norm of the sum."""
+    def apply(self, x: Tensor, kernels: Kernels, residual: Tensor | None = None, *, keep_sum: bool = True) -> Tensor:
+        """Returns the norm of x. With `residual`, adds x to it and returns the norm of the sum; without `keep_sum`, the
+        residual is not used any more."""
         if self.centered:
-            return kernels.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)
+            return kernels.layer_norm(x, self.weight, self.bias, self.eps, residual=residual, keep_sum=keep_sum)
         return kernels.rms_norm(x, self.weight, self.eps, residual=residual)
 
 
@@ -31,10 +32,17 @@ class Kernels(Protocol):
         """Returns x / sqrt(mean(x^2) + eps) * weight. With `residual`, adds x to it and returns the norm of the sum."""
 
     def layer_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        residual: Tensor | None = None,
+        keep_sum: bool = True,
     ) -> Tensor:
         """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, of the sum as in `rms_norm`. weight [size], or
-        [k, size], whose row r % k belongs to row r of x."""
+        [k, size], whose row r % k belongs to row r of x. Without `keep_sum`, the residual is undefined afterwards."""
 
     def activate(self, x: Tensor, activation: str, *, gated: bool) -> Tensor:
         """Returns activation(x); `gated`: activation(first half) * second half."""
@@ -70,7 +78,11 @@ class Stream:
 
     def norm(self, norm: Norm, kernels: Kernels) -> None:
         """Replaces the stream by its norm."""
-        self.residual = self.normed(norm, kernels)
+        update, self.update = self.update, None
+        if update is None:
+            self.residual = norm.apply(self.residual, kernels)
+        else:
+            self.residual = norm.apply(update, kernels, self.residual, keep_sum=False)
 
     def normed(self, norm: Norm | None, kernels: Kernels) -> Tensor:
         """Returns the norm of the stream, or the stream itself without a norm."""

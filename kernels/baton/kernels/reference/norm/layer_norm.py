@@ -6,10 +6,19 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    keep_sum: bool = True,
+) -> Tensor:
     """Returns LayerNorm of x [num_rows, size]. With `residual`, adds x to it and returns the norm of the sum.
 
-    weight [size], or [k, size], whose row r % k belongs to row r of x; bias [size].
+    weight [size], or [k, size], whose row r % k belongs to row r of x; bias [size]. Without `keep_sum`, the values of
+    `residual` are undefined afterwards, which saves a write.
     """
     if residual is not None:
         x = residual.add_(x)
