@@ -46,6 +46,15 @@ async def test_scores_are_of_one_token_after_each_item(softmax: bool, score: flo
             assert request.stop.max_tokens == 1
 
 
+async def test_prompts_have_a_limit_together() -> None:
+    async with rest_side(pooler=FakePooler()) as rest:
+        answer = await rest.post("/generative_scoring", {**BODY, "query": [5] * 200, "items": [[5]] * 2000})
+        assert (answer.status, answer.error["param"]) == (400, "items")
+        assert "over 327680 tokens together" in answer.error["message"]
+        assert not rest.generator.started
+        assert rest.admission.in_use == 0
+
+
 async def test_generations_of_a_client_that_left_are_aborted() -> None:
     generator = FakeGenerator()
     async with rest_side(generator=generator, pooler=FakePooler()) as rest:

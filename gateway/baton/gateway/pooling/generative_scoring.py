@@ -27,6 +27,7 @@ from baton.rpc.errors import InternalError, InvalidRequest, ServiceError
 from baton.v1 import types_pb2
 
 _AT_ONCE = 32  # generations of one request
+_MAX_TOKENS = 320 << 10  # of all prompts together: 0.4 s of work. A single one may fill the context
 
 
 class NextTokenSink:
@@ -99,7 +100,7 @@ class GenerativeScoring:
         self, exchange: Exchange, request_id: str, request: GenerativeScoringRequest, model: ServedModel
     ) -> dict[str, Any]:
         serving = self._serving
-        prompts = [await _prompt_of(model, request, index) for index in range(len(request.items))]
+        prompts = await _prompts_of(model, request)
         generations = []
         for index, prompt in enumerate(prompts):
             if index % _AT_ONCE == 0:
@@ -134,6 +135,22 @@ def score_of(logprobs: Sequence[float], softmax: bool) -> float:
         return 1 / len(logprobs)
     weights = [math.exp(one - most) for one in logprobs]
     return weights[0] / sum(weights)
+
+
+async def _prompts_of(model: ServedModel, request: GenerativeScoringRequest) -> list[list[int]]:
+    """Returns the tokens of all prompts. Raises InvalidRequest for too many, before the rest is encoded."""
+    most = max(_MAX_TOKENS, model.require_info().max_model_len)
+    prompts: list[list[int]] = []
+    num_tokens = 0
+    for index in range(len(request.items)):
+        prompts.append(await _prompt_of(model, request, index))
+        num_tokens += len(prompts[-1])
+        if num_tokens > most:
+            message = (
+                f"query and items have over {most} tokens together, the query once for each item; send fewer items"
+            )
+            raise InvalidRequest(message, field="items")
+    return prompts
 
 
 async def _prompt_of(model: ServedModel, request: GenerativeScoringRequest, index: int) -> list[int]:
