@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from baton.gateway.schemas.foreign_fields import CHANGING, NO_EFFECT, REFUSED
-from baton.gateway.schemas.requests import Count, CountOrZero, Name
+from baton.gateway.schemas.requests import Count, CountOrZero, Name, Salt
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
@@ -187,7 +187,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     # Fields beyond Anthropic's API.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
-    cache_salt: Name | None = None  # namespace of the prefix cache: requests with different salts share no cached block
+    cache_salt: Salt | None = None  # namespace of the prefix cache: requests with different salts share no cached block
     kv_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, REFUSED] = None
 

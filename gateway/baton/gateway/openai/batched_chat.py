@@ -14,6 +14,7 @@ from baton.gateway.fields.chat import chat_num_logprobs
 from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
 from baton.gateway.fields.validation import check_context
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.prompts.rendering import size_of
 from baton.gateway.openai.chat import DOCUMENTS
 from baton.gateway.openai.chat_answer import ChatShape
 from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
@@ -28,6 +29,9 @@ from baton.gateway.serving.context import ServingContext
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.gateway.serving.request_lists import check_shared_lists
 from baton.rpc.errors import InvalidRequest
+
+_MAX_TOKENS = 320 << 10  # of all conversations together: 0.4 s of work. A single one may fill the context
+_MAX_SHARED_CHARS = 16 << 20  # of what each conversation's template is given anew
 
 # Fields of one chat, or of an answer to one.
 _REFUSED = (
@@ -64,10 +68,15 @@ class BatchedChats:
             chats = await serving.bodies.run(partial(self._check, exchange), exchange.num_body_bytes, exchange.owner)
             request_id = serving.admit(exchange, chats[0].request, len(chats))
             generations = []
+            most, num_tokens = max(_MAX_TOKENS, chats[0].model.require_info().max_model_len), 0
             for index, chat in enumerate(chats):
                 await asyncio.sleep(0)  # short prompts are encoded here, so other tasks run in between
                 with fields_named({"messages": f"messages.{index}"}):
                     generations.append(await self._generation(exchange, f"{request_id}-{index}", chat))
+                num_tokens += len(generations[-1].prompt_token_ids)
+                if num_tokens > most:
+                    message = f"the conversations have over {most} tokens together; send fewer at once"
+                    raise InvalidRequest(message, field="messages")
         first = chats[0].request
         generations = limit_logprobs(generations, chats[0].model.require_info().max_model_len)
         shape = ChatShape(
@@ -125,6 +134,11 @@ def _check_lists(chat: CheckedChat, count: int) -> None:
     request, requested = chat.request, chat.requested
     constraint, field = (None, "") if requested is None else (requested.constraint, requested.field)
     check_shared_lists(sampling_of(request, None), stop_of(request, None), constraint, field, count)
+    for name in ("documents", "chat_template_kwargs"):
+        shared = getattr(request, name)
+        if shared and (num_chars := count * size_of((shared,))) > _MAX_SHARED_CHARS:
+            message = f"{name} has about {num_chars} characters over {count} conversations; at most {_MAX_SHARED_CHARS}"
+            raise InvalidRequest(f"{message} are rendered", field=name)
 
 
 def batched_chat_routes(serving: ServingContext) -> list[Route]:

@@ -41,8 +41,8 @@ from baton.gateway.schemas.requests import (
     Count,
     CountOrAll,
     GenerationFields,
-    Name,
     PrintableId,
+    Salt,
     StreamOptions,
     TokenId,
 )
@@ -74,7 +74,7 @@ class TokenGenerateRequest(Struct, kw_only=True):
     model: str | None = None  # null: the only served model
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: PrintableId | None = None
     assistant_tokens_mask: list[int] | None = None  # of a rendered chat, for its trainer; not used here

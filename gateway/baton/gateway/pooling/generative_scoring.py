@@ -146,9 +146,7 @@ async def _prompts_of(model: ServedModel, request: GenerativeScoringRequest) -> 
         prompts.append(await _prompt_of(model, request, index))
         num_tokens += len(prompts[-1])
         if num_tokens > most:
-            message = (
-                f"query and items have over {most} tokens together, the query once for each item; send fewer items"
-            )
+            message = f"query and items have over {most} tokens together, a query for each item; send fewer"
             raise InvalidRequest(message, field="items")
     return prompts
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from baton.gateway.responses.known_keys import KnownItem, KnownTool
-from baton.gateway.schemas.foreign_fields import REFUSED, ForeignFields
+from baton.gateway.schemas.foreign_fields import REFUSED, ForeignFields, SessionName
 from baton.gateway.schemas.requests import (
     Count,
     CountOrZero,
@@ -20,6 +20,7 @@ from baton.gateway.schemas.requests import (
     Penalty,
     PrintableId,
     RepetitionDetection,
+    Salt,
     StructuredOutputs,
     TokenId,
 )
@@ -82,9 +83,9 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     metadata: dict[str, str] | None = None
     prompt: Annotated[dict[str, Any] | None, REFUSED] = None
     service_tier: str | None = None
-    user: str | None = None
+    user: SessionName | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: SessionName | None = None
     # Fields beyond OpenAI's API.
     include_reasoning: bool | None = None  # null: true
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -101,7 +102,7 @@ class ResponsesRequest(ForeignFields, kw_only=True):
     min_tokens: CountOrZero | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     request_id: PrintableId | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -15,6 +15,7 @@ NEUTRAL_ONLY = Meta(description="Not supported: null, or the neutral value.")
 NO_EFFECT = Meta(description="Ignored and listed in the response header x-baton-ignored.")
 
 _INT32_MAX = 2**31 - 1
+SessionName = Annotated[str, Meta(max_length=4096)]  # hashed with each prompt
 _OFF = (b"false", b"0", b"0.0")
 
 Neutral = Mapping[str, tuple[bytes, ...]]  # values of fields as JSON, besides null, "", [] and {}
@@ -105,8 +106,8 @@ class ForeignFields(Struct, kw_only=True):
     enable_thinking: bool | None = None  # sets it in chat_template_kwargs
     thinking_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # thinking_token_budget
     # Names of the request's session, the first before the second. Requests of a session prefer one worker.
-    prompt_cache_key: str | None = None
-    user: str | None = None
+    prompt_cache_key: SessionName | None = None
+    user: SessionName | None = None
     # Fields that change sampling or the model.
     lora_path: Annotated[str | list[str | None] | None, REFUSED] = None
     lora: Annotated[list[dict[str, Any]] | None, REFUSED] = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from baton.gateway.schemas.pooling import PoolingUsage, Score
-from baton.gateway.schemas.requests import Name, PrintableId, TokenId
+from baton.gateway.schemas.requests import PrintableId, Salt, TokenId
 
 
 class GenerativeScoringRequest(Struct, kw_only=True):
@@ -23,7 +23,7 @@ class GenerativeScoringRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None  # null: true
     user: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     request_id: PrintableId | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct, field
 
 from baton.gateway.schemas.foreign_fields import CHANGING_VECTORS, NEUTRAL_ONLY
-from baton.gateway.schemas.requests import ChatMessage, Count, Name, PrintableId, TokenId
+from baton.gateway.schemas.requests import ChatMessage, Count, Name, PrintableId, Salt, TokenId
 
 
 class VectorFields(Struct, kw_only=True):
@@ -27,7 +27,7 @@ class VectorFields(Struct, kw_only=True):
     enable_chunked_processing: bool | None = None
     use_activation: bool | None = None  # null: true. Normalizes embeddings, makes scores probabilities
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # lower runs earlier
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     request_id: PrintableId | None = None
 
 

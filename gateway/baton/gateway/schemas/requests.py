@@ -21,6 +21,7 @@ CountOrAll = Annotated[int, Meta(ge=-1, le=_INT32_MAX)]  # -1: the whole vocabul
 TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1)]
+Salt = Annotated[str, Meta(min_length=1, max_length=4096)]  # hashed with each prompt
 PrintableId = Annotated[str, Meta(pattern="^[!-~]{1,256}$")]
 FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:/-]{1,256}$")]
 
@@ -102,7 +103,7 @@ class GenerationFields(ForeignFields, kw_only=True):
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None  # null: true
     priority: Annotated[int, Meta(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower runs earlier
-    cache_salt: Name | None = None  # namespace of the prefix cache: requests with different salts share no cached block
+    cache_salt: Salt | None = None  # namespace of the prefix cache: requests with different salts share no cached block
     prompt_logprobs: CountOrAll | None = None  # alternatives per prompt token; not for streams
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keeps the prompt's end; -1: as many as fit
     return_token_ids: bool | None = None  # token_ids of each choice, and prompt_token_ids

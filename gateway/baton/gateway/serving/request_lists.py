@@ -53,6 +53,7 @@ def entries_of(sampling: types_pb2.SamplingParams, stop: types_pb2.StopCondition
         "logit_bias": len(sampling.logit_bias_token_ids),
         "allowed_token_ids": len(sampling.allowed_token_ids),
         "stop_token_ids": len(stop.stop_token_ids),
+        "vllm_xargs": sum(one.ByteSize() for one in sampling.extra_args.values()) // _BYTES_PER_ENTRY,
         "bad_words": sum(2 * min(len(word), _TOKENS_PER_WORD) for word in sampling.bad_words),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -10,15 +11,17 @@ import msgspec
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.fields.chat import chat_num_logprobs
 from baton.gateway.fields.completion import DEFAULT_COMPLETION_TOKENS
-from baton.gateway.fields.sampling import truncated
+from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
 from baton.gateway.fields.validation import check_context
 from baton.gateway.http.exchange import Exchange
+from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
 from baton.gateway.openai.completions import CheckedCompletion, checked_completion, encode_all
 from baton.gateway.openai.rendering.types import RenderChatRequest
 from baton.gateway.openai.token_generate import TokenSampling
 from baton.gateway.schemas.requests import CompletionRequest, GenerationFields
 from baton.gateway.serving.context import ServingContext
+from baton.gateway.serving.request_lists import check_shared_lists
 from baton.rpc.errors import InvalidRequest
 
 # Members of the request itself, not of its sampling_params.
@@ -73,19 +76,26 @@ class RenderCompletion:
         for name in ("echo", "best_of"):
             if getattr(request, name):
                 raise InvalidRequest(f"{name} is not allowed here: token ids alone do not carry it", field=name)
+        _check_lists(request, checked.requested, len(checked.sources))
         prompts = await encode_all(model, request, checked.sources, 1)
         most = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         sampling = {"max_tokens": most, "logprobs": request.logprobs}
         name = exchange.request_id
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
-        rendered = [
-            _rendered(request, one, model.name, prompt.token_ids, sampling)
-            for one, prompt in zip(names, prompts, strict=True)
-        ]
+        rendered = []
+        for one, prompt in zip(names, prompts, strict=True):
+            await asyncio.sleep(0)
+            rendered.append(_rendered(request, one, model.name, prompt.token_ids, sampling))
         exchange.respond(200, msgspec.json.encode(rendered))
 
     def _check(self, exchange: Exchange) -> CheckedCompletion:
         return checked_completion(self._serving, exchange, self._decoder.read(exchange))
+
+
+def _check_lists(request: CompletionRequest, requested: RequestedConstraint | None, count: int) -> None:
+    """Raises InvalidRequest for lists that are too long to be repeated for each prompt."""
+    constraint, field = (None, "") if requested is None else (requested.constraint, requested.field)
+    check_shared_lists(sampling_of(request, None), stop_of(request, None), constraint, field, count)
 
 
 def _rendered(
