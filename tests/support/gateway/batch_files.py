@@ -35,7 +35,9 @@ def begin(client: OpenAI, lines: Iterable[bytes], endpoint: str = ENDPOINT, wind
     return made  # type: ignore[no-any-return]
 
 
-def wait_for(client: OpenAI, batch: Batch, condition: Callable[[Batch], bool], seconds: float = 60.0) -> Batch:
+def wait_for(
+    client: OpenAI, batch: Batch, condition: Callable[[Batch], bool], seconds: float = 60.0, interval: float = 0.05
+) -> Batch:
     """Polls a batch until it fulfils a condition, also while gateways are down."""
     deadline = time.monotonic() + seconds
     while True:
@@ -47,7 +49,7 @@ def wait_for(client: OpenAI, batch: Batch, condition: Callable[[Batch], bool], s
         if condition(batch):
             return batch
         assert time.monotonic() < deadline, batch
-        time.sleep(0.05)
+        time.sleep(interval)
 
 
 def wait_end(client: OpenAI, batch: Batch, seconds: float = 60.0) -> Batch:
