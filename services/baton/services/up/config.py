@@ -57,7 +57,10 @@ class TandemConfig:
     )
     redis_url: str = field(
         default="",
-        metadata={"help": "Redis to keep the index in. Empty: kvstore's embedded default.", "metavar": "URL"},
+        metadata={
+            "help": "Redis to keep the index in. Empty: one of its own if installed, or memory.",
+            "metavar": "URL",
+        },
     )
     tls_dir: str = field(
         default="",
