@@ -103,6 +103,21 @@ class KvSpec:
         """One block of any group, all its layers: groups of one shape share their blocks' memory."""
         return max(group.num_layers * self.bytes_per_block_layer(group) for group in self.groups)
 
+    @property
+    def page_layers(self) -> int:
+        """Layers of the largest group."""
+        return max(group.num_layers for group in self.groups)
+
+    def num_pages(self, num_blocks: int) -> int:
+        """Returns the blocks of any group in the memory of `num_blocks` blocks of all layers."""
+        return num_blocks * self.bytes_per_block // self.page_bytes
+
+    @property
+    def layer_places(self) -> tuple[int, ...]:
+        """The place of each of the model's layers within its group."""
+        places = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
+        return tuple(places[layer] for layer in sorted(places))
+
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         """Returns the most blocks of all groups that a request holds, if a step computes so many tokens of it."""
         num_blocks = -(-num_tokens // self.block_size)

@@ -20,6 +20,7 @@ from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.kv_groups import kv_spec_of, window_spec_of
 from baton.worker.models.model import Weights, make_model
 
 BLOCK_SIZE = 16
@@ -69,13 +70,28 @@ class Cpu:
 
 
 class Gpu:
-    def __init__(self, config: ModelConfig, weights: Weights, tokens: Tensor, *, batch_invariant: bool) -> None:
-        self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW, 2, 1, BLOCK_SIZE, 16)
-        table = torch.arange(len(tokens) * BLOCKS_A_ROW, dtype=torch.int32).view(len(tokens), BLOCKS_A_ROW)
+    """`apart`: layers with windows have block tables of their own."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, tokens: Tensor, *, batch_invariant: bool, apart: bool = False
+    ) -> None:
+        spec = (window_spec_of if apart else kv_spec_of)(config, bytes(16), BLOCK_SIZE, "float32")
+        num_blocks = len(spec.groups) * len(tokens) * BLOCKS_A_ROW
+        self.cache = torch.zeros(spec.page_layers, num_blocks, 2, 1, BLOCK_SIZE, 16)
+        shape = (len(spec.groups), len(tokens), BLOCKS_A_ROW)
+        self.tables = torch.arange(num_blocks, dtype=torch.int32).view(shape).unbind()
         attention = config.layers[0].attention
         invariant = batch_invariant
         self.paged = PagedAttention(
-            attention, config.windows, self.cache, table, len(tokens), torch.float32, batch_invariant=invariant
+            attention,
+            config.windows,
+            self.cache,
+            self.tables[0],
+            len(tokens),
+            torch.float32,
+            batch_invariant=invariant,
+            more_tables=self.tables[1:],
+            places=list(zip(spec.layer_groups, spec.layer_places, strict=True)),
         )
         tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
         device = CudaDevice(self.paged, tables, batch_invariant=invariant)
@@ -87,19 +103,21 @@ class Gpu:
         counts = [len(span) for span in spans]
         rows, positions = torch.tensor([chunk.row for chunk in chunks]), torch.cat(spans)
         row_of_token = rows.repeat_interleave(torch.tensor(counts))
-        slots = row_of_token * MAX_LEN + positions
+        blocks, offsets = positions // BLOCK_SIZE, positions % BLOCK_SIZE
+        slots, *more_slots = (table[row_of_token, blocks] * BLOCK_SIZE + offsets.int() for table in self.tables)
         seq_lens = torch.tensor([chunk.last for chunk in chunks]).int()
         starts = torch.tensor([0, *np.cumsum(counts).tolist()])
         prompts = chunks[num_decodes:]
         step = StepInputs(
             self._tokens[row_of_token, positions].int(),
             positions.int(),
-            slots.int(),
+            slots,
             rows.int(),
             seq_lens,
             starts.int(),
             num_decodes,
             self.paged.tiles(counts[num_decodes:], [chunk.first for chunk in prompts]) if prompts else None,
             self.paged.cut(seq_lens[:num_decodes]),
+            tuple(more_slots),
         )
         return self.decoder.forward(step, pieces if prompts else None)

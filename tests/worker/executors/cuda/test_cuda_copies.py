@@ -42,3 +42,11 @@ def test_a_released_pool_has_no_references():
     assert gone() is not None
     kv.release()
     assert gone() is None
+
+
+def test_groups_share_the_layers_of_the_pool():
+    """KV layers are numbered group by group; each group begins at the pool's first layer."""
+    kv = KvCopies(lambda: torch.zeros(2, 3), (range(1), range(1, 3), range(3, 5)))
+    assert [kv.places(range(layer, layer + 1)).start for layer in range(5)] == [0, 0, 1, 0, 1]
+    assert kv.places(range(3, 5)) == range(2)
+    assert KvCopies(lambda: torch.zeros(5, 3)).places(range(3, 5)) == range(3, 5)

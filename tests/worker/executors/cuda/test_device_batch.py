@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
+from baton.worker.core import BlockId, MoreBlocks, Row, RowInit, SamplingParams, StepPlan
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 
 NUM_ROWS = 8
@@ -51,6 +51,26 @@ def test_rows_have_the_written_values(batch: DeviceBatch, seed: int) -> None:
         batch.apply(plan)
     assert (batch.token_ids.numpy() == token_ids).all()
     assert (batch.block_table.numpy() == table).all()
+
+
+@pytest.mark.usefixtures("batch")
+def test_groups_have_tables_of_their_own() -> None:
+    generator = np.random.default_rng(7)
+    batch = DeviceBatch(NUM_ROWS, MAX_MODEL_LEN, 4, torch.device("cpu"), num_groups=3)
+    tables = np.zeros((3, NUM_ROWS, MAX_BLOCKS), np.int32)
+    for step in range(30):
+        plan = StepPlan(step=step)
+        for row in generator.permutation(NUM_ROWS)[:5].tolist():
+            plan.admitted.append(RowInit(Row(row), np.zeros(3, np.int32), 3, SamplingParams()))
+            plan.new_blocks.append((Row(row), [BlockId(step), BlockId(row)]))
+            tables[0, row, :2] = step, row
+            for group in (1, 2):
+                start, count = int(generator.integers(0, 600)), int(generator.choice([1, 3, 600]))
+                block_ids = generator.integers(0, 9999, count).tolist()
+                plan.more_blocks.append(MoreBlocks(Row(row), group, start, [BlockId(one) for one in block_ids]))
+                tables[group, row, start : start + count] = block_ids
+        batch.apply(plan)
+    assert all((found.numpy() == table).all() for found, table in zip(batch.block_tables, tables, strict=True))
 
 
 def test_rows_of_a_failed_launch_are_left_out_until_they_are_admitted_again(batch: DeviceBatch) -> None:

@@ -31,9 +31,11 @@ def kv_spec_of(
     )
 
 
-def window_spec_of(config: ModelConfig, digest: bytes, block_size: int, dtype: str) -> KvSpec:
+def window_spec_of(
+    config: ModelConfig, digest: bytes, block_size: int, dtype: str, kv_scales: tuple[float, ...] = ()
+) -> KvSpec:
     """Returns the same with groups of layers with windows. One full group where that saves nothing."""
-    spec = kv_spec_of(config, digest, block_size, dtype)
+    spec = kv_spec_of(config, digest, block_size, dtype, kv_scales)
     if not config.cached:
         return spec
     layers: defaultdict[int, list[int]] = defaultdict(list)
@@ -44,7 +46,13 @@ def window_spec_of(config: ModelConfig, digest: bytes, block_size: int, dtype: s
         return spec
     (full,) = spec.groups
     groups = [
-        replace(full, kind=KvKind.WINDOW if window else KvKind.FULL, layers=part, window=window)
+        replace(
+            full,
+            kind=KvKind.WINDOW if window else KvKind.FULL,
+            layers=part,
+            window=window,
+            kv_scales=tuple(scale for layer in part for scale in kv_scales[2 * layer : 2 * layer + 2]),
+        )
         for window, those in sorted(layers.items())
         for part in _parts(those, most)
     ]

@@ -24,7 +24,7 @@ def pool_size(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
         return 0
     if not config.num_blocks:
         return _num_blocks_for(config.kv_cache_memory, spec)
-    num_blocks = config.num_blocks * spec.bytes_per_block // spec.page_bytes
+    num_blocks = spec.num_pages(config.num_blocks)
     if num_blocks < len(spec.groups):
         least = -(-len(spec.groups) * spec.page_bytes // spec.bytes_per_block)
         raise InvalidRequest(

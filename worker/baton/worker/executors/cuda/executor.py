@@ -90,7 +90,7 @@ class CudaExecutor(DeviceExecutor):
         self._generates = HeadKind.GENERATE in model_config.heads
         self._captured = config.cuda_graphs and model_config.capturable
         self._graphs: DecodeGraphs | None = None
-        self.kv = KvCopies(lambda: self._paged.cache)
+        self.kv = KvCopies(lambda: self._paged.cache, self.kv_spec.spans)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
             if config.calculate_kv_scales:
@@ -102,11 +102,11 @@ class CudaExecutor(DeviceExecutor):
             check_products(loaded.weights, loaded.config.experts, self._ops)
             phases.end("check of quantized weights")
             step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
-            per_block, captured = self.kv_spec.bytes_per_block, self._graph_bytes(model_config, dtype)
-            self.num_blocks = num_kv_blocks(config, per_block, captured, device)
-            fitting = fitting_model_len(
-                config.max_model_len, model_config.max_model_len, self.num_blocks * config.block_size
-            )
+            captured, wanted = self._graph_bytes(model_config, dtype), self.kv_spec.num_pages(config.num_blocks)
+            page_bytes = self.kv_spec.page_bytes
+            self.num_blocks = num_kv_blocks(replace(config, num_blocks=wanted), page_bytes, captured, device)
+            capacity = self.kv_spec.most_tokens(self.num_blocks, config.max_num_batched_tokens)
+            fitting = fitting_model_len(config.max_model_len, model_config.max_model_len, capacity)
             self.model = replace(self.model, max_model_len=fitting)
             self._restore(phases)
         self._residency = Residency(self._decoder, self._restore, self._forget, self._wait, device)
@@ -138,7 +138,7 @@ class CudaExecutor(DeviceExecutor):
     def _watch_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         written.record()
-        self._watch.add(written, partial(hook, plan, layer))
+        self._watch.add(written, partial(hook, plan, self._kv_layers[layer]))
 
     def _compute(self, plan: StepPlan) -> Any:
         graphs = self._graphs
@@ -153,7 +153,8 @@ class CudaExecutor(DeviceExecutor):
     def _make_batch(self, loaded: LoadedModel, dtype: torch.dtype, max_model_len: int) -> None:
         config, model, device = self._config, loaded.config, self._device
         rows = config.max_num_requests
-        self._batch = DeviceBatch(rows, max_model_len, config.block_size, device)
+        spec, self._kv_layers = self.kv_spec, self.kv_spec.kv_layers
+        self._batch = DeviceBatch(rows, max_model_len, config.block_size, device, len(spec.groups))
         generate = self._make_generate_head(model) if self._generates else None
         self._heads = {} if generate is None else {HeadKind.GENERATE: generate}
         if model.pooler is not None:
@@ -168,6 +169,8 @@ class CudaExecutor(DeviceExecutor):
             dtype,
             kv_scale=kv_scales_of(loaded, device) if config.kv_cache_dtype != "auto" else None,
             batch_invariant=config.batch_invariant,
+            more_tables=self._batch.block_tables[1:],
+            places=list(zip(spec.layer_groups, spec.layer_places, strict=True)),
         )
         cos_sin = cos_sin_tables(model.ropes, model.head_dim, max_model_len)
         self._ops = CudaDevice(self._paged, cos_sin, batch_invariant=config.batch_invariant)
@@ -192,9 +195,11 @@ class CudaExecutor(DeviceExecutor):
             self._stepper.run(plan, NoHead(), None)
 
         most = self._config.max_num_batched_tokens
-        plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most)
+        num_groups = len(self.kv_spec.groups)
+        plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most, num_groups)
         found = compute_scales(self._paged, model.layers[0].attention, self.kv_spec, plans, run)
-        self._batch.block_table.zero_()  # before there is a pool, steps write to its first block
+        for table in self._batch.block_tables:
+            table.zero_()  # before there is a pool, steps write to its first block
         self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)
 
     def _make_generate_head(self, model: ModelConfig) -> GenerateHead:
@@ -212,7 +217,7 @@ class CudaExecutor(DeviceExecutor):
 
     def _make_host_cache(self, phases: StartPhases) -> HostCache | None:
         config = self._config
-        num_slots = config.num_host_blocks(self.kv_spec.bytes_per_block)
+        num_slots = config.num_host_blocks(self.kv_spec.page_bytes)
         if not num_slots:
             return None
         cache = HostCache(self.kv, self.kv_spec, num_slots, config.max_num_batched_tokens, self._device, self._wait)
@@ -271,7 +276,8 @@ class CudaExecutor(DeviceExecutor):
             self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
             phases.end("decode graphs")
         if isinstance(self._decoder, Decoder) and not config.batch_invariant:
-            pieces = Pieces(self._decoder, self._model_config, config.max_num_batched_tokens, self._dtype, self._device)
+            most, num_groups = config.max_num_batched_tokens, len(self.kv_spec.groups)
+            pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device, num_groups)
             pieces.record(phases.progress("layer graphs"))
             self._stepper.pieces = pieces
             phases.end("layer graphs")

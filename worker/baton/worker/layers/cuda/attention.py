@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class PagedAttention:
-    """Holds the KV cache, block table and scratch memory of one rank. All layers have heads of the same shape.
+    """Holds the KV cache, block tables and scratch memory of one rank. All layers have heads of the same shape.
 
-    `batch_invariant`: a token's result is bit-identical, whatever else the step computes.
+    `batch_invariant`: a token's result is bit-identical, whatever else the step computes. `places`: the KV group of
+    each layer, and the layer of the cache that it is in; None: all are in one group, in order.
     """
 
     def __init__(
@@ -40,10 +42,13 @@ class PagedAttention:
         *,
         kv_scale: Tensor | None = None,
         batch_invariant: bool = False,
+        more_tables: Sequence[Tensor] = (),
+        places: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         device = cache.device
         self.cache = cache  # [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]
-        self.block_table = block_table  # [num_rows, max_blocks]
+        self.tables = (block_table, *more_tables)  # [num_rows, max_blocks] of each group
+        self.places = [(0, layer) for layer in range(len(windows))] if places is None else places
         self.windows = windows  # of the layers
         self.max_seqs = max_seqs
         self.dtype = dtype  # of queries
@@ -127,6 +132,7 @@ class CudaAttention:
         self.spec = spec
         self._index = index
         self._shared = shared
+        self._group, self._place = shared.places[index]
         self._query_scale = query_scale  # [max_model_len] fp32
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32
         self._q_norm, self._k_norm = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
@@ -149,7 +155,7 @@ class CudaAttention:
         shared, index = self._shared, self._index
         if shared.meter is not None:
             shared.meter.measure(index, qkv, partial(self._write, step.positions, None))
-        self._write(step.positions, shared.kv_scales[index], qkv, shared.cache[index], step.slot_mapping)
+        self._write(step.positions, shared.kv_scales[index], qkv, shared.cache[self._place], step.slots(self._group))
         return qkv
 
     def _write(self, positions: Tensor, kv_scale: Tensor | None, qkv: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -188,8 +194,8 @@ class CudaAttention:
         shared = self._shared
         decode_attention(
             query[first:last],
-            shared.cache[self._index],
-            shared.block_table,
+            shared.cache[self._place],
+            shared.tables[self._group],
             step.rows[first:last],
             step.cuts[self.spec.window][first // shared.max_seqs],
             self.spec.scale,
@@ -206,8 +212,8 @@ class CudaAttention:
         decodes, shared = step.num_decodes, self._shared
         self._prefill(
             query,
-            shared.cache[self._index],
-            shared.block_table,
+            shared.cache[self._place],
+            shared.tables[self._group],
             step.rows[decodes:],
             step.seq_lens[decodes:],
             step.query_start_loc[decodes:],

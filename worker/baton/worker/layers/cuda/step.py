@@ -22,6 +22,11 @@ class StepInputs(NamedTuple):
     num_decodes: int
     tiles: PrefillTiles | None  # of the sequences after the decodes, numbered from 0
     cuts: dict[int, list[DecodeCuts]]  # of the decodes, as PagedAttention.cut returns them
+    more_slots: tuple[Tensor, ...] = ()  # as slot_mapping, in the KV groups after the first
+
+    def slots(self, group: int) -> Tensor:
+        """Returns where the tokens' keys and values go in a group, [num_tokens]."""
+        return self.more_slots[group - 1] if group else self.slot_mapping
 
     @property
     def fuse_norms(self) -> bool:

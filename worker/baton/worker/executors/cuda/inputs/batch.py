@@ -32,13 +32,19 @@ class _Updates(NamedTuple):
 class DeviceBatch:
     """Rows of token ids and block ids."""
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1
+    ) -> None:
         self.max_blocks = -(-max_model_len // block_size)
         num_token_words, num_block_words = num_rows * max_model_len, num_rows * self.max_blocks
         self._first_block_word = -(-num_token_words // _ALIGNMENT) * _ALIGNMENT
-        words = torch.zeros(self._first_block_word + num_block_words, dtype=torch.int32, device=device)
+        self._group_words = num_block_words
+        num_words = self._first_block_word + num_groups * num_block_words
+        words = torch.zeros(num_words, dtype=torch.int32, device=device)
         self.token_ids = words[:num_token_words].view(num_rows, max_model_len)
-        self.block_table = words[self._first_block_word :].view(num_rows, self.max_blocks)
+        # A table for each group. Windows read none of the blocks that they have passed, which stay in their tables.
+        self.block_tables = words[self._first_block_word :].view(num_groups, num_rows, self.max_blocks).unbind()
+        self.block_table = self.block_tables[0]
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._num_row_blocks = np.zeros(num_rows, np.int64)
         self._trust = RowTrust(num_rows)
@@ -66,6 +72,12 @@ class DeviceBatch:
             flat = np.array(list(itertools.chain.from_iterable(ids for _, ids in plan.new_blocks)), np.int32)
             updates.append(_Updates(firsts, counts, flat))
             self._num_row_blocks[rows] += counts
+        if plan.more_blocks:
+            places = np.array([(row, group, start) for row, group, start, _ in plan.more_blocks], np.int64)
+            counts = np.array([len(block_ids) for *_, block_ids in plan.more_blocks], np.int64)
+            firsts = self._first_block_word + places @ np.array([self.max_blocks, self._group_words, 1])
+            flat = np.array(list(itertools.chain.from_iterable(ids for *_, ids in plan.more_blocks)), np.int32)
+            updates.append(_Updates(firsts, counts, flat))
         if updates:
             self._write(_Updates(*map(np.concatenate, zip(*updates, strict=True))))
 

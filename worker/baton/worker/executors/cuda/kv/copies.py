@@ -16,11 +16,13 @@ from baton.worker.core import BlockId
 class KvCopies:
     """Gathers and scatters blocks on the caller's current stream. Thread-safe.
 
-    `pool` returns [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim].
+    `pool` returns [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]. Groups of layers share it: `spans`
+    are the KV layers of each, the first of which is layer 0 of the pool. Empty: there is one group.
     """
 
-    def __init__(self, pool: Callable[[], Tensor]) -> None:
+    def __init__(self, pool: Callable[[], Tensor], spans: Sequence[range] = ()) -> None:
         self._pool = pool
+        self._spans = spans
         self._copier: BlockCopier | None = None  # of the current pool's address
         self.after: torch.cuda.Event | None = None  # writes to the pool must follow it
 
@@ -40,7 +42,15 @@ class KvCopies:
 
         Returns them as [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], in the same memory.
         """
-        pool = self._pool()[layers.start : layers.stop]
+        return self._gather(self.places(layers), block_ids, out)
+
+    @torch.inference_mode()
+    def gather_pages(self, block_ids: Sequence[BlockId], out: Tensor) -> Tensor:
+        """Queues the copy of blocks of any group, with all layers of the largest."""
+        return self._gather(range(len(self._pool())), block_ids, out)
+
+    def _gather(self, places: range, block_ids: Sequence[BlockId], out: Tensor) -> Tensor:
+        pool = self._pool()[places.start : places.stop]
         values = _shaped(out, pool, len(block_ids))
         gather_blocks(pool, self._index(block_ids), out=values)
         return values
@@ -48,8 +58,23 @@ class KvCopies:
     @torch.inference_mode()
     def scatter(self, layers: range, block_ids: Sequence[BlockId], values: Tensor) -> None:
         """Queues the copy of `values` [num_bytes] uint8 into these blocks, which are distinct."""
+        self._scatter(self.places(layers), block_ids, values)
+
+    @torch.inference_mode()
+    def scatter_pages(self, block_ids: Sequence[BlockId], values: Tensor) -> None:
+        """Queues the copy into blocks of any group, of all layers of the largest."""
+        self._scatter(range(len(self._pool())), block_ids, values)
+
+    def places(self, layers: range) -> range:
+        """Returns the layers of the pool that KV layers of one group are in."""
+        for span in self._spans:
+            if layers.start in span:
+                return range(layers.start - span.start, layers.stop - span.start)
+        return layers
+
+    def _scatter(self, places: range, block_ids: Sequence[BlockId], values: Tensor) -> None:
         self.order(torch.cuda.current_stream())
-        pool = self._pool()[layers.start : layers.stop]
+        pool = self._pool()[places.start : places.stop]
         scatter_blocks(pool, self._index(block_ids), _shaped(values, pool, len(block_ids)))
 
     def order(self, stream: torch.cuda.Stream) -> None:
@@ -59,7 +84,7 @@ class KvCopies:
 
     def lane(self, num_slots: int, slot_bytes: int) -> CopyLane:
         """Returns a lane for the copies of one connection, between the pool and its slots of memory."""
-        return CopyLane(self.copier, num_slots, slot_bytes)
+        return CopyLane(self.copier, self.places, num_slots, slot_bytes)
 
     def copier(self) -> BlockCopier:
         """Returns the copier by addresses, which is valid until `release`."""
@@ -90,8 +115,11 @@ class CopyLane:
     Kernels read block ids from pinned memory of the host.
     """
 
-    def __init__(self, copier: Callable[[], BlockCopier], num_slots: int, slot_bytes: int) -> None:
+    def __init__(
+        self, copier: Callable[[], BlockCopier], places: Callable[[range], range], num_slots: int, slot_bytes: int
+    ) -> None:
         self._copier = copier
+        self._places = places
         self._lane = copier().lane()
         self._block_bytes = copier().bytes_per_block_layer
         self._most = slot_bytes // self._block_bytes
@@ -112,7 +140,7 @@ class CopyLane:
         """Queues the copy of these blocks to an address. Returns its bytes. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
         ids = self._start + slot * self._row_bytes
-        self._lane.gather(self._copier(), layers, ids, count, to, stream, max_programs)
+        self._lane.gather(self._copier(), self._places(layers), ids, count, to, stream, max_programs)
         return count * len(layers) * self._block_bytes
 
     def scatter(
@@ -127,7 +155,7 @@ class CopyLane:
         """Queues the copy from an address into these blocks, which are distinct. Raises InvalidRequest for too many."""
         count = self._put(slot, layers, block_ids)
         ids = self._start + slot * self._row_bytes
-        self._lane.scatter(self._copier(), layers, ids, count, source, stream, max_programs)
+        self._lane.scatter(self._copier(), self._places(layers), ids, count, source, stream, max_programs)
 
     def _put(self, slot: int, layers: range, block_ids: Sequence[BlockId]) -> int:
         count = len(block_ids)

@@ -68,11 +68,10 @@ class HostCache:
         device: torch.device,
         synchronize: Callable[[], None],
     ) -> None:
-        size = spec.bytes_per_block
+        size = spec.page_bytes
         staged = min(-(-tokens_per_step // spec.block_size), _MOST_STAGING_BYTES // size, num_slots)
         self.num_slots = num_slots
         self._kv = kv
-        self._layers = range(spec.num_layers)
         self._wait_for_device = synchronize
         self._ring = StagingRing(max(1, staged))
         self._piece = max(1, _PIECE_BYTES // size)
@@ -157,7 +156,7 @@ class HostCache:
         start = 0
         for first, count in spans:
             staged = self._staged[first : first + count]
-            self._kv.gather(self._layers, block_ids[start : start + count], staged.view(-1))
+            self._kv.gather_pages(block_ids[start : start + count], staged.view(-1))
             start += count
         self._out.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._out):
@@ -181,7 +180,7 @@ class HostCache:
                     arrived = self._arrived[offset : offset + length]
                     arrived.copy_(self._slots[slot : slot + length], non_blocking=True)
                 block_ids = [block_id for _, block_id in piece]
-                self._kv.scatter(self._layers, block_ids, self._arrived[: len(piece)].view(-1))
+                self._kv.scatter_pages(block_ids, self._arrived[: len(piece)].view(-1))
             self._arriving.append(_Arriving(restore.restore_id, len(copies), began, _record()))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, Int32, Row, RowInit, SamplingParams, StepPlan, TokenMasks
+from baton.worker.core import BlockId, Int32, MoreBlocks, Row, RowInit, SamplingParams, StepPlan, TokenMasks
 from baton.worker.executors.cuda.startup.memory import allocate_kv
 from baton.worker.executors.cuda.startup.support import dtype_name
 from baton.worker.kv_spec import KvSpec
@@ -17,7 +17,7 @@ from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.kv_scale_meter import KvScaleMeter
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.kv_groups import kv_spec_of
+from baton.worker.models.kv_groups import window_spec_of
 from baton.worker.weights.loading import LoadedModel
 
 # The same for every configuration, so that all workers of a model have the same scales.
@@ -29,7 +29,7 @@ def scaled_kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dt
     """Returns the spec of blocks of this dtype. It has scales if they are not all 1."""
     scaled = dtype == torch.float8_e4m3fn and bool((loaded.kv_scales != 1).any())
     kv_scales = tuple(loaded.kv_scales.flatten().tolist()) if scaled else ()
-    return kv_spec_of(config, loaded.digest, block_size, dtype_name(dtype), kv_scales)
+    return window_spec_of(config, loaded.digest, block_size, dtype_name(dtype), kv_scales)
 
 
 def check_same_scales(spec: KvSpec, loaded: LoadedModel, dtype: torch.dtype, source: str) -> None:
@@ -54,7 +54,7 @@ def compute_scales(
     longest = max(plan.num_tokens for plan in plans)
     device, kv_dtype, before = paged.cache.device, paged.cache.dtype, paged.cache
     paged.meter = KvScaleMeter(attention, kv.block_size, longest, scales, paged.dtype)
-    paged.cache = allocate_kv(kv, kv_dtype, -(-longest // kv.block_size), device)
+    paged.cache = allocate_kv(kv, kv_dtype, len(kv.groups) * -(-longest // kv.block_size), device)
     try:
         for plan in plans:
             run(plan)
@@ -63,7 +63,9 @@ def compute_scales(
         paged.meter, paged.cache = None, before
 
 
-def scale_plans(vocab_size: int, max_model_len: int, block_size: int, max_num_batched_tokens: int) -> list[StepPlan]:
+def scale_plans(
+    vocab_size: int, max_model_len: int, block_size: int, max_num_batched_tokens: int, num_groups: int = 1
+) -> list[StepPlan]:
     """Returns steps that compute prompts of random tokens, the same at every start.
 
     Raises InvalidRequest if a step cannot hold a prompt: its parts would be read with scales of other parts.
@@ -75,17 +77,21 @@ def scale_plans(vocab_size: int, max_model_len: int, block_size: int, max_num_ba
             " whose prompts are computed whole",
             field="max_num_batched_tokens",
         )
-    return list(_plans(np.random.default_rng(0), vocab_size, length, block_size))
+    return list(_plans(np.random.default_rng(0), vocab_size, length, block_size, num_groups))
 
 
-def _plans(random: np.random.Generator, vocab_size: int, length: int, block_size: int) -> Iterator[StepPlan]:
-    blocks = [BlockId(block) for block in range(-(-length // block_size))]
+def _plans(
+    random: np.random.Generator, vocab_size: int, length: int, block_size: int, num_groups: int
+) -> Iterator[StepPlan]:
+    count = -(-length // block_size)
+    tables = [list(map(BlockId, range(group * count, (group + 1) * count))) for group in range(num_groups)]
     for step in range(_NUM_PROMPTS):
         token_ids = random.integers(vocab_size, size=length, dtype=np.int32)
         yield StepPlan(
             step,
             admitted=[RowInit(Row(0), token_ids, length, SamplingParams())],
-            new_blocks=[(Row(0), blocks)],
+            new_blocks=[(Row(0), tables[0])],
+            more_blocks=[MoreBlocks(Row(0), group, 0, table) for group, table in enumerate(tables[1:], 1)],
             rows=np.zeros(1, np.int32),
             num_scheduled_tokens=np.array([length], np.int32),
             num_computed_tokens=np.zeros(1, np.int32),

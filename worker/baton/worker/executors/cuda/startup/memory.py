@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.limits import MIN_CAPABILITY
-from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity, Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.kv_spec import KvSpec
 from baton.worker.models.config import ModelConfig
@@ -69,15 +69,17 @@ def check_weights_fit(config: ModelConfig, dtype: torch.dtype, device: torch.dev
 
 
 def allocate_kv(spec: KvSpec, dtype: torch.dtype, num_blocks: int, device: torch.device) -> Tensor:
-    """Returns the blocks of the only group, [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim].
+    """Returns the blocks of every group, [layers of the largest, num_blocks, 2, num_kv_heads, block_size, head_dim].
 
     They are zeros, because kernels read beyond a sequence's end and multiply these values by 0. Raises InvalidRequest
     without enough memory.
     """
-    (group,) = spec.groups
-    shape = (group.num_layers, num_blocks, *spec.block_shape(group))
+    shapes = {spec.block_shape(group) for group in spec.groups}
+    if len(shapes) > 1:
+        raise Unsupported(f"KV groups of {len(shapes)} shapes share no blocks", field="model")
+    shape = (spec.page_layers, num_blocks, *shapes.pop())
     try:
-        size = num_blocks * spec.bytes_per_block
+        size = num_blocks * spec.page_bytes
         return torch.zeros(size, dtype=torch.uint8, device=device).view(dtype).view(shape)
     except torch.OutOfMemoryError as error:
         free, _ = torch.cuda.mem_get_info(device)

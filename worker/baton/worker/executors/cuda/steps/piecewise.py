@@ -60,12 +60,14 @@ class Pieces:
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_groups: int = 1,
     ) -> None:
         self._decoder = decoder
         self._device = device
         self._sizes = piece_sizes(model, max_tokens)
         most = max(self._sizes, default=0)
-        self._inputs = torch.zeros(3, most, dtype=torch.int32, device=device)  # tokens, positions, slot mapping
+        # Tokens, positions, and the slots of each KV group.
+        self._inputs = torch.zeros(2 + num_groups, most, dtype=torch.int32, device=device)
         self._buffers = Buffers(
             torch.zeros(most, model.hidden_size, dtype=dtype, device=device),
             torch.zeros(most, model.num_qkv_heads * model.head_dim, dtype=dtype, device=device),
@@ -84,10 +86,12 @@ class Pieces:
         size = piece_size(self._sizes, num_tokens)
         assert size is not None, "fit was asked"
         self._size = size
-        for own, given in zip(self._inputs, (step.tokens, step.positions, step.slot_mapping), strict=True):
+        given_ones = (step.tokens, step.positions, step.slot_mapping, *step.more_slots)
+        for own, given in zip(self._inputs, given_ones, strict=True):
             own[:num_tokens].copy_(given)
         if num_tokens < size:
-            self._inputs[2, num_tokens:size].fill_(-1)
+            for slots in self._inputs[2:]:
+                slots[num_tokens:size].fill_(-1)
         return self._flow(num_tokens)
 
     def replay(self, index: int) -> None:
@@ -96,14 +100,15 @@ class Pieces:
 
     def launch(self, size: int, index: int) -> None:
         """Launches segment `index` for `size` tokens."""
-        tokens, positions, slot_mapping = self._inputs[:, :size]
+        tokens, positions, slot_mapping, *more = self._inputs[:, :size]
         nothing = tokens[:0]  # used by attention only
-        step = StepInputs(tokens, positions, slot_mapping, nothing, nothing, nothing, 0, None, {})
+        step = StepInputs(tokens, positions, slot_mapping, nothing, nothing, nothing, 0, None, {}, tuple(more))
         self._decoder.segment(index, step, self._flow(size))
 
     def record(self, progress: Progress) -> None:
         """Captures every segment of every size."""
-        self._inputs[2].fill_(-1)
+        for slots in self._inputs[2:]:
+            slots.fill_(-1)
         count = self._decoder.num_segments
         for size in self._sizes:
             for index in range(count):

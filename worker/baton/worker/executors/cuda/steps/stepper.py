@@ -139,5 +139,21 @@ class Stepper:
             self._block_size,
             max_chunk,
         )
+        more = batch.block_tables[1:]
+        more_slots = made.new_empty(len(more), num_tokens).unbind() if more else ()
+        for table, others in zip(more, more_slots, strict=True):
+            step_inputs(  # the same again, but for the slots
+                tokens,
+                positions,
+                others,
+                seq_lens,
+                batch.token_ids,
+                table,
+                rows,
+                computed,
+                query_starts,
+                self._block_size,
+                max_chunk,
+            )
         cuts = self._paged.cut(seq_lens[:num_decodes])
-        return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts)
+        return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts, more_slots)
