@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
 
 # For the threads of one warp group in a warp-specialized kernel.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # Triton 3.6, from 3.7 on
 # Start a copy of a tile to shared memory, and from it: up to Triton 3.7, from 3.8 on.
 load_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+# Starts copies of single elements to shared memory: the same versions.
+load_elements = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 _PUBLIC: gl.constexpr = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # from Triton 3.9 on
 
@@ -22,3 +24,15 @@ def reinterpret(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.con
         return buffer.reinterpret(dtype, shape, layout)
     else:  # noqa: RET505 - only one branch is compiled
         return buffer._reinterpret(dtype, shape, layout)
+
+
+@gluon.jit
+def gdc_wait():
+    """Waits until the previous kernel's results are visible."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def gdc_launch_dependents():
+    """Allows the next kernel to start."""
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)

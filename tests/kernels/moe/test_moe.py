@@ -30,7 +30,14 @@ class Pairs(NamedTuple):
         return scores.topk(self.top_k, dim=-1).indices + (self.num_experts - among)
 
 
-FEW = [Pairs(1, 2, 5, 16), Pairs(40, 3, 7, 16), Pairs(33, 1, 4, 32, 1), Pairs(700, 2, 3, 16), Pairs(750, 3, 6, 32, 4)]
+FEW = [
+    Pairs(1, 2, 5, 16),
+    Pairs(40, 3, 7, 16),
+    Pairs(33, 1, 4, 32, 1),
+    Pairs(700, 2, 3, 16),
+    Pairs(750, 3, 6, 32, 4),
+    Pairs(900, 3, 5, 192),
+]
 MANY = [Pairs(1, 8, 128, 16), Pairs(64, 8, 256, 16), Pairs(4096, 8, 128, 128), Pairs(8192, 4, 32, 128, 5)]
 
 

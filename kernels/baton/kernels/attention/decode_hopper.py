@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from baton.kernels.hopper import load_tile, reinterpret, thread_barrier
+from baton.kernels.hopper import gdc_launch_dependents, gdc_wait, load_tile, reinterpret, thread_barrier
 
 _ROWS = gl.constexpr(64)  # rows of one matrix instruction; a group's queries are padded to them
 _TILE = gl.constexpr(64)  # tokens
@@ -19,16 +19,6 @@ _PANEL = gl.constexpr(64)  # elements of one 128-byte swizzled row
 _MERGED = gl.constexpr(8)  # pieces at once: more are faster from 16 pieces on, but slower up to 8
 _HEADS = gl.constexpr(4)  # query heads per warp
 _IDS = gl.constexpr(32)  # block ids that the loading warp holds at a time
-
-
-@gluon.jit
-def _gdc_wait():
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _gdc_launch_dependents():
-    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -63,7 +53,7 @@ def _load(
             tile = group * tiles_a_load + tile_of_group
             if tile < num_tiles:
                 if first + (tile + 1) * _TILE > newest:
-                    _gdc_wait()
+                    gdc_wait()
                 stage = tile % STAGES
                 mbarrier.wait(free.index(stage), (tile // STAGES & 1) ^ 1)
                 mbarrier.expect(ready.index(stage), _TILE * HEAD_DIM * 2)
@@ -126,7 +116,7 @@ def _attend(
     key_tiles = reinterpret(key_buf, dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
     value_tiles = reinterpret(value_buf, dtype, [STAGES, _TILE, HEAD_DIM], tile_layout)
 
-    _gdc_wait()
+    gdc_wait()
     rows = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, query_layout))
     dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, query_layout))
     heads = kv_head * GROUP + rows
@@ -250,7 +240,7 @@ def _decode_kernel(
 ):
     """out = softmax(scale q K^T) V, each piece over its part of K and V"""
     # grid: (max_pieces * num_kv_heads)
-    _gdc_launch_dependents()
+    gdc_launch_dependents()
     kv_head = gl.program_id(0) % num_kv_heads
     piece = gl.program_id(0) // num_kv_heads
     # Pieces and block tables are written before the previous kernel, so they are read without waiting for it.
@@ -261,7 +251,7 @@ def _decode_kernel(
     if seq < 0:
         # One program waits, so that this kernel ends after the previous one; the others free resources for the next.
         if gl.program_id(0) == 0:
-            _gdc_wait()
+            gdc_wait()
         return
     table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
     is_last = (packed & 0xFFFF) + 1 == packed >> 16

@@ -50,8 +50,9 @@ def _write_span(
         for start in range(first, end, BLOCK):
             at = start + tl.arange(0, BLOCK)
             tl.store(experts_ptr + at, expert, mask=at < end)
-        empty = count + tl.arange(0, TILE)
-        tl.store(pairs_ptr + first * TILE + empty, num_pairs, mask=empty < (end - first) * TILE)
+        for start in range(count, (end - first) * TILE, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            tl.store(pairs_ptr + first * TILE + at, num_pairs, mask=at < (end - first) * TILE)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
@@ -108,9 +109,13 @@ def _count_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Counts the pairs of each expert in a block."""
     # grid: (num_blocks)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < num_pairs, other=NUM_EXPERTS).to(tl.int32)
     bins = tl.arange(0, EXPERTS_PAD)
@@ -132,9 +137,13 @@ def _sum_counts_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Computes the place of each block's first pair of an expert, and writes the expert's tiles."""
     # grid: (NUM_EXPERTS + 1), the last for unused tiles
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     expert = tl.program_id(0)
     bins = tl.arange(0, EXPERTS_PAD)
     rows = tl.arange(0, ROWS)
@@ -170,9 +179,13 @@ def _place_kernel(
     EXPERTS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     COMPARED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Writes each pair's place, which follows those of the earlier pairs of its expert."""
     # grid: (num_blocks)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     first = tl.program_id(0) * BLOCK
     at = first + tl.arange(0, BLOCK)
     live = at < num_pairs
@@ -224,8 +237,17 @@ def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
     num_blocks = triton.cdiv(num_pairs, _COUNTED)
     counts = torch.empty(num_blocks, padded, dtype=torch.int32, device=ids.device)
     firsts = torch.empty_like(counts)
+    overlap = overlaps(ids)
     _count_kernel[(num_blocks,)](
-        counts, ids, num_pairs, NUM_EXPERTS=num_experts, EXPERTS_PAD=padded, BLOCK=_COUNTED, num_warps=4
+        counts,
+        ids,
+        num_pairs,
+        NUM_EXPERTS=num_experts,
+        EXPERTS_PAD=padded,
+        BLOCK=_COUNTED,
+        OVERLAP=overlap,
+        num_warps=4,
+        launch_pdl=overlap,
     )
     _sum_counts_kernel[(num_experts + 1,)](
         aligned.pairs,
@@ -241,7 +263,9 @@ def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
         TILE=aligned.tile,
         BLOCK=256,
         ROWS=_SUMMED,
+        OVERLAP=overlap,
         num_warps=8,
+        launch_pdl=overlap,
     )
     _place_kernel[(num_blocks,)](
         aligned.pairs,
@@ -252,7 +276,9 @@ def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
         EXPERTS_PAD=padded,
         BLOCK=_COUNTED,
         COMPARED=_COMPARED,
+        OVERLAP=overlap,
         num_warps=8,
+        launch_pdl=overlap,
     )
 
 

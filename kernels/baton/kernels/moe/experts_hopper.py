@@ -1,4 +1,4 @@
-"""Computes the experts of many tokens on Hopper: arranges tokens in tiles, then gate and up, down, and sums."""
+"""Computes the experts of many tokens on Hopper: sorts pairs into tiles, then gate and up, down, and sums."""
 
 from __future__ import annotations
 
@@ -10,38 +10,21 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.moe.align import Alignment, align
 from baton.kernels.moe.grouped_hopper import grouped_kernel
+from baton.kernels.overlap import overlaps
 from baton.kernels.routing import Gate
 
-TILE = 128
+TILE = 192
 _STAGES = 3
-_WIDE = 1024  # columns that a program copies or sums
+_WIDE = 1024  # columns that a program sums
+_MOST_GATHERED = 1 << 31  # elements of x, which the kernel counts in 32 bits
 
 
 @triton.jit
-def _arrange_kernel(
-    out_ptr,  # [num_tiles * TILE, hidden]
-    x_ptr,  # [num_tokens, hidden]
-    places_ptr,  # [num_pairs] int32
-    hidden,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """out_s = x_t for each place s of token t"""
-    # grid: (num_tokens, hidden / BLOCK)
-    token = tl.program_id(0).to(tl.int64)
-    dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = dims < hidden
-    x = tl.load(x_ptr + token * hidden + dims, mask=inside, other=0.0)
-    for choice in tl.static_range(TOP_K):
-        place = tl.load(places_ptr + token * TOP_K + choice).to(tl.int64)
-        tl.store(out_ptr + place * hidden + dims, x, mask=inside)
-
-
-@triton.jit
-def _gather_kernel(
+def _sum_kernel(
     out_ptr,  # [num_tokens, hidden]
     downs_ptr,  # [num_tiles * TILE, hidden]
     places_ptr,  # [num_pairs] int32
@@ -49,9 +32,13 @@ def _gather_kernel(
     hidden,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """out_t = sum_j scale_tj downs_s for place s of choice j"""
     # grid: (num_tokens, hidden / BLOCK)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < hidden
@@ -78,16 +65,27 @@ def run_experts_hopper(
     Takes the arguments of run_experts, in bf16 or fp16, with widths that are multiples of 8.
     """
     (num_tokens, top_k), (num_experts, hidden, size) = ids.shape, down.shape
-    aligned = align(ids, num_experts, TILE)
-    arranged = torch.empty(len(aligned.pairs), hidden, dtype=x.dtype, device=x.device)
-    grid = (num_tokens, triton.cdiv(hidden, _WIDE))
-    _arrange_kernel[grid](arranged, x, aligned.places, hidden, TOP_K=top_k, BLOCK=_WIDE, num_warps=4)
+    aligned, overlap = align(ids, num_experts, TILE), overlaps(x)
+    given, pairs_each = x, top_k
+    if x.numel() >= _MOST_GATHERED:
+        given, pairs_each = x[(aligned.pairs.clamp(0, ids.numel() - 1) // top_k).long()], 0
     gated = torch.empty(len(aligned.pairs), size, dtype=x.dtype, device=x.device)
-    multiply(gated, arranged, gate_up, gate_up_bias, aligned, ids.numel(), gate)
-    downs = torch.empty_like(arranged)
+    multiply(gated, given, gate_up, gate_up_bias, aligned, ids.numel(), gate, pairs_each)
+    downs = torch.empty(len(aligned.pairs), hidden, dtype=x.dtype, device=x.device)
     multiply(downs, gated, down, down_bias, aligned, ids.numel(), None)
     out = torch.empty_like(x)
-    _gather_kernel[grid](out, downs, aligned.places, weights, hidden, TOP_K=top_k, BLOCK=_WIDE, num_warps=4)
+    _sum_kernel[(num_tokens, triton.cdiv(hidden, _WIDE))](
+        out,
+        downs,
+        aligned.places,
+        weights,
+        hidden,
+        TOP_K=top_k,
+        BLOCK=_WIDE,
+        OVERLAP=overlap,
+        num_warps=4,
+        launch_pdl=overlap,
+    )
     return out
 
 
@@ -99,11 +97,12 @@ def multiply(
     aligned: Alignment,
     num_pairs: int,
     gate: Gate | None,
-    num_stages: int = _STAGES,
+    top_k: int = 0,
 ) -> None:
-    """Multiplies each place of x [num_places, k] by its expert's matrix in `weight` [num_experts, rows, k] into `out`.
+    """Multiplies rows of x by the matrices of their experts in `weight` [num_experts, rows, k] into `out`.
 
-    With `gate`, the result is gated. `out` [num_places, width] is undefined at places without a pair.
+    x [num_tokens, k] has the rows of tokens with `top_k` pairs each, or [num_places, k] those of places. With `gate`,
+    the result is gated. `out` [num_places, width] is undefined at places without a pair.
     """
     (_, rows, k), width = weight.shape, out.shape[1]
     num_n = triton.cdiv(width, 128 if gate is not None else 256)
@@ -112,6 +111,7 @@ def multiply(
     grouped_kernel[grid](
         _descriptor(out, 64),
         _descriptor(x, 64),
+        x,
         _descriptor(weight.view(-1, k), 128),
         out if bias is None else bias,
         aligned.pairs,
@@ -121,6 +121,7 @@ def multiply(
         num_work,
         0.0 if gate is None else gate.limit,
         0.0 if gate is None else gate.alpha,
+        TOP_K=top_k,
         K=k,
         ROWS=rows,
         WIDTH=width,
@@ -128,8 +129,9 @@ def multiply(
         GATED=gate is not None,
         CLAMPED=gate is not None and gate.limit > 0,
         BIASED=bias is not None,
-        STAGES=num_stages,
+        STAGES=_STAGES,
         num_warps=4,
+        launch_pdl=overlaps(x),
     )
 
 
