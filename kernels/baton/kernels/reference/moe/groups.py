@@ -52,6 +52,8 @@ class Groups:
 
 def _few_rows(matrix: Tensor) -> int:
     """Returns up to how many rows the BLAS is fastest with the matrix as its left operand."""
+    if not matrix.is_contiguous():  # stored by columns, it is fast as the right operand
+        return 0
     if not _takes_onednn(matrix):
         return _FEW_ROWS
     return 2 if matrix.numel() < _VERY_LARGE else 0
