@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.gateway.rest_harness import RawClient, Rest, request_bytes, until
 from support.gateway.vectors_rig import EMBEDS_TOKENS, WIDTH, FakePooler, vector_of, vectors_side
+from support.processes.cpu_seconds import cheapest_of
 
 PROMPTS = {"query": "Instruct: find.\nQuery: ", "document": "passage: ", "sts": "sts: "}
 
@@ -204,6 +205,27 @@ async def test_wrong_types_name_the_field_and_reach_no_worker(body: Any, param: 
     async with vectors_side(pooler) as rest:
         answer = await rest.post("/v1/embeddings", body)
         assert (answer.status, answer.error["param"]) == (400, param), answer.body
+        assert not pooler.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/embeddings", {"input": ["1 2 3 4 " * 500] * 2000}, "input"),
+        ("/v1/embeddings", {"input": [[5] * 200] * 2000}, "input"),
+        ("/rerank", {"query": "a", "documents": ["1 2 3 4 " * 500] * 2000}, "documents"),
+    ],
+)
+async def test_texts_have_a_limit_together_and_the_rest_is_not_encoded(path: str, fields: Any, param: str) -> None:
+    pooler = FakePooler()
+    async with vectors_side(pooler) as rest:
+
+        async def refused() -> None:
+            answer = await rest.post(path, {**fields, "truncate_prompt_tokens": 8})
+            assert (answer.status, answer.error["param"]) == (400, param), answer.body
+            assert "have over 393216 tokens together" in answer.error["message"]
+
+        assert await cheapest_of(refused, 2.5) < 2.5  # all of it takes 7 s
         assert not pooler.requests
 
 

@@ -15,10 +15,10 @@ from baton.gateway.schemas.pooling import VectorFields
 from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
-MAX_TOKENS = 1 << 20  # of all texts together
+MAX_TOKENS = 384 << 10  # encoded for all texts together, those that are cut off included: 0.5 s of work
 # Texts up to this size are encoded together, a thread's job at a time.
 _SHORT_CHARS = 4096
-_JOB_CHARS = 256 << 10
+_JOB_CHARS = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,21 @@ class Encoded:
     def num_tokens(self) -> int:
         """Returns the number of tokens that are computed."""
         return sum(map(len, self.pieces))
+
+
+class TokenCount:
+    """Counts the tokens that are encoded for one request."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._num_tokens = 0
+
+    def add(self, num_tokens: int, named: Named) -> None:
+        """Raises InvalidRequest, which names the text's field, for more than MAX_TOKENS in sum."""
+        self._num_tokens += num_tokens
+        if self._num_tokens > MAX_TOKENS:
+            message = f"the {self._what} have over {MAX_TOKENS} tokens together; send fewer at once"
+            raise InvalidRequest(message, field=named.field.partition(".")[0])
 
 
 async def encode_texts(model: ServedModel, request: VectorFields, texts: Sequence[Named]) -> list[Encoded]:
@@ -56,23 +71,19 @@ class _TextEncoding:
         self._info = model.require_info()
         self._most = longest(request, self._info)
         self._special = request.add_special_tokens is not False
+        self._count = TokenCount("texts")
 
     async def encode(self, texts: Sequence[Named]) -> list[Encoded]:
         together = await self._encode_short(texts)
         encoded: list[Encoded] = []
-        total = 0
         for index, named in enumerate(texts):
             token_ids = together.get(index)
             if token_ids is None:
                 if index:
                     await asyncio.sleep(0)  # short texts are encoded here, so other tasks run in between
                 token_ids = await self._encode_one(named)
-            found = Encoded(self._fitted(named, token_ids), named.field)
-            total += found.num_tokens
-            if total > MAX_TOKENS:
-                message = f"the texts have over {MAX_TOKENS} tokens together; send fewer at once"
-                raise InvalidRequest(message, field=named.field.partition(".")[0])
-            encoded.append(found)
+                self._count.add(len(token_ids), named)
+            encoded.append(Encoded(self._fitted(named, token_ids), named.field))
         return encoded
 
     async def _encode_short(self, texts: Sequence[Named]) -> dict[int, list[int]]:
@@ -90,6 +101,7 @@ class _TextEncoding:
                 ids = await self._model.encode_texts([text for _, text in job], add_special_tokens=self._special)
             except InvalidRequest:  # alone, each text's error names it
                 continue
+            self._count.add(sum(map(len, ids)), texts[job[0][0]])
             found.update(zip((index for index, _ in job), ids, strict=True))
         return found
 

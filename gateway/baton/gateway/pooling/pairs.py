@@ -10,7 +10,7 @@ from baton.gateway.errors.http import ContextTooLong
 from baton.gateway.models.prompts.context_length import context_too_long
 from baton.gateway.models.served import ServedModel
 from baton.gateway.models.tokenization.pairs import Pair
-from baton.gateway.pooling.encoding import MAX_TOKENS, longest
+from baton.gateway.pooling.encoding import TokenCount, longest
 from baton.gateway.pooling.texts import Named
 from baton.gateway.schemas.pooling import VectorFields
 from baton.rpc.errors import InvalidRequest
@@ -34,7 +34,7 @@ async def encode_pairs(model: ServedModel, request: VectorFields, pairs: Sequenc
     cuts = request.truncate_prompt_tokens is not None
     firsts: dict[str, list[int]] = {}  # by field: one query may belong to all documents
     encoded: list[Pair] = []
-    total = 0
+    count = TokenCount("pairs")
     for pair in pairs:
         await asyncio.sleep(0)  # short texts are encoded here, so other tasks run in between
         first = firsts.get(pair.first.field)
@@ -42,10 +42,7 @@ async def encode_pairs(model: ServedModel, request: VectorFields, pairs: Sequenc
             first = firsts[pair.first.field] = await _encode(model, pair.first, whole=False)
         second = await _encode(model, pair.second, whole=cuts or bool(pair.second.most))
         joined = _joined(model, pair, first, second, most, cuts)
-        total += len(joined.token_ids)
-        if total > MAX_TOKENS:
-            message = f"the pairs have over {MAX_TOKENS} tokens together; send fewer at once"
-            raise InvalidRequest(message, field=pair.field.partition(".")[0])
+        count.add(max(len(joined.token_ids), len(second)), pair.second)
         encoded.append(joined)
     return encoded
 
