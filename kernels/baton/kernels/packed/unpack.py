@@ -49,21 +49,15 @@ def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.co
             numbers = stored.to(tl.float32)
     elif NUMBERS == "bytes":
         numbers = stored.to(tl.float32)
-    elif NUMBERS == "e2m1":
-        # As float16, whose exponents are 14 larger; `scales_of` multiplies the scales.
-        numbers = tl.reshape(
-            _in_order(_e2m1(stored << 12), _e2m1(stored << 8), _e2m1(stored << 4), _e2m1(stored)), [BLOCK_N, BLOCK_K]
-        )
     elif NUMBERS == "rows_of_words":
         parts = tl.join(stored, stored >> 8)
         parts = tl.join(parts, parts >> 4)
         parts = tl.join(parts, parts >> 16)
         numbers = tl.reshape(tl.permute(_floats(parts, BITS), (0, 2, 3, 4, 1)), [BLOCK_N, BLOCK_K])
     elif BITS == 4:
-        numbers = tl.reshape(
-            _in_order(_nibbles(stored), _nibbles(stored >> 4), _nibbles(stored >> 8), _nibbles(stored >> 12)),
-            [BLOCK_N, BLOCK_K],
-        )
+        first, second, third, fourth = _four_pairs(stored, NUMBERS)
+        numbers = tl.join(tl.join(_halves(first), _halves(third)), tl.join(_halves(second), _halves(fourth)))
+        numbers = tl.reshape(numbers, [BLOCK_N, BLOCK_K])
     else:
         parts = tl.join(stored, stored >> 16)
         parts = tl.join(parts, parts >> 8)
@@ -75,28 +69,55 @@ def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.co
 
 
 @triton.jit
-def _e2m1(words):
-    """Returns the first bits of each half of words as those of float16."""
-    return (words & -0x7FFF8000) | ((words >> 3) & 0x0E000E00)
-
-
-@triton.jit
-def _nibbles(words):
-    """Returns the last 4 bits of each half of words as float16, plus 1024."""
-    return (words & 0x000F000F) | 0x64006400
-
-
-@triton.jit
-def _in_order(first, second, third, fourth):
-    """Returns pairs of float16, of which a word has numbers n and n + 4, as fp32 in the order of the numbers."""
-    return tl.join(tl.join(_halves(first), _halves(third)), tl.join(_halves(second), _halves(fourth)))
+def _four_pairs(words, NUMBERS: tl.constexpr):
+    """Returns the numbers n and n + 4 of each word as float16 in both halves of a word, for n = 0, 1, 2, 3."""
+    if NUMBERS == "e2m1":
+        # Exponents are 14 smaller; `scales_of` multiplies the scales.
+        return (
+            ((words << 12) & -0x7FFF8000) | ((words << 9) & 0x0E000E00),
+            ((words << 8) & -0x7FFF8000) | ((words << 5) & 0x0E000E00),
+            ((words << 4) & -0x7FFF8000) | ((words << 1) & 0x0E000E00),
+            (words & -0x7FFF8000) | ((words >> 3) & 0x0E000E00),
+        )
+    else:  # noqa: RET505 - only one branch is compiled
+        return (  # plus 16
+            ((words << 6) & 0x03C003C0) | 0x4C004C00,
+            ((words << 2) & 0x03C003C0) | 0x4C004C00,
+            ((words >> 2) & 0x03C003C0) | 0x4C004C00,
+            ((words >> 6) & 0x03C003C0) | 0x4C004C00,
+        )
 
 
 @triton.jit
 def _halves(words):
     """Returns both float16 of words as fp32."""
-    first = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return tl.join(first, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
+    return tl.join(_first_half(words), _first_half(words >> 16))
+
+
+@triton.jit
+def _first_half(words):
+    return words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _sums_of_words(words, x, NUMBERS: tl.constexpr, BLOCK_N: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr):
+    """Returns the sums of numbers of 4 bits, as `_four_pairs` has them, times x over each unit [BLOCK_N, UNITS]."""
+    words = tl.reshape(words, [BLOCK_N, UNITS, UNIT // 8])
+    even, odd = tl.split(tl.reshape(x, [UNITS, UNIT // 8, 2, 2, 2]))
+    x04, x26 = tl.split(even)
+    x15, x37 = tl.split(odd)
+    first, second, third, fourth = _four_pairs(words, NUMBERS)
+    sums = _pair_sums(tl.zeros([BLOCK_N, UNITS, UNIT // 8], tl.float32), first, x04)
+    sums = _pair_sums(sums, second, x15)
+    sums = _pair_sums(sums, third, x26)
+    return tl.sum(_pair_sums(sums, fourth, x37), 2)
+
+
+@triton.jit
+def _pair_sums(sums, pair, x):
+    """Returns sums plus both float16 of a pair times x."""
+    first, second = tl.split(x)
+    return sums + _first_half(pair) * first[None] + _first_half(pair >> 16) * second[None]
 
 
 @triton.jit
@@ -110,7 +131,7 @@ def _floats(words, BITS: tl.constexpr):
 def _less(numbers, zero, NUMBERS: tl.constexpr, BITS: tl.constexpr):
     """Returns the numbers less their zeros, and less what `numbers_of` has added."""
     if NUMBERS == "words" and BITS == 4:
-        zero += 1024.0
+        zero += 16.0
     elif NUMBERS == "words" or NUMBERS == "rows_of_words":
         zero += _OFFSET
     return numbers - zero
@@ -287,13 +308,21 @@ def sums_of(
     rows = first + tl.arange(0, BLOCK_N)
     group, within = units_of(start, groups_ptr, K, GROUP, units, UNIT)
     inside = (rows < n)[:, None] & within[None, :]
-    tile = tl.reshape(numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K), [BLOCK_N, units, UNIT])
-    if ZEROED:
-        zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
-        tile = _less(tile, zero[:, :, None], NUMBERS, BITS)
-    elif NUMBERS == "words" or NUMBERS == "rows_of_words":
-        tile = _less(tile, 1 << (BITS - 1), NUMBERS, BITS)
-    sums = tl.sum(tile * x[None, :, :], 2)
+    if BITS == 4 and NUMBERS != "rows_of_words" and UNIT >= 8:
+        sums = _sums_of_words(stored, x, NUMBERS, BLOCK_N, units, UNIT)
+        if ZEROED:
+            zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
+            sums -= (zero + 16.0) * tl.sum(x, 1)[None, :]
+        elif NUMBERS == "words":
+            sums -= 24.0 * tl.sum(x, 1)[None, :]
+    else:
+        tile = tl.reshape(numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K), [BLOCK_N, units, UNIT])
+        if ZEROED:
+            zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
+            tile = _less(tile, zero[:, :, None], NUMBERS, BITS)
+        elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+            tile = _less(tile, 1 << (BITS - 1), NUMBERS, BITS)
+        sums = tl.sum(tile * x[None, :, :], 2)
     if SCALED:
         sums *= scales_of(scale_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS)
     return sums
