@@ -7,11 +7,13 @@ import torch
 from support.engine.packed.linears import PackedLinear, packed_linear
 from support.kernels.harness import BOUNDS, cases, poisoned, relative_error
 from torch import Tensor
+from torch.nn import functional
 
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import fp8_linear, scaled_mm_linear
 from baton.kernels.linear.quantized.fp8_few import Fp8Tiling, few_fp8_linear
 from baton.kernels.linear.quantized.linear import MANY, TWO_PARTS, quantized_linear
+from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import PackedWeight, rounds
@@ -97,6 +99,28 @@ def test_many_tokens_are_rounded_to_8_bits_with_scales_of_their_own(name: str, d
     assert relative_error(out, exact(linear, used)) <= BOUNDS[dtype]
     if device == "cuda" and weight.scale is None:
         assert relative_error(scaled_mm_linear(x, weight, out), exact(linear, used)) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    cases(
+        ["compressed-fp8-channel", "gptq-zeros", "compressed-mxfp4", "awq"],
+        ["fp8-tensor", "fp8-blocks-across-parts", "gptq-zeros", "compressed-w4a16", "compressed-mxfp4", "awq"],
+    ),
+)
+def test_the_norm_the_gate_and_the_residual_of_one_token_are_fused(name: str, device: str) -> None:
+    dtype, rows, columns = (FP32, 48, 160) if device == "cpu" else (BF16, 1088, 2080)
+    linear = packed_linear(name, (rows,), columns, dtype, device)
+    x, norm, residual = (torch.randn(1, size, device=device).to(dtype) for size in (columns, columns, rows))
+    normed = functional.rms_norm(x.double(), (columns,), norm[0].double(), 1e-5)
+    product = normed @ linear.weight.double().t() + linear.bias.double()
+    gates, ups = product.chunk(2, dim=1)
+    out = poisoned(1, rows // 2, dtype=dtype, device=device)
+    weight = weight_of(linear)
+    vector_linear(x, weight, out, norm=norm[0], eps=1e-5, gated=True)
+    assert relative_error(out, functional.silu(gates) * ups) <= BOUNDS[dtype]
+    expected = residual.double() + exact(linear, x)
+    assert relative_error(vector_linear(x, weight, residual, residual=residual), expected) <= BOUNDS[dtype]
 
 
 @pytest.mark.interpreted

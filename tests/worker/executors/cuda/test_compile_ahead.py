@@ -29,6 +29,7 @@ from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up, run_rounded_experts  # noqa: E402
 from baton.kernels.moe.experts_fp8 import run_few_rounded_experts, run_split_experts  # noqa: E402
 from baton.kernels.moe.experts_hopper import multiply  # noqa: E402
+from baton.kernels.moe.experts_hopper_fp8 import run_rounded_experts_hopper  # noqa: E402
 from baton.kernels.moe.few_packed import run_few_packed  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
@@ -170,9 +171,8 @@ def few_packed_experts(numbers: Numbers) -> None:
 def _expert(numbers: Numbers, n: int, k: int) -> PackedWeight:
     if numbers == "e4m3":
         scale = torch.zeros(n // 128, k // 128)
-        return PackedWeight(
-            numbers, torch.zeros(n, k).to(FP8), n, scale=scale, scale_rows=128, group=128, num_experts=2
-        )
+        stored = torch.zeros(2 * n, k).to(FP8)[:n]
+        return PackedWeight(numbers, stored, n, scale=scale, scale_rows=128, group=128, num_experts=2)
     if numbers == "e2m1":
         stored, scale = torch.zeros(n, k // 2, dtype=torch.uint8), torch.zeros(n, k // 32, dtype=torch.uint8)
         bias = torch.zeros(n, dtype=torch.bfloat16)
@@ -307,7 +307,9 @@ def test_packed_experts_of_few_tokens_compile(cache: Path, numbers: Numbers) -> 
         assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
 
 
-@pytest.mark.parametrize("run", [run_split_experts, run_few_rounded_experts, run_rounded_experts])
+@pytest.mark.parametrize(
+    "run", [run_split_experts, run_few_rounded_experts, run_rounded_experts, run_rounded_experts_hopper]
+)
 def test_pairs_are_multiplied_with_experts_in_8_bits(cache: Path, run: Callable[..., Tensor]) -> None:
     def launch() -> None:
         x, ids = torch.zeros(32, 256, dtype=torch.bfloat16), torch.zeros(32, 2, dtype=torch.int32)
