@@ -10,10 +10,12 @@ import torch
 from support.engine.packed.linears import PackedLinear, packed_linear
 from support.kernels.harness import BOUNDS, cases, relative_error
 from torch import Tensor
+from torch.nn import functional
 
 from baton.kernels import reference
 from baton.kernels.moe.experts import run_experts, run_rounded_experts
 from baton.kernels.moe.experts_fp8 import run_few_rounded_experts, run_split_experts
+from baton.kernels.moe.experts_hopper_fp8 import run_rounded_experts_hopper
 from baton.kernels.moe.few_packed import run_few_packed
 from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import PackedWeight, rounds
@@ -23,6 +25,7 @@ from baton.kernels.routing import Gate
 ROUNDED = 1e-1  # of activations in e4m3, whose numbers have 4 digits, twice
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 FEW = 4  # tokens
+HOPPER = 9  # major version of the compute capability
 CLAMPED = Gate(0.5, 1.3)
 
 
@@ -117,6 +120,25 @@ def test_sums_equal_those_with_the_weights_that_are_meant(case: Experts, device:
             assert relative_error(few, exact) <= BOUNDS[case.dtype], count
 
 
+@pytest.mark.parametrize(
+    ("case", "device"),
+    cases(
+        [Experts("compressed-mxfp4", FP32, (2,), gate=CLAMPED)],
+        [Experts(name, BF16, (1, 4), 8, 3, 512, 384) for name in ("compressed-mxfp4", "fp8-blocks-across-parts")],
+    ),
+)
+def test_the_norm_before_and_the_sum_after_few_experts_are_fused(case: Experts, device: str) -> None:
+    given = Inputs(case, device)
+    norm = torch.randn(case.hidden, device=device).to(case.dtype)
+    for count in case.tokens:
+        x, weights, ids = given.tokens(count)
+        normed = functional.rms_norm(x.double(), (case.hidden,), norm.double(), 1e-5)
+        expected = x.double() + given.exact(normed, weights, ids)
+        packed = given.gate_up.packed, given.down.packed, case.gate
+        assert run_few_packed(x, weights, ids, *packed, norm=norm, eps=1e-5, residual=x) is x
+        assert relative_error(x, expected) <= BOUNDS[case.dtype]
+
+
 FEW_COLUMNS = Experts("compressed-fp8-channel", FP16, (5,), 2, 2, 160, 144, CLAMPED)
 BLOCKS = "fp8-blocks-across-parts"
 
@@ -138,11 +160,14 @@ def test_activations_are_rounded_with_scales_of_their_own(case: Experts, device:
     assert rounds(up.packed)
     assert rounds(down.packed)
     packed = up.packed, down.packed, case.gate
+    runs = [run_few_rounded_experts, run_rounded_experts]
+    if device == "cuda" and torch.cuda.get_device_capability()[0] == HOPPER:
+        runs.append(run_rounded_experts_hopper)
     for count in case.tokens:
         x, weights, ids = given.tokens(count)
         exact = given.exact(x, weights, ids)
         assert relative_error(run_split_experts(x, weights, ids, *packed), exact) <= BOUNDS[case.dtype]
-        for run in (run_few_rounded_experts, run_rounded_experts):
+        for run in runs:
             assert relative_error(run(x, weights, ids, *packed), exact) <= ROUNDED
         # Tokens of very different sizes keep their digits.
         x *= torch.logspace(-2, 1, count, device=device)[:, None].to(x.dtype)
@@ -153,7 +178,7 @@ def test_activations_are_rounded_with_scales_of_their_own(case: Experts, device:
             gated = used(gated_by(products, case.gate).float())
             downs = torch.einsum("tk,tnk->tn", gated, down.weight[mine].double()) + down.bias[mine]
             expected += weights[:, choice, None] * downs
-        for run in (run_few_rounded_experts, run_rounded_experts):
+        for run in runs:
             assert relative_error(run(x, weights, ids, *packed), expected) <= BOUNDS[case.dtype]
 
 

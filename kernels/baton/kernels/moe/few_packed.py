@@ -40,6 +40,8 @@ def _gate_up_kernel(
     row_scale_ptr,  # [num_experts, 2 SIZE] fp32
     bias_ptr,  # [num_experts, 2 SIZE]
     ids_ptr,  # [num_pairs]
+    norm_ptr,  # [K]
+    eps,
     limit,
     alpha,
     TOP_K: tl.constexpr,
@@ -60,16 +62,17 @@ def _gate_up_kernel(
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
+    NORM: tl.constexpr,
     CLAMPED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out_p = gated(weight_e x_t + bias_e) for pair p of token t and expert e"""
+    """out_p = gated(weight_e f(x_t) + bias_e) for pair p of token t and expert e; f is RMSNorm with NORM"""
     # grid: (SIZE / BLOCK_N, num_pairs)
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()  # after the wait, because the next kernel reads ids before it waits
     n: tl.constexpr = 2 * SIZE
     units: tl.constexpr = BLOCK_K // UNIT
     pair = tl.program_id(1).to(tl.int64)
@@ -83,10 +86,14 @@ def _gate_up_kernel(
     groups_ptr += expert * K
     gates = tl.zeros([BLOCK_N, units], tl.float32)
     ups = tl.zeros([BLOCK_N, units], tl.float32)
+    squares = tl.zeros([units, UNIT], tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
         gate = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         up = load_stored(stored_ptr, SIZE + first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(norm_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
         gates += sums_of(
             gate, x, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
             SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
@@ -95,11 +102,16 @@ def _gate_up_kernel(
             up, x, scale_ptr, zero_ptr, groups_ptr, SIZE + first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
             SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
+    shrink = 1.0
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(squares) / K + eps)
     rows = first + tl.arange(0, BLOCK_N)
     row_scale_ptr += expert * n
     bias_ptr += expert * n
-    gate_sum = finished(tl.sum(gates, 1)[:, None], rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
-    up_sum = finished(tl.sum(ups, 1)[:, None], SIZE + rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
+    gate_sum = tl.sum(gates, 1)[:, None] * shrink
+    up_sum = tl.sum(ups, 1)[:, None] * shrink
+    gate_sum = finished(gate_sum, rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
+    up_sum = finished(up_sum, SIZE + rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, BIASED)
     out = gated(gate_sum, up_sum, limit, alpha, CLAMPED).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + pair * SIZE + rows[:, None], out, mask=(rows < SIZE)[:, None])
 
@@ -116,6 +128,7 @@ def _down_kernel(
     bias_ptr,  # [num_experts, N]
     share_ptr,  # [num_tokens, TOP_K] fp32
     ids_ptr,  # [num_tokens, TOP_K]
+    residual_ptr,  # [num_tokens, N]
     TOP_K: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -134,28 +147,34 @@ def _down_kernel(
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out_t = sum_j share_tj (weight_e gated_tj + bias_e) for choice j of token t, expert e"""
+    """out_t = residual_t + sum_j share_tj (weight_e gated_tj + bias_e) for choice j of token t, expert e"""
     # grid: (N / BLOCK_N, num_tokens)
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     units: tl.constexpr = BLOCK_K // UNIT
     token = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_N
     rows = first + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, units)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    # The preceding kernel starts this one after its own wait, when ids are written: weights are loaded without a wait.
+    own_ptr = stored_ptr + tl.load(ids_ptr + token * TOP_K).to(tl.int64) * STORED_STEP
+    stored = load_stored(own_ptr, first, 0, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+    if OVERLAP:
+        gdc_wait()
     out = tl.zeros([BLOCK_N, 1], tl.float32)
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice
         expert = tl.load(ids_ptr + pair).to(tl.int64)
         acc = tl.zeros([BLOCK_N, units], tl.float32)
         for start in tl.static_range(0, K, BLOCK_K):
-            own_ptr = stored_ptr + expert * STORED_STEP
-            stored = load_stored(own_ptr, first, start, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+            if choice + start > 0:
+                own_ptr = stored_ptr + expert * STORED_STEP
+                stored = load_stored(own_ptr, first, start, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
             x = tl.load(gated_ptr + pair * K + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
             acc += sums_of(
                 stored, x, scale_ptr + expert * SCALE_STEP, zero_ptr + expert * ZERO_STEP, groups_ptr + expert * K,
@@ -167,18 +186,33 @@ def _down_kernel(
             BIASED,
         )  # fmt: skip
         out += tl.load(share_ptr + pair) * sums
+    if RESIDUAL:
+        out += tl.load(residual_ptr + token * N + rows[:, None], mask=(rows < N)[:, None], other=0.0).to(tl.float32)
     tl.store(out_ptr + token * N + rows[:, None], out.to(out_ptr.dtype.element_ty), mask=(rows < N)[:, None])
 
 
 def run_few_packed(
-    x: Tensor, weights: Tensor, ids: Tensor, gate_up: PackedWeight, down: PackedWeight, gate: Gate
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: PackedWeight,
+    down: PackedWeight,
+    gate: Gate,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size], as `run_experts`."""
+    """Returns the weighted sum of each token's experts, [num_tokens, hidden_size], as `run_experts`.
+
+    With `norm` [hidden_size], applies RMSNorm to x first. With `residual` [num_tokens, hidden_size], which may be x,
+    adds the sum to it in place and returns it.
+    """
     num_tokens, top_k = ids.shape
     hidden, size = down.num_rows, gate_up.num_rows // 2
     first, second = choose_few_tiling(gate_up, hidden, 2), choose_few_tiling(down, size, 4)
     gated_ups = torch.empty(num_tokens * top_k, size, dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
+    out = torch.empty_like(x) if residual is None else residual
     overlap = overlaps(x)
     _gate_up_kernel[(triton.cdiv(size, first.block_n), num_tokens * top_k)](
         gated_ups,
@@ -186,10 +220,13 @@ def run_few_packed(
         *pointers(gate_up, x),
         *row_pointers(gate_up, x),
         ids,
+        x if norm is None else norm,
+        eps,
         gate.limit,
         gate.alpha,
         TOP_K=top_k,
         SIZE=size,
+        NORM=norm is not None,
         CLAMPED=gate.limit > 0,
         **_constants(gate_up, hidden, first),
         OVERLAP=overlap,
@@ -203,8 +240,10 @@ def run_few_packed(
         *row_pointers(down, x),
         weights,
         ids,
+        out,
         TOP_K=top_k,
         N=hidden,
+        RESIDUAL=residual is not None,
         **_constants(down, size, second),
         OVERLAP=overlap,
         num_warps=second.num_warps,

@@ -11,11 +11,11 @@ from torch import Tensor
 from baton.kernels.packed.launch import has_e4m3
 from baton.kernels.packed.weight import PackedWeight, readable, rounds
 from baton.kernels.routing import Gate
-from baton.kernels.table import Case, Row, find
+from baton.kernels.table import FEW_PACKED_EXPERTS, Case, Row, find
 from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import Params, QuantMethod
 from baton.worker.quantization.experts import ExpertsOps
-from baton.worker.quantization.neighbours import Kernels
+from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP, expert_of
 
@@ -39,6 +39,25 @@ class CudaPackedExperts(ExpertsOps):
         row = self._row(x.dtype, ids.numel(), gate_up, down)
         out: Tensor = row.load()(x, weights, ids, gate_up, down, gate)
         return out
+
+    def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
+        gate_up, down = self._weight(params, GATE_UP), self._weight(params, DOWN)
+        row = self._row(x.dtype, ids.numel(), gate_up, down)
+        if row is FEW_PACKED_EXPERTS:
+            row.load()(x, weights, ids, gate_up, down, gate, residual=stream.settled())
+        else:
+            stream.add(row.load()(x, weights, ids, gate_up, down, gate))
+
+    def fuses_norm(self, params: Params, num_pairs: int) -> bool:
+        num_experts = len(params[f"{DOWN}.weight"])
+        return FEW_PACKED_EXPERTS.serves(
+            replace(self._case, num_pairs=num_pairs, num_experts=num_experts, weights="packed")
+        )
+
+    def add_normed(self, params: Params, stream: Stream, norm: Norm, weights: Tensor, ids: Tensor, gate: Gate) -> None:
+        x = stream.settled()
+        gate_up, down = self._weight(params, GATE_UP), self._weight(params, DOWN)
+        FEW_PACKED_EXPERTS.load()(x, weights, ids, gate_up, down, gate, norm=norm.weight, eps=norm.eps, residual=x)
 
     def _row(self, dtype: torch.dtype, num_pairs: int, gate_up: PackedWeight, down: PackedWeight) -> Row:
         key = (rounds(gate_up) and rounds(down), num_pairs)
