@@ -192,7 +192,16 @@ FEW_ROUNDED_EXPERTS = Row(
     "run_experts",
     "baton.kernels.moe.experts_fp8:run_few_rounded_experts",
     dtypes=_HALF,
-    pairs_per_expert=(11, 48),
+    pairs_per_expert=(11, 24),
+    weights=_ROUNDING,
+    batch_invariant=False,
+)
+HOPPER_ROUNDED_EXPERTS = Row(
+    "run_experts",
+    "baton.kernels.moe.experts_hopper_fp8:run_rounded_experts_hopper",
+    capabilities=_HOPPER,
+    dtypes=_HALF,
+    pairs_per_expert=(48, _ENDLESS),
     weights=_ROUNDING,
     batch_invariant=False,
 )
@@ -200,7 +209,7 @@ ROUNDED_EXPERTS = Row(
     "run_experts",
     "baton.kernels.moe.experts:run_rounded_experts",
     dtypes=_HALF,
-    pairs_per_expert=(48, _ENDLESS),
+    pairs_per_expert=(24, _ENDLESS),
     weights=_ROUNDING,
     batch_invariant=False,
 )
@@ -257,6 +266,7 @@ TABLE = (
     FEW_PACKED_EXPERTS,
     SPLIT_EXPERTS,
     FEW_ROUNDED_EXPERTS,
+    HOPPER_ROUNDED_EXPERTS,
     ROUNDED_EXPERTS,
     EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),

@@ -13,6 +13,7 @@ from baton.kernels.table import (
     FEW_ROUNDED_EXPERTS,
     HOPPER_DECODE,
     HOPPER_EXPERTS,
+    HOPPER_ROUNDED_EXPERTS,
     SMALL_ADD,
     SPLIT_EXPERTS,
     Case,
@@ -113,12 +114,14 @@ def test_packed_experts_have_kernels_by_the_tokens_of_a_step() -> None:
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
     moe = model_of("Qwen3MoeForCausalLM", **experts)
     found = choose(replace(HOPPER, weights="rounding"), moe, ("fp8",))
-    few, many = (int(row.pairs_per_expert[1] * 128 / 8) for row in (SPLIT_EXPERTS, FEW_ROUNDED_EXPERTS))
+    few, more = (int(row.pairs_per_expert[1] * 128 / 8) for row in (SPLIT_EXPERTS, FEW_ROUNDED_EXPERTS))
+    many = int(HOPPER_ROUNDED_EXPERTS.pairs_per_expert[0] * 128 / 8)
     assert kernels(found, "run_experts") == [
         ("moe.few_packed.run_few_packed", "up to 4 tokens"),
         ("moe.experts_fp8.run_split_experts", f"5 to {few} tokens"),
-        ("moe.experts_fp8.run_few_rounded_experts", f"{few + 1} to {many} tokens"),
-        ("moe.experts.run_rounded_experts", f"from {many + 1} tokens"),
+        ("moe.experts_fp8.run_few_rounded_experts", f"{few + 1} to {more} tokens"),
+        ("moe.experts.run_rounded_experts", f"{more + 1} to {many - 1} tokens"),
+        ("moe.experts_hopper_fp8.run_rounded_experts_hopper", f"from {many} tokens"),
     ]
     assert Off("moe.few.run_few", "packed experts") in found.off
     assert not kernels(choose(Case("cpu", weights="packed"), moe, ("fp8",)), "run_experts")

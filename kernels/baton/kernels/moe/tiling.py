@@ -12,6 +12,7 @@ _SLACK = 2048  # bytes of shared memory that the stages leave free
 _LARGE_TILE = 64
 _LEAST_STEP = 16
 _FEW_WASTE = 1.4
+_SHORT_STEP = 2048
 
 
 class Tiling(NamedTuple):
@@ -68,7 +69,11 @@ def choose_few_tiling(weight: PackedWeight, k: int, block_n: int) -> Tiling:
     """Returns a tiling for single tokens."""
     if weight.numbers == "rows_of_words":
         return Tiling(16, _covering(k, 512, _FEW_WASTE), 4, 1)
-    return Tiling(block_n, _covering(k, 2048 if weight.bits == 8 else 4096, _FEW_WASTE), 4, 1)
+    if weight.bits == 8:
+        return Tiling(block_n, _covering(k, 2048, _FEW_WASTE), 4, 1)
+    block_k = _covering(k, 4096, _FEW_WASTE)
+    num_warps = 2 if block_n == 2 and block_k <= _SHORT_STEP else 4
+    return Tiling(4, block_k, num_warps, 1)
 
 
 def _covering(k: int, block_k: int, waste: float) -> int:

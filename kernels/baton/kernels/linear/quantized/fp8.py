@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.kernels.packed.launch import row_constants, row_pointers
 from baton.kernels.packed.rounding import rounded
-from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
 _SCALED_MM_UNIT = 16
@@ -121,27 +121,38 @@ def fp8_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
 
 
 def has_scaled_mm(x: Tensor, weight: PackedWeight) -> bool:
-    """Returns whether PyTorch has this product: on Hopper, in bfloat16, with a scale a row and sizes that it takes."""
-    fits = weight.row_scale is not None and weight.scale is None and x.dtype == torch.bfloat16
-    if not fits or x.shape[1] % _SCALED_MM_UNIT or weight.num_rows % _SCALED_MM_UNIT or not x.is_cuda:
+    """Returns whether PyTorch has this product: on Hopper, in bfloat16, with scales and of sizes that it takes."""
+    unit = _SCALED_MM_UNIT
+    if weight.scale is not None:
+        if (weight.scale_rows, weight.group) != (ROUND_UNIT, ROUND_UNIT) or weight.row_scale is not None:
+            return False
+        if len(x) % _SCALED_MM_UNIT:
+            return False
+        unit = ROUND_UNIT
+    if x.dtype != torch.bfloat16 or x.shape[1] % unit or weight.num_rows % unit or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device)[0] == _HOPPER
 
 
 def scaled_mm_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
-    """As `fp8_linear`, by PyTorch, for a scale a row of the weight."""
-    assert weight.row_scale is not None, "scales are of rows"
-    quantized, x_scale = rounded(x)
-    scale = weight.row_scale.view(1, -1)
-    scale = scale.reciprocal() if weight.divides else scale
+    """As `fp8_linear`, by PyTorch, for a scale a row of the weight, or one for each block of 128x128."""
     bias = None if weight.bias is None else weight.bias.to(out.dtype)
-    return torch._scaled_mm(
+    if weight.scale is not None:
+        quantized, x_scale = rounded(x, ROUND_UNIT)
+        scale_a, scale_b = x_scale.t(), weight.scale.t()
+    else:
+        assert weight.row_scale is not None, "scales are of rows"
+        quantized, x_scale = rounded(x)
+        scale_a, scale_b = x_scale.view(-1, 1), weight.row_scale.view(1, -1)
+        scale_b = scale_b.reciprocal() if weight.divides else scale_b
+    torch._scaled_mm(
         quantized,
         weight.stored.t(),
-        scale_a=x_scale.view(-1, 1),
-        scale_b=scale,
-        bias=bias,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=bias if weight.scale is None else None,
         out_dtype=out.dtype,
-        use_fast_accum=True,
+        use_fast_accum=weight.scale is None,
         out=out,
     )
+    return out if bias is None or weight.scale is None else out.add_(bias)

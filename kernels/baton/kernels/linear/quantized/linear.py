@@ -55,6 +55,6 @@ def _fp8_linear(x: Tensor, weight: PackedWeight, workspace: Workspace | None, ou
     m = len(x)
     if m <= TWO_PARTS:
         return few_fp8_linear(x, weight, out, workspace)
-    if m > FEW and has_scaled_mm(x, weight):
+    if m > (FEW if weight.scale is None else SEVERAL) and has_scaled_mm(x, weight):
         return scaled_mm_linear(x, weight, out)
     return few_fp8_linear(x, weight, out, workspace, parts=1) if m <= SEVERAL else fp8_linear(x, weight, out)
