@@ -11,13 +11,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from baton.kernels.moe.align import Alignment, align
 from baton.kernels.moe.experts import run_rounded_experts
-from baton.kernels.moe.experts_hopper import TILE, _gather_kernel, _num_multiprocessors
+from baton.kernels.moe.experts_hopper import _num_multiprocessors, _sum_kernel
 from baton.kernels.moe.grouped_hopper_fp8 import grouped_fp8_kernel
 from baton.kernels.packed.launch import row_constants, row_pointers
 from baton.kernels.packed.rounding import store_parts, unit_scale
 from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 from baton.kernels.routing import Gate
 
+_TILE = 128
 _STAGES = 4
 _WIDE = 1024  # columns that a program sums
 _TMA_UNIT = 16  # bytes
@@ -57,7 +58,7 @@ def run_rounded_experts_hopper(
     if not (_suits(gate_up, hidden, size) and _suits(down, size, hidden)):
         return run_rounded_experts(x, weights, ids, gate_up, down, gate)
     top_k = ids.shape[1]
-    aligned = align(ids, down.num_experts, TILE)
+    aligned = align(ids, down.num_experts, _TILE)
     num_places, units = len(aligned.pairs), triton.cdiv(hidden, ROUND_UNIT)
     arranged = torch.empty(num_places, hidden, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(units, num_places, dtype=torch.float32, device=x.device)
@@ -80,7 +81,7 @@ def run_rounded_experts_hopper(
     _multiply(downs, gated_scale, gated, gated_scale, down, aligned, ids.numel(), None)
     out = torch.empty_like(x)
     grid = (len(x), triton.cdiv(hidden, _WIDE))
-    _gather_kernel[grid](out, downs, aligned.places, weights, hidden, TOP_K=top_k, BLOCK=_WIDE, num_warps=4)
+    _sum_kernel[grid](out, downs, aligned.places, weights, hidden, TOP_K=top_k, BLOCK=_WIDE, OVERLAP=False, num_warps=4)
     return out
 
 

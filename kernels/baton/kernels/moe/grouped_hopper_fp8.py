@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from baton.kernels.hopper import load_tile, reinterpret, store_tile
-from baton.kernels.moe.grouped_hopper import _tile_of, _work_at
+from baton.kernels.moe.loads_hopper import tile_of, work_at
 
 GROUP_ROWS = gl.constexpr(64)  # places of one warp group
 STEP = gl.constexpr(128)  # columns, which have one scale
@@ -117,9 +117,9 @@ def _load(
     stride: gl.constexpr = BLOCK_N if GATED else 2 * BLOCK_N
     turn = 0
     for start in range(0, num_work, gl.num_programs(0)):
-        work, expert = _work_at(start, num_work, experts_ptr, NUM_N)
+        work, expert = work_at(start, num_work, experts_ptr, NUM_N)
         if expert >= 0:
-            tile, block = _tile_of(work, expert, spans_ptr, NUM_N)
+            tile, block = tile_of(work, expert, spans_ptr, NUM_N)
             place = tile * 2 * GROUP_ROWS
             row = expert * ROWS + block * stride
             both = gl.load(pairs_ptr + place + GROUP_ROWS) < num_pairs
@@ -181,9 +181,9 @@ def _multiply(
     stride: gl.constexpr = BLOCK_N if GATED else 2 * BLOCK_N
     turn = 0
     for start in range(0, num_work, gl.num_programs(0)):
-        work, expert = _work_at(start, num_work, experts_ptr, NUM_N)
+        work, expert = work_at(start, num_work, experts_ptr, NUM_N)
         if expert >= 0:
-            tile, block = _tile_of(work, expert, spans_ptr, NUM_N)
+            tile, block = tile_of(work, expert, spans_ptr, NUM_N)
             place = (tile * 2 + GROUP) * GROUP_ROWS
             if gl.load(pairs_ptr + place) < num_pairs:
                 first = zero
