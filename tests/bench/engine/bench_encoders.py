@@ -72,7 +72,7 @@ class EngineThread:
         settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
         self._engine = Engine(executor, settings, epoch=1)
         self._submitted: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._rows = rows
+        self._at_once = max(1, rows // 4)  # texts that are submitted between two steps
         self._waiting: deque[tuple[_Batch, int]] = deque()
         self._places: dict[str, tuple[_Batch, int]] = {}  # of submitted texts
         self._count = 0
@@ -96,7 +96,7 @@ class EngineThread:
 
     def _run(self) -> None:
         while self._take():
-            for _ in range(min(self._rows, len(self._waiting))):
+            for _ in range(min(self._at_once, len(self._waiting))):
                 self._submit(*self._waiting.popleft())
             self._step()
 

@@ -86,6 +86,17 @@ class Peer:
         return vector
 
 
+def peers_of(folder: str, dtype: torch.dtype, causal: bool) -> dict[str, Peer]:
+    """Returns Transformers, and of encoders sentence-transformers, where it is installed."""
+    peers = {"Transformers SDPA": transformers_peer(folder, dtype, causal)}
+    if not causal:
+        try:
+            peers["sentence-transformers"] = sentence_transformers_peer(folder, dtype)
+        except Exception as error:  # another version of it must not hide the other rows
+            print(f"sentence-transformers: {type(error).__name__}: {error}")
+    return peers
+
+
 def transformers_peer(folder: str, dtype: torch.dtype, causal: bool) -> Peer:
     model = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").cuda().eval()
 
@@ -195,7 +206,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
         texts = list(random.integers(3, config.vocab_size, (options.texts, options.tokens), np.int32))
         num_tokens = options.texts * options.tokens
         budget = min(options.budget, num_tokens)
-        rows = max(1, budget // options.tokens)
+        a_step = max(1, budget // options.tokens)
+        rows = 4 * a_step  # a step is prepared while another runs, so it needs rows of its own
         products = products_seconds(config, num_tokens, budget, dtype)
         executor = make_executor(
             WorkerConfig(
@@ -203,17 +215,12 @@ def measure(name: str, options: argparse.Namespace) -> None:
                 max_num_batched_tokens=budget, gpu_memory_utilization=0.5, max_model_len=max(512, options.tokens),
             )
         )  # fmt: skip
-        step = None if shape.causal else device_seconds(executor, texts[:rows])
+        step = None if shape.causal else device_seconds(executor, texts[:a_step])
         engine = EngineThread(executor, rows, budget)
-        peers = {"Transformers SDPA": transformers_peer(folder, dtype, shape.causal)}
-        if not shape.causal:
-            try:
-                peers["sentence-transformers"] = sentence_transformers_peer(folder, dtype)
-            except Exception as error:  # another version of it must not hide the other rows
-                print(f"sentence-transformers: {type(error).__name__}: {error}")
+        peers = {} if options.alone else peers_of(folder, dtype, shape.causal)
         try:
-            expected = peers["Transformers SDPA"].encode_all(texts[:64])
-            cosine = (expected * engine.encode_all(texts[:64])).sum(-1).min()
+            found = engine.encode_all(texts[:64])
+            cosines = [float((peer.encode_all(texts[:64]) * found).sum(-1).min()) for peer in peers.values()]
             singles = texts[: options.singles]
             cases: dict[str, Callable[[], Any]] = {}
             for who, encoder in {**peers, "Baton": engine}.items():
@@ -224,16 +231,18 @@ def measure(name: str, options: argparse.Namespace) -> None:
         finally:
             engine.close()
             executor.close()
-    print(f"\n{name}, {options.dtype}, {options.texts} texts of {options.tokens} tokens, least cosine {cosine:.6f}")
+    print(f"\n{name}, {options.dtype}, {options.texts} texts of {options.tokens} tokens")
+    if cosines:
+        print(f"least cosine with {', '.join(peers)}: {min(cosines):.6f}")
     tflop_s = matrix_flops(config, num_tokens) / products / 1e12
     part = products / seconds["one batch: Baton"]
     print(f"matrix products alone: {1e3 * products:.2f} ms, {tflop_s:.0f} TFLOP/s; {part:.2f} of Baton's time")
     if step is not None:
-        print(f"a step of {rows} texts: {1e3 * step:.2f} ms on the device")
+        print(f"a step of {a_step} texts: {1e3 * step:.2f} ms on the device")
     print("| load | who | ms | texts/s |\n| --- | --- | ---: | ---: |")
     for case, taken in seconds.items():
         load, _, who = case.partition(": ")
-        count = options.singles if load == "one at a time" else options.texts
+        count = len(singles) if load == "one at a time" else options.texts
         print(f"| {load} | {who} | {1e3 * taken:.2f} | {count / taken:.0f} |")
 
 
@@ -245,6 +254,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=8192, help="the most tokens of a step of Baton's (%(default)s)")
     parser.add_argument("--singles", type=int, default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="float16")
+    parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--passes", type=int, default=5)
     options = parser.parse_args()
     print(facts_line(machine_facts(("torch", "triton", "transformers"), torch.cuda.get_device_name())))
