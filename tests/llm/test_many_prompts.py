@@ -14,7 +14,6 @@ from baton.llm.loop_thread import LoopThread
 from baton.llm.progress import Progress, TextBar
 from baton.llm.requests.prepared import Work
 from baton.llm.requests.prompts import Prompt
-from baton.llm.results.collector import Collector
 from baton.rpc.errors import InvalidRequest
 
 SHORT = SamplingParams(temperature=0, max_tokens=4)
@@ -98,18 +97,6 @@ def test_a_request_may_have_more_outputs_than_the_window(llm):
     assert [len(first.outputs), len(second.outputs)] == [3 * WINDOW] * 2
 
 
-def test_an_output_that_is_read_at_its_end_comes_in_at_most_two_pieces(llm, monkeypatch):
-    counts = []
-    on_delta = Collector.on_delta
-    monkeypatch.setattr(Collector, "on_delta", lambda *of: counts.append(len(of[1].token_ids)) or on_delta(*of))
-    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-    (output,) = llm.generate(["There were"], params, use_tqdm=False)
-    assert len(output.outputs[0].token_ids) == 100
-    pieces = [count for count in counts if count]
-    assert sum(pieces) == 100
-    assert len(pieces) <= 2, "a late front receives both at once"
-
-
 def test_requests_that_end_together_wake_the_caller_once():
     class Ended:
         error = None
@@ -132,7 +119,7 @@ def test_requests_that_end_together_wake_the_caller_once():
     counted = SimpleNamespace(call=lambda *of: calls.append(of) or thread.call(*of))
     info = SimpleNamespace(max_model_len=8)
     engine = SimpleNamespace(
-        arguments=SimpleNamespace(config=SimpleNamespace(max_num_requests=4, max_num_batched_tokens=64)),
+        arguments=SimpleNamespace(config=SimpleNamespace(max_num_requests=4)),
         model=SimpleNamespace(require_info=lambda: info),
     )
     prompt, prepared = Prompt(token_ids=[5]), SimpleNamespace(n=1)

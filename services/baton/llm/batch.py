@@ -51,7 +51,6 @@ class Batch(Generic[R]):
         self._start_one = start
         self._in_order = in_order
         self._window = window or engine.arguments.config.max_num_requests * (1 + _QUEUED_BATCHES)
-        self._step_tokens = engine.arguments.config.max_num_batched_tokens
         self._results: queue.SimpleQueue[list[tuple[int, R | BaseException]]] = queue.SimpleQueue()
         self._ended: list[tuple[int, R | BaseException]] = []  # on the loop: for the next turn's `_hand_over`
         self._tasks: set[asyncio.Task[None]] = set()  # on the loop
@@ -106,26 +105,19 @@ class Batch(Generic[R]):
 
     def _begin(self, works: Mapping[int, Work]) -> None:
         self._unfinished.update(works)
-        task = asyncio.get_running_loop().create_task(self._start_all(list(works.items())))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _start_all(self, items: Sequence[tuple[int, Work]]) -> None:
+        items = list(works.items())
         for first in range(0, len(items), _GROUP):
-            await self._start_group(items[first : first + _GROUP])
+            task = asyncio.get_running_loop().create_task(self._start_group(items[first : first + _GROUP]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _start_group(self, items: Sequence[tuple[int, Work]]) -> None:
         found = await asyncio.gather(*(encode(self._engine, work) for _, work in items), return_exceptions=True)
-        num_tokens = 0
         for (index, work), encoded in zip(items, found, strict=True):
             if isinstance(encoded, BaseException):
                 self._end(index, encoded)
-                continue
-            await self._start(index, work, encoded)
-            num_tokens += len(encoded.token_ids)
-            if num_tokens >= self._step_tokens:
-                num_tokens = 0
-                await asyncio.sleep(0)  # The engine computes these prompts while the next are started.
+            else:
+                await self._start(index, work, encoded)
 
     async def _start(self, index: int, work: Work, encoded: Encoded) -> None:
         try:

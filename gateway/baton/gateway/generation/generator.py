@@ -10,7 +10,7 @@ from baton.gateway.generation.output.prompt_logprobs import PromptLogprobParts
 from baton.gateway.generation.output.repetition import detector_of
 from baton.gateway.generation.output.stop_strings import StopStrings
 from baton.gateway.generation.pooler import WorkerPooler
-from baton.gateway.generation.running import WHOLE_INTERVAL, GenerationServices, RunningGeneration
+from baton.gateway.generation.running import GenerationServices, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
 from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
@@ -36,12 +36,11 @@ class WorkerGenerator:
         limits: RequestLimits | None = None,
         tracing: GatewayTracing | None = None,
         stream_interval: int = 1,
-        whole_interval: int = WHOLE_INTERVAL,
     ) -> None:
         self._catalog = catalog
         self._limits = limits or RequestLimits()
         self._hashes = PromptHashes()
-        self._services = GenerationServices(router, streams, counters, tracing, stream_interval, whole_interval)
+        self._services = GenerationServices(router, streams, counters, tracing, stream_interval)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0
 _COUNTS_SECONDS = 1.0
 
 # Tokens that workers send together for a response that is read at its end. A lost worker's are computed again.
-WHOLE_INTERVAL = 32
+_WHOLE_INTERVAL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class GenerationServices:
     counters: GenerationCounters
     tracing: GatewayTracing | None = None  # None: tracing is disabled
     stream_interval: int = 1  # tokens of a delta
-    whole_interval: int = WHOLE_INTERVAL
     running: set[RunningGeneration] = field(default_factory=set)
 
 
@@ -68,7 +67,7 @@ class RunningGeneration:
         self._request = request
         self._resolved = resolved
         self._prompt = prompt
-        interval = services.whole_interval if request.whole else services.stream_interval
+        interval = _WHOLE_INTERVAL if request.whole else services.stream_interval
         self._messages = RequestMessages(request, resolved, prompt, model, len(choices), interval)
         self._choices = choices
         self._services = services

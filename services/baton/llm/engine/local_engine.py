@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -30,7 +29,6 @@ T = TypeVar("T")
 
 _WORKER_ID = "local"
 _ANY_LOGPROBS = 1 << 30
-_ALL_TOKENS = 1 << 31  # of an output that is read at its end: no other worker would continue it
 _FOREVER = float("inf")  # no stream of this process is idle or stalled for too long
 
 
@@ -97,13 +95,12 @@ async def open_engine(arguments: EngineArguments, pace_seconds: float = 0.0) -> 
         limits, model = arguments.limits, catalog.models()[0]
         metrics = GatewayMetrics(counters, lambda: streams.num_active, lambda: 0, phases)
         metrics.offer_vllm_names(model.name)
-        generator_with = partial(WorkerGenerator, catalog, placer, streams, counters, whole_interval=_ALL_TOKENS)
         engine = LocalEngine(
             arguments,
             model,
             catalog,
-            generator_with(limits),
-            generator_with(replace(limits, max_logprobs=_ANY_LOGPROBS)),
+            WorkerGenerator(catalog, placer, streams, counters, limits),
+            WorkerGenerator(catalog, placer, streams, counters, replace(limits, max_logprobs=_ANY_LOGPROBS)),
             metrics,
             control_pb2_grpc.ControlServiceStub(server.connect()),
             client,
