@@ -17,6 +17,7 @@ from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
 _SCALED_MM_UNIT = 16
+_SCALED_MM_BLOCKS = 4 * ROUND_UNIT  # columns: scales of blocks are read four at a time
 _HOPPER = 9  # major version of the compute capability
 _GROUP = 8  # row tiles that share a pass over the weight, so that it is read from L2
 
@@ -122,14 +123,13 @@ def fp8_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
 
 def has_scaled_mm(x: Tensor, weight: PackedWeight) -> bool:
     """Returns whether PyTorch has this product: on Hopper, in bfloat16, with scales and of sizes that it takes."""
-    unit = _SCALED_MM_UNIT
-    if weight.scale is not None:
-        if (weight.scale_rows, weight.group) != (ROUND_UNIT, ROUND_UNIT) or weight.row_scale is not None:
-            return False
-        if len(x) % _SCALED_MM_UNIT:
-            return False
-        unit = ROUND_UNIT
-    if x.dtype != torch.bfloat16 or x.shape[1] % unit or weight.num_rows % unit or not x.is_cuda:
+    (m, k), n = x.shape, weight.num_rows
+    if weight.scale is None:
+        fits = k % _SCALED_MM_UNIT == 0 and n % _SCALED_MM_UNIT == 0
+    else:
+        is_square = (weight.scale_rows, weight.group) == (ROUND_UNIT, ROUND_UNIT) and weight.row_scale is None
+        fits = is_square and k % _SCALED_MM_BLOCKS == 0 and n % ROUND_UNIT == 0 and m % _SCALED_MM_UNIT == 0
+    if not fits or x.dtype != torch.bfloat16 or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device)[0] == _HOPPER
 
