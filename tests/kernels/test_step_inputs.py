@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.kernels.harness import cases
 
-from baton.kernels.step_inputs import step_inputs
+from baton.kernels.step_inputs import group_slots, step_inputs
 
 POISON = -7
 SMALL = [(16, [1, 1, 1]), (16, [1, 40, 16]), (64, [1025, 3])]
@@ -40,6 +40,15 @@ def test_tokens_positions_slots_and_lengths_equal_the_loop(case: tuple[int, list
         positions.append(torch.zeros(chunk) if padding else place)
         slot = table[row, place // block_size] * block_size + place % block_size
         slots.append(torch.full((chunk,), -1) if padding else slot)
+    tables = torch.stack((table.flip(0), table)).to(device)
+    more = torch.full((2, num_tokens), POISON, dtype=torch.int32, device=device)
+    group_slots(more, tables, outputs[1], rows.to(device), starts.to(device), block_size, max(chunks))
+    assert torch.equal(more[1], outputs[2])
+    mirrored = torch.where(rows < 0, rows, num_rows - 1 - rows)
+    group_slots(more[:1], tables[1:], outputs[1], mirrored.to(device), starts.to(device), block_size, max(chunks))
+    again = torch.full((1, num_tokens), POISON, dtype=torch.int32, device=device)
+    group_slots(again, tables[:1], outputs[1], rows.to(device), starts.to(device), block_size, max(chunks))
+    assert torch.equal(again, more[:1])
     for out, expected in zip(outputs, (tokens, positions, slots), strict=True):
         assert torch.equal(out.cpu(), torch.cat(expected).int())
     assert lengths.tolist() == seq_lens

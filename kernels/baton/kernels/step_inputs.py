@@ -101,3 +101,70 @@ def step_inputs(
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens"],
+    do_not_specialize_on_alignment=["slots_out_ptr", "positions_ptr", "rows_ptr", "query_start_loc_ptr"],
+)
+def _group_slots_kernel(
+    slots_out_ptr,  # [num_groups, num_tokens] int32
+    tables_ptr,  # [num_groups, num_rows, table_stride] int32
+    positions_ptr,  # [num_tokens] int32
+    rows_ptr,  # [num_seqs] int32; -1 is padding
+    query_start_loc_ptr,  # [num_seqs + 1] int32
+    num_tokens,
+    group_stride,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """slot = tables[group, row, position / block_size] * block_size + position % block_size"""
+    # grid: (num_seqs, max chunk / BLOCK, num_groups)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    seq, group = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    row = tl.load(rows_ptr + seq).to(tl.int64)
+    first = tl.load(query_start_loc_ptr + seq)
+    count = tl.load(query_start_loc_ptr + seq + 1) - first
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    live = row >= 0
+    position = tl.load(positions_ptr + first + index, mask=inside, other=0)
+    table_ptr = tables_ptr + group * group_stride + row * table_stride
+    block = tl.load(table_ptr + position // BLOCK_SIZE, mask=index < tl.where(live, count, 0), other=0)
+    slot = tl.where(live, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    tl.store(slots_out_ptr + group * num_tokens + first + index, slot, mask=inside)
+
+
+def group_slots(
+    slots: Tensor,
+    tables: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    query_start_loc: Tensor,
+    block_size: int,
+    max_chunk: int,
+) -> None:
+    """Writes slots [num_groups, num_tokens] for positions that `step_inputs` wrote, by tables [num_groups, num_rows,
+    max_blocks]. The other arguments are as there.
+    """
+    block = 1 if max_chunk == 1 else 1024
+    overlap = overlaps(rows)
+    _group_slots_kernel[(rows.shape[0], triton.cdiv(max_chunk, block), len(tables))](
+        slots,
+        tables,
+        positions,
+        rows,
+        query_start_loc,
+        slots.stride(0),
+        tables.stride(0),
+        tables.stride(1),
+        BLOCK_SIZE=block_size,
+        BLOCK=block,
+        num_warps=1 if block == 1 else 4,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
+    )

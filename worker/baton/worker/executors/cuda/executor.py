@@ -169,7 +169,7 @@ class CudaExecutor(DeviceExecutor):
             dtype,
             kv_scale=kv_scales_of(loaded, device) if config.kv_cache_dtype != "auto" else None,
             batch_invariant=config.batch_invariant,
-            more_tables=self._batch.block_tables[1:],
+            more_tables=self._batch.block_tables[1:].unbind(),
             places=list(zip(spec.layer_groups, spec.layer_places, strict=True)),
         )
         cos_sin = cos_sin_tables(model.ropes, model.head_dim, max_model_len)
@@ -198,8 +198,7 @@ class CudaExecutor(DeviceExecutor):
         num_groups = len(self.kv_spec.groups)
         plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most, num_groups)
         found = compute_scales(self._paged, model.layers[0].attention, self.kv_spec, plans, run)
-        for table in self._batch.block_tables:
-            table.zero_()  # before there is a pool, steps write to its first block
+        self._batch.block_tables.zero_()  # before there is a pool, steps write to its first block
         self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)
 
     def _make_generate_head(self, model: ModelConfig) -> GenerateHead:

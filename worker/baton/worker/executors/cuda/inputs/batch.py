@@ -43,7 +43,7 @@ class DeviceBatch:
         words = torch.zeros(num_words, dtype=torch.int32, device=device)
         self.token_ids = words[:num_token_words].view(num_rows, max_model_len)
         # A table for each group. Windows read none of the blocks that they have passed, which stay in their tables.
-        self.block_tables = words[self._first_block_word :].view(num_groups, num_rows, self.max_blocks).unbind()
+        self.block_tables = words[self._first_block_word :].view(num_groups, num_rows, self.max_blocks)
         self.block_table = self.block_tables[0]
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._num_row_blocks = np.zeros(num_rows, np.int64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention.prefill import PrefillTiles
-from baton.kernels.step_inputs import step_inputs
+from baton.kernels.step_inputs import group_slots, step_inputs
 from baton.worker.core import StepPlan
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
@@ -139,21 +139,10 @@ class Stepper:
             self._block_size,
             max_chunk,
         )
-        more = batch.block_tables[1:]
-        more_slots = made.new_empty(len(more), num_tokens).unbind() if more else ()
-        for table, others in zip(more, more_slots, strict=True):
-            step_inputs(  # the same again, but for the slots
-                tokens,
-                positions,
-                others,
-                seq_lens,
-                batch.token_ids,
-                table,
-                rows,
-                computed,
-                query_starts,
-                self._block_size,
-                max_chunk,
-            )
+        more_slots: tuple[Tensor, ...] = ()
+        if len(batch.block_tables) > 1:
+            made = made.new_empty(len(batch.block_tables) - 1, num_tokens)
+            group_slots(made, batch.block_tables[1:], positions, rows, query_starts, self._block_size, max_chunk)
+            more_slots = made.unbind()
         cuts = self._paged.cut(seq_lens[:num_decodes])
         return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts, more_slots)
