@@ -2,7 +2,7 @@
 
 A pair's number is token * top_k + choice. The number of tiles suffices for any choice of experts, so that the grid of a
 launch depends only on sizes. Few pairs are sorted in one launch, in which each expert's program reads all of them. Many
-pairs take three launches: one counts the pairs of each block, one sums the counts, one places the pairs.
+pairs take three launches: one counts the pairs of each block, one sums the counts of each expert, one places the pairs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from baton.kernels.overlap import overlaps
 _BLOCK = 1024
 _FEW_PAIRS = 2048
 _COUNTED = 256  # pairs per block, if there are many pairs
-_COMPARED = 64  # pairs that a block's pairs are compared with at once
-_SUMMED = 64  # blocks whose counts are summed at once
+_COMPARED = 32  # pairs or experts that a block's pairs are compared with at once
+_SCANNED = 512  # blocks whose counts are summed at once
 
 
 class Alignment(NamedTuple):
@@ -101,11 +101,12 @@ def _align_kernel(
             place += tl.sum(mine, 0)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _count_kernel(
-    counts_ptr,  # [num_blocks, EXPERTS_PAD] int32
+    counts_ptr,  # [EXPERTS_PAD, num_blocks] int32
     ids_ptr,  # [num_pairs]
     num_pairs,
+    num_blocks,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -119,16 +120,42 @@ def _count_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < num_pairs, other=NUM_EXPERTS).to(tl.int32)
     bins = tl.arange(0, EXPERTS_PAD)
-    tl.store(counts_ptr + tl.program_id(0) * EXPERTS_PAD + bins, tl.histogram(ids, EXPERTS_PAD))
+    tl.store(counts_ptr + bins * num_blocks + tl.program_id(0), tl.histogram(ids, EXPERTS_PAD))
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _scan_kernel(
+    counts_ptr,  # [EXPERTS_PAD, num_blocks] int32
+    totals_ptr,  # [NUM_EXPERTS] int32
+    num_blocks,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Replaces an expert's counts by the sums of those before them."""
+    # grid: (NUM_EXPERTS)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert = tl.program_id(0)
+    total = tl.zeros([], tl.int32)
+    for start in range(0, num_blocks, BLOCK):
+        blocks = start + tl.arange(0, BLOCK)
+        at = counts_ptr + expert * num_blocks + blocks
+        counts = tl.load(at, mask=blocks < num_blocks, other=0)
+        tl.store(at, total + tl.cumsum(counts, 0) - counts, mask=blocks < num_blocks)
+        total += tl.sum(counts, 0)
+    tl.store(totals_ptr + expert, total)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles", "num_blocks"])
-def _sum_counts_kernel(
+def _place_kernel(
     pairs_ptr,  # [num_tiles * TILE] int32
     experts_ptr,  # [num_tiles] int32
+    places_ptr,  # [num_pairs] int32
     spans_ptr,  # [NUM_EXPERTS, 2] int32
-    firsts_ptr,  # [num_blocks, EXPERTS_PAD] int32
-    counts_ptr,  # [num_blocks, EXPERTS_PAD] int32
+    before_ptr,  # [EXPERTS_PAD, num_blocks] int32, the expert's pairs in earlier blocks
+    totals_ptr,  # [NUM_EXPERTS] int32
+    ids_ptr,  # [num_pairs]
     num_pairs,
     num_tiles,
     num_blocks,
@@ -136,67 +163,55 @@ def _sum_counts_kernel(
     EXPERTS_PAD: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Computes the place of each block's first pair of an expert, and writes the expert's tiles."""
-    # grid: (NUM_EXPERTS + 1), the last for unused tiles
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
-    expert = tl.program_id(0)
-    bins = tl.arange(0, EXPERTS_PAD)
-    rows = tl.arange(0, ROWS)
-    counts = tl.zeros([EXPERTS_PAD], tl.int32)
-    for start in range(0, num_blocks, ROWS):
-        live = (start + rows < num_blocks)[:, None]
-        at = counts_ptr + (start + rows)[:, None] * EXPERTS_PAD + bins[None, :]
-        counts += tl.sum(tl.load(at, mask=live, other=0), 0)
-    tiles = tl.where(bins < NUM_EXPERTS, (counts + TILE - 1) // TILE, 0)
-    first = tl.sum(tl.where(bins < expert, tiles, 0), 0)
-    count = tl.sum(tl.where(bins == expert, counts, 0), 0)
-    end = first + tl.sum(tl.where(bins == expert, tiles, 0), 0)
-    _write_span(
-        pairs_ptr, experts_ptr, spans_ptr, expert, first, end, count, num_pairs, num_tiles, NUM_EXPERTS, TILE, BLOCK
-    )
-    if expert < NUM_EXPERTS:
-        place = first * TILE
-        for start in range(0, num_blocks, BLOCK):
-            blocks = start + tl.arange(0, BLOCK)
-            own = tl.load(counts_ptr + blocks * EXPERTS_PAD + expert, mask=blocks < num_blocks, other=0)
-            before = place + tl.cumsum(own, 0) - own
-            tl.store(firsts_ptr + blocks * EXPERTS_PAD + expert, before, mask=blocks < num_blocks)
-            place += tl.sum(own, 0)
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _place_kernel(
-    pairs_ptr,  # [num_tiles * TILE] int32
-    places_ptr,  # [num_pairs] int32
-    firsts_ptr,  # [num_blocks, EXPERTS_PAD] int32
-    ids_ptr,  # [num_pairs]
-    num_pairs,
-    EXPERTS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
     COMPARED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Writes each pair's place, which follows those of the earlier pairs of its expert."""
-    # grid: (num_blocks)
+    """Writes the places of a block's pairs, after those of its experts' earlier pairs; or the tiles of an expert."""
+    # grid: (num_blocks + NUM_EXPERTS + 1), the last for unused tiles
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    first = tl.program_id(0) * BLOCK
-    at = first + tl.arange(0, BLOCK)
+    block = tl.program_id(0)
+    if block < num_blocks:
+        _place_block(
+            pairs_ptr, places_ptr, before_ptr, totals_ptr, ids_ptr, block, num_pairs, num_blocks, NUM_EXPERTS,
+            EXPERTS_PAD, TILE, BLOCK, COMPARED,
+        )  # fmt: skip
+    else:
+        expert = block - num_blocks
+        bins = tl.arange(0, EXPERTS_PAD)
+        counts = tl.load(totals_ptr + bins, mask=bins < NUM_EXPERTS, other=0)
+        tiles = (counts + TILE - 1) // TILE
+        first = tl.sum(tl.where(bins < expert, tiles, 0), 0)
+        count = tl.sum(tl.where(bins == expert, counts, 0), 0)
+        end = first + tl.sum(tl.where(bins == expert, tiles, 0), 0)
+        _write_span(
+            pairs_ptr, experts_ptr, spans_ptr, expert, first, end, count, num_pairs, num_tiles, NUM_EXPERTS, TILE, BLOCK
+        )
+
+
+@triton.jit
+def _place_block(
+    pairs_ptr, places_ptr, before_ptr, totals_ptr, ids_ptr, block, num_pairs, num_blocks,
+    NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    COMPARED: tl.constexpr,
+):  # fmt: skip
+    """Writes the places of a block's pairs: after the tiles of lower experts and the earlier pairs of the same one."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
     live = at < num_pairs
     ids = tl.load(ids_ptr + at, mask=live, other=0).to(tl.int32)
-    before = tl.zeros([BLOCK], tl.int32)
+    before = tl.load(before_ptr + ids * num_blocks + block, mask=live, other=0)
     for start in tl.static_range(0, BLOCK, COMPARED):
-        other = first + start + tl.arange(0, COMPARED)
+        other = block * BLOCK + start + tl.arange(0, COMPARED)
         others = tl.load(ids_ptr + other, mask=other < num_pairs, other=-1).to(tl.int32)
         same = (ids[:, None] == others[None, :]) & (other[None, :] < at[:, None])
         before += tl.sum(same.to(tl.int32), 1)
-    place = tl.load(firsts_ptr + tl.program_id(0) * EXPERTS_PAD + ids, mask=live, other=0) + before
+    tiles_before = tl.zeros([BLOCK], tl.int32)
+    for start in tl.static_range(0, EXPERTS_PAD, COMPARED):
+        lower = start + tl.arange(0, COMPARED)
+        tiles = (tl.load(totals_ptr + lower, mask=lower < NUM_EXPERTS, other=0) + TILE - 1) // TILE
+        tiles_before += tl.sum(tl.where(lower[None, :] < ids[:, None], tiles[None, :], 0), 1)
+    place = tiles_before * TILE + before
     tl.store(pairs_ptr + place, at, mask=live)
     tl.store(places_ptr + at, place, mask=live)
 
@@ -233,15 +248,15 @@ def align(ids: Tensor, num_experts: int, tile: int) -> Alignment:
 
 
 def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
-    num_pairs, padded = ids.numel(), _padded(num_experts)
+    num_pairs, padded, overlap = ids.numel(), _padded(num_experts), overlaps(ids)
     num_blocks = triton.cdiv(num_pairs, _COUNTED)
-    counts = torch.empty(num_blocks, padded, dtype=torch.int32, device=ids.device)
-    firsts = torch.empty_like(counts)
-    overlap = overlaps(ids)
+    counts = torch.empty(padded, num_blocks, dtype=torch.int32, device=ids.device)
+    totals = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
     _count_kernel[(num_blocks,)](
         counts,
         ids,
         num_pairs,
+        num_blocks,
         NUM_EXPERTS=num_experts,
         EXPERTS_PAD=padded,
         BLOCK=_COUNTED,
@@ -249,31 +264,20 @@ def _align_many(aligned: Alignment, ids: Tensor, num_experts: int) -> None:
         num_warps=4,
         launch_pdl=overlap,
     )
-    _sum_counts_kernel[(num_experts + 1,)](
-        aligned.pairs,
-        aligned.experts,
-        aligned.spans,
-        firsts,
+    _scan_kernel[(num_experts,)](
+        counts, totals, num_blocks, BLOCK=_SCANNED, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+    )
+    _place_kernel[(num_blocks + num_experts + 1,)](
+        *aligned[:4],
         counts,
+        totals,
+        ids,
         num_pairs,
         len(aligned.experts),
         num_blocks,
         NUM_EXPERTS=num_experts,
         EXPERTS_PAD=padded,
         TILE=aligned.tile,
-        BLOCK=256,
-        ROWS=_SUMMED,
-        OVERLAP=overlap,
-        num_warps=8,
-        launch_pdl=overlap,
-    )
-    _place_kernel[(num_blocks,)](
-        aligned.pairs,
-        aligned.places,
-        firsts,
-        ids,
-        num_pairs,
-        EXPERTS_PAD=padded,
         BLOCK=_COUNTED,
         COMPARED=_COMPARED,
         OVERLAP=overlap,
