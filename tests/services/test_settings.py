@@ -54,12 +54,6 @@ def test_every_type_is_read_from_variables():
     assert config == RacerConfig("h:2", 4, 2.0, False, ("a:1", "b:2"), None, "sand")
 
 
-def test_a_repeated_flag_of_several_values_keeps_them_all():
-    assert load("--rivals", "a:1", "--rivals=b:2,c:3").rivals == ("a:1", "b:2", "c:3")
-    assert load("--rivals", "a:1", "--rivals", "b:2", BATON_RACER_RIVALS="c:3").rivals == ("a:1", "b:2")
-    assert load("--num-laps", "4", "--num-laps", "5").num_laps == 5
-
-
 def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default():
     assert load("--num-laps", "9", BATON_RACER_NUM_LAPS="8").num_laps == 9
     assert load(BATON_RACER_NUM_LAPS="8").num_laps == 8

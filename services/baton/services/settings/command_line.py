@@ -28,17 +28,6 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(message)
 
 
-class _Join(argparse.Action):
-    """Adds the values of a repeated flag to those before."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, given: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        """Joins the texts as one flag with commas would."""
-        before = getattr(given, self.dest, None)
-        setattr(given, self.dest, values if before is None else f"{before},{values}")
-
-
 def parse_flags(service: str, groups: Sequence[OptionGroup], argv: Sequence[str], description: str) -> dict[str, str]:
     """Returns the flags' texts by field. Raises SettingsError for an unknown one. Exits only for --help."""
     options = [option for group in groups for option in group.options]
@@ -117,8 +106,7 @@ def _add_flag(parser: argparse._ActionsContainer, option: Option) -> None:
         parser.add_argument(negation, dest=option.field, action="store_const", const="false", help=argparse.SUPPRESS)
     else:
         names = (option.short, option.flag) if option.short else (option.flag,)
-        action = _Join if option.kind is tuple else "store"
-        parser.add_argument(*names, dest=option.field, action=action, metavar=metavar, help=text)
+        parser.add_argument(*names, dest=option.field, metavar=metavar, help=text)
 
 
 def _default_text(option: Option) -> str:
