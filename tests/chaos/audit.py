@@ -92,10 +92,12 @@ def _pools(fleet: Fleet) -> list[str]:
 
 def _index(fleet: Fleet) -> list[str]:
     problems = []
-    cached = {worker.plan.name: fleet.stats(worker).num_cached_blocks for worker in fleet.workers}
-    stored, total = metric(fleet.metrics(fleet.kvstore), "baton_kvstore_blocks"), sum(cached.values())
+    stats = {worker.plan.name: fleet.stats(worker) for worker in fleet.workers}
+    stored = metric(fleet.metrics(fleet.kvstore), "baton_kvstore_blocks")
+    total = sum(each.num_cached_blocks for each in stats.values())
     if stored != total:
         problems.append(f"the workers cache {total} blocks, the kvstore knows {stored:.0f}")
+    cached = {name: each.num_indexed_blocks for name, each in stats.items()}
     for router in fleet.routers:
         entries = fleet.entries(router)
         for name, count in cached.items():

@@ -52,7 +52,7 @@ def test_the_index_has_the_blocks_of_all_workers(load_of_32, tandem_stack):
         for worker in tandem_stack.workers:
 
             def agrees(worker=worker):
-                cached = tandem_stack.stats(worker).num_cached_blocks
+                cached = tandem_stack.stats(worker).num_indexed_blocks
                 workers = stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=10).workers
                 (entry,) = [entry for entry in workers if entry.address == worker.plan.address]
                 return cached > 0 and entry.num_indexed_blocks == cached

@@ -379,6 +379,7 @@ class GetStatsResponse(google.protobuf.message.Message):
     NUM_LEASED_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_CACHED_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_EMPTY_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_INDEXED_BLOCKS_FIELD_NUMBER: builtins.int
     ACTIVITY_FIELD_NUMBER: builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: builtins.int
     ASLEEP_FIELD_NUMBER: builtins.int
@@ -390,6 +391,8 @@ class GetStatsResponse(google.protobuf.message.Message):
     num_leased_blocks: builtins.int
     num_cached_blocks: builtins.int
     num_empty_blocks: builtins.int
+    num_indexed_blocks: builtins.int
+    """Of the cached blocks, those of the first KV group, which routers index. Only set by an audit."""
     activity: global___WorkerActivity.ValueType
     sleep_level: builtins.int
     """The level of Sleep. 0: awake."""
@@ -412,13 +415,14 @@ class GetStatsResponse(google.protobuf.message.Message):
         num_leased_blocks: builtins.int = ...,
         num_cached_blocks: builtins.int = ...,
         num_empty_blocks: builtins.int = ...,
+        num_indexed_blocks: builtins.int = ...,
         activity: global___WorkerActivity.ValueType = ...,
         sleep_level: builtins.int = ...,
         asleep: collections.abc.Iterable[global___MemoryPart.ValueType] | None = ...,
         num_deferred: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters", "state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["activity", b"activity", "asleep", b"asleep", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_deferred", b"num_deferred", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "asleep", b"asleep", "counters", b"counters", "num_cached_blocks", b"num_cached_blocks", "num_deferred", b"num_deferred", "num_empty_blocks", b"num_empty_blocks", "num_held_blocks", b"num_held_blocks", "num_indexed_blocks", b"num_indexed_blocks", "num_leased_blocks", b"num_leased_blocks", "sleep_level", b"sleep_level", "state", b"state"]) -> None: ...
 
 global___GetStatsResponse = GetStatsResponse
 

@@ -18,7 +18,7 @@ from typing import cast
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, BlockId, Tier
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
-from baton.worker.kv.group_keys import is_key
+from baton.worker.kv.group_keys import is_key, split_key
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.residency import ResidencyMeter
 
@@ -34,6 +34,7 @@ class PoolAudit:
     num_leased_blocks: int  # a remote peer may write them
     num_cached_blocks: int  # not held, reusable
     num_empty_blocks: int
+    num_indexed_blocks: int = 0  # of the cached ones, those of the first group; counted by audits only
 
 
 class BlockPool:
@@ -227,7 +228,9 @@ class BlockPool:
         counted = num_held + len(self._leased) + len(self._cached) + len(self._empty)
         if counted != self.num_blocks:
             raise DataLoss(f"{counted} blocks are accounted for, expected {self.num_blocks}")
-        return PoolAudit(self.num_blocks, num_held, len(self._leased), len(self._cached), len(self._empty))
+        num_indexed = sum(split_key(self._hash(block_id))[1] == 0 for block_id in self._cached)
+        num_leased, num_cached, num_empty = len(self._leased), len(self._cached), len(self._empty)
+        return PoolAudit(self.num_blocks, num_held, num_leased, num_cached, num_empty, num_indexed)
 
     def check_references(self, holds: Sequence[Sequence[BlockId]], leases: Sequence[Sequence[BlockId]]) -> None:
         """Raises DataLoss unless exactly these lists of blocks are held and leased."""

@@ -179,6 +179,7 @@ class EngineControl:
             num_leased_blocks=audit.num_leased_blocks,
             num_cached_blocks=audit.num_cached_blocks,
             num_empty_blocks=audit.num_empty_blocks,
+            num_indexed_blocks=audit.num_indexed_blocks,
             activity=self._lifecycle.activity,
             sleep_level=self._lifecycle.sleep_level,
             asleep=[part.number for part in sorted(self._lifecycle.asleep)],
