@@ -88,6 +88,7 @@ ALLOWED = {
         ): "classes that Transformers itself has, never a folder's code"
         for path in (
             "models/transformers_backend/attention",
+            "models/transformers_backend/experts",
             "models/transformers_backend/installed",
             "models/transformers_backend/reading",
             "models/transformers_backend/trial",

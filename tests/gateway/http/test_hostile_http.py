@@ -159,7 +159,7 @@ async def test_chunk_framing_of_a_body_is_bounded(start, repeated):
 @pytest.mark.parametrize("size", [1, 100, 5000])
 async def test_bodies_in_small_chunks_are_served(size):
     body = (
-        b'{"prompt": "Hi", "stop": "' + b"x" * 200 + b'", "user": "' + b"y" * (60_000 if size < 9 else 500_000) + b'"}'
+        b'{"prompt": "Hi", "stop": "' + b"x" * 200 + b'", "user": "y"' + b" " * (60_000 if size < 9 else 500_000) + b"}"
     )
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
     async with rest_side(say("x")) as rest, RawClient.connect(rest.port) as client:

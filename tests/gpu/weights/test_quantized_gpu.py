@@ -29,8 +29,8 @@ NAMES = [
     "modelopt-nvfp4",
 ]
 ASKING = SamplingParams(temperature=0.0, logprobs=20)
-# Up to 64 tokens are not rounded; the long prompt is, in 8 bits.
-LENGTHS, LONG = (3, 17, 40), (200,)
+# Up to 32 tokens of a step, and 11 an expert, are not rounded; the long prompt is, in 8 bits.
+LENGTHS, LONG = (3, 7, 20), (200,)
 
 
 def distributions(executor: Executor, lengths: tuple[int, ...]) -> list[dict[int, float]]:

@@ -340,12 +340,12 @@ def test_memory_of_a_cpu_executor_that_sleeps_is_the_machines_again() -> None:
     from baton.worker.config import WorkerConfig
     from baton.worker.executors.cpu.executor import CpuExecutor
 
-    executor = CpuExecutor(WorkerConfig(executor="cpu", model=str(MODEL), kv_cache_memory=128 << 20, threads=1))
+    num_bytes = 128 << 20
+    executor = CpuExecutor(WorkerConfig(executor="cpu", model=str(MODEL), kv_cache_memory=num_bytes, threads=1))
     kv = executor.kv_bytes
     assert kv is not None
     for layer in kv:
         layer[:] = 1
-    num_bytes = sum(layer.nbytes for layer in kv)
     process = psutil.Process()
     full = process.memory_info().rss
     assert executor.sleep(2) >= num_bytes
