@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import transformers
 from support.engine.tiny_shape import VOCAB_SIZE
 from transformers import (
     BertConfig,
     BertModel,
     DistilBertConfig,
     DistilBertModel,
+    GteConfig,
+    GteModel,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3Model,
     ModernBertConfig,
     ModernBertModel,
     MPNetConfig,
     MPNetModel,
+    NomicBertConfig,
+    NomicBertModel,
     PretrainedConfig,
     PreTrainedModel,
     RobertaConfig,
@@ -62,20 +67,6 @@ def _distil(**more: Any) -> PretrainedConfig:
     return DistilBertConfig(**{names.get(key, key): value for key, value in sizes.items()})
 
 
-def _newer() -> dict[str, Encoder]:
-    """Returns those that older versions of Transformers lack."""
-    encoders = {
-        "nomic_bert": ("NomicBert", _SIZES, True),
-        "gte": ("Gte", _SIZES | {"type_vocab_size": 2}, True),
-        "jina_embeddings_v3": ("JinaEmbeddingsV3", _SIZES, False),
-    }
-    return {
-        name: Encoder(getattr(transformers, f"{prefix}Model"), getattr(transformers, f"{prefix}Config"), sizes, typed)
-        for name, (prefix, sizes, typed) in encoders.items()
-        if hasattr(transformers, f"{prefix}Config")
-    }
-
-
 ENCODERS: Mapping[str, Encoder] = {
     "bert": Encoder(BertModel, BertConfig, _SIZES, has_types=True),
     "roberta": Encoder(RobertaModel, RobertaConfig, _SIZES | {"type_vocab_size": 1}),
@@ -87,7 +78,9 @@ ENCODERS: Mapping[str, Encoder] = {
         _SIZES | {"num_hidden_layers": 4, "local_attention": 12, "pad_token_id": 0, "bos_token_id": 1,
                   "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
     ),
+    "nomic_bert": Encoder(NomicBertModel, NomicBertConfig, _SIZES, has_types=True),
     "mpnet": Encoder(MPNetModel, MPNetConfig, _SIZES | {"max_position_embeddings": 98}),
-    **_newer(),
+    "gte": Encoder(GteModel, GteConfig, _SIZES | {"type_vocab_size": 2}, has_types=True),
+    "jina_embeddings_v3": Encoder(JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, _SIZES),
 }  # fmt: skip
 MAKERS = {name: partial(_made, encoder) for name, encoder in ENCODERS.items()}

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from support.engine.encoder_models import ENCODERS
 from support.engine.pooling_models import make_embedder, shape_with
 from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config
 
@@ -16,10 +15,10 @@ WIDTH = 24  # of the vectors of tokens
 
 
 def write_colbert(
-    folder: Path, config: PretrainedConfig | None = None, std: float = 0.3, **changed: Any
+    folder: Path, config: PretrainedConfig, std: float = 0.3, **changed: Any
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """Writes a BERT with a linear beside it, as colbert-ir/colbertv2.0 has it. `changed`: fields of its config."""
-    model = make_embedder(config or ENCODERS["bert"].make(), folder, std=std)
+    model = make_embedder(config, folder, std=std)
     (folder / "modules.json").unlink()
     linear = _projection(model)
     tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
@@ -30,11 +29,9 @@ def write_colbert(
     return model, linear
 
 
-def write_pylate(
-    folder: Path, config: PretrainedConfig | None = None, std: float = 0.3
-) -> tuple[PreTrainedModel, torch.Tensor]:
+def write_pylate(folder: Path, config: PretrainedConfig, std: float = 0.3) -> tuple[PreTrainedModel, torch.Tensor]:
     """Writes a ModernBERT whose modules are a Transformer and a linear, as PyLate saves them."""
-    model = make_embedder(config or ENCODERS["modernbert"].make(), folder, std=std)
+    model = make_embedder(config, folder, std=std)
     modules = [("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")]
     listed = [{"idx": at, "name": str(at), "path": path, "type": kind} for at, (kind, path) in enumerate(modules)]
     (folder / "modules.json").write_text(json.dumps(listed))
