@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from baton.rpc.errors import DataLoss
@@ -34,7 +34,7 @@ class PoolAudit:
     num_leased_blocks: int  # a remote peer may write them
     num_cached_blocks: int  # not held, reusable
     num_empty_blocks: int
-    num_indexed_blocks: int = 0  # of the cached ones, those of the first group; counted by audits only
+    num_indexed_blocks: int = field(default=0, compare=False)  # of the cached ones, those of the first group; by audits
 
 
 class BlockPool:
