@@ -247,7 +247,7 @@ class BackgroundMeter(AnswerMeter):
     __slots__ = ()
 
     def on_tokens(self, index: int, num_tokens: int = 1) -> None:
-        """Ignores the times."""
+        """Records no time between tokens."""
 
     def on_done(self, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> None:
         self._count(prompt_tokens, output_tokens, cached_tokens)

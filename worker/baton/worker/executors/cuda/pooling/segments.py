@@ -39,7 +39,7 @@ class Owners(NamedTuple):
 class Segments(NamedTuple):
     """The segments of a step."""
 
-    columns: Int64  # [4, num_segments], as pick_vectors takes them; those that nobody reads come last
+    columns: Int64  # [4, num_segments], as pick_vectors takes them; vectors without an owner come last
     asked: Int64  # [2, num_segments], as finish_vectors takes it
     owners: Owners
 
