@@ -85,7 +85,7 @@ class WindowMachine(RuleBasedStateMachine):
                 group.most_blocks(len(state.block_ids), BLOCK_SIZE, self.engine._settings.max_num_batched_tokens)
                 for group in spec.groups
             ]
-            assert all(len(blocks.block_ids) <= limit for blocks, limit in zip(state.windows, most[1:], strict=True))
+            assert all(len(blocks.block_ids) <= limit for blocks, limit in zip(state.partial, most[1:], strict=True))
 
     def teardown(self) -> None:
         if not hasattr(self, "rig"):

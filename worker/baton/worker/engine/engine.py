@@ -25,8 +25,8 @@ from baton.worker.executors.base import Executor
 from baton.worker.kv.block_origins import BlockOrigin
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.kv.partial_groups import spans_of
 from baton.worker.kv.residency import ResidencyTimes
-from baton.worker.kv.windows import spans_of
 from baton.worker.link.step_status import StepStatus
 from baton.worker.requests.outputs import EngineCounters, EngineListener, LoadSnapshot, StepOutputs
 from baton.worker.requests.state import GroupSpan, Phase, RequestState
@@ -387,4 +387,4 @@ class Engine:
             if admitted:
                 listener.on_admitted(admitted)
             for state in moved:
-                listener.on_windows_moved(state.request, spans_of(state.windows))
+                listener.on_windows_moved(state.request, spans_of(state.partial))

@@ -14,10 +14,10 @@ from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.restorable import Restorable, find_restorable
 from baton.worker.kv.host_tier.slots import HostTier
+from baton.worker.kv.partial_groups import PartialGroups, append_each, by_position
 from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.kv.residency import ResidencyMeter
-from baton.worker.kv.windows import Windows, append_each, by_position
 from baton.worker.requests.state import Phase, RequestState, WindowBlocks, num_blocks_for
 
 # Storing all blocks of a long prompt at once would delay the step.
@@ -38,16 +38,16 @@ class Holdings:
         residency: ResidencyMeter | None = None,
         origins: BlockOrigins | None = None,
         min_host_uses: int = 1,
-        windows: Windows | None = None,  # None: every layer keeps every token
+        partial: PartialGroups | None = None,  # None: every layer keeps every token
     ) -> None:
-        self.windows = windows or Windows((), block_size, 0)
-        num_groups = 1 + len(self.windows)
+        self.partial = partial or PartialGroups((), block_size, 0)
+        num_groups = 1 + len(self.partial)
         self.offloads = Offloads(HostTier(num_host_slots, num_groups), num_ahead, min_host_uses)
         offloads = self.offloads if num_host_slots else None
         self.pool = BlockPool(num_blocks, offloads, num_groups, residency)
         self.origins = origins
         self.prefixes = PrefixesInProgress()
-        self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len, self.windows)
+        self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len, self.partial)
         self.collected_step = 0
         self.block_size = block_size
         self.watermark = max(1, num_blocks // 100)  # blocks kept for decodes at an admission
@@ -69,7 +69,7 @@ class Holdings:
         """Raises DataLoss unless exactly these requests and restores hold and lease the pool's blocks."""
         known = list(states)
         holds = [state.block_ids for state in known] + [block_ids for _, block_ids in self._retired]
-        holds += [blocks.block_ids for state in known for blocks in state.windows]
+        holds += [blocks.block_ids for state in known for blocks in state.partial]
         self.pool.check_references(holds + restoring, [state.leased for state in known])
 
     # Holds.
@@ -85,7 +85,7 @@ class Holdings:
 
         `num_computed` may count tokens that a step in flight does not return.
         """
-        passed = self.windows.passed(state, min(num_computed, len(state.token_ids) - 1))
+        passed = self.partial.passed(state, min(num_computed, len(state.token_ids) - 1))
         if passed:
             self._fence_step = max(self._fence_step, step)
             self.pool.free(passed)
@@ -93,11 +93,11 @@ class Holdings:
     def advance(self, state: RequestState, num_computed: int, step: int) -> bool:
         """Moves the windows of a prompt to its next chunk. False: the blocks for it are not free."""
         self.free_passed(state, num_computed, step)
-        missing = self.windows.num_ahead(state, num_computed, len(state.block_ids))
+        missing = self.partial.num_ahead(state, num_computed, len(state.block_ids))
         block_ids = self.pool.allocate(sum(missing))
         if block_ids is None:
             return False
-        append_each(state.windows, block_ids, missing)
+        append_each(state.partial, block_ids, missing)
         if state.request.prefill_only:
             self.pin(state)
         return True
@@ -133,8 +133,8 @@ class Holdings:
         )
         block_ids = [*(state.block_ids if pinned else ()), *state.leased]
         num_later = 0
-        if pinned and state.windows:
-            block_ids += [block_id for blocks in state.windows for block_id in blocks.block_ids]
+        if pinned and state.partial:
+            block_ids += [block_id for blocks in state.partial for block_id in blocks.block_ids]
             if state.phase is Phase.RUNNING:
                 num_later = max(0, self.pinned.lifetime_blocks(state) - len(block_ids))
         if block_ids:
@@ -156,29 +156,29 @@ class Holdings:
     def num_to_lease(self, state: RequestState) -> int:
         """Returns the blocks of all groups that a remote prefill needs beside those that the request has."""
         num_full = num_blocks_for(state.num_remote_tokens, self.block_size) - len(state.block_ids)
-        return num_full + self.windows.num_leased(state.num_remote_tokens)
+        return num_full + self.partial.num_leased(state.num_remote_tokens)
 
     def settle(self, state: RequestState) -> None:
         """Turns leased blocks into valid ones, which follow the request's own. Its windows are findable at once."""
-        full, *windows = self.windows.leased_spans(state)
+        full, *windows = self.partial.leased_spans(state)
         self.pool.settle(state.leased)
         state.leased = []
         state.block_ids += full.block_ids
-        state.windows = [WindowBlocks(group, *span) for group, span in enumerate(windows, 1)]
+        state.partial = [WindowBlocks(group, *span) for group, span in enumerate(windows, 1)]
         if windows and state.caching:
             state.hash_up_to(state.num_remote_tokens, self.block_size)
-            self.pool.store(*self.windows.keys_of(state, 0, len(state.block_hashes)))
+            self.pool.store(*self.partial.keys_of(state, 0, len(state.block_hashes)))
 
     def settle_ended(self, state: RequestState) -> None:
         """Does the same for a request that has ended: makes the blocks of its prompt's end findable, and frees them."""
-        first = self.windows.leased_spans(state)[0].first
+        first = self.partial.leased_spans(state)[0].first
         self.settle(state)
         if state.caching:
             stop = first + len(state.block_ids)
             hashes = self._hashes(state, first, stop, state.num_remote_tokens)
             self.pool.store(state.block_ids[: len(hashes)], hashes)
-        self.pool.free([*state.block_ids, *(one for blocks in state.windows for one in blocks.block_ids)])
-        state.block_ids, state.windows = [], []
+        self.pool.free([*state.block_ids, *(one for blocks in state.partial for one in blocks.block_ids)])
+        state.block_ids, state.partial = [], []
 
     # Findable blocks.
 
@@ -199,11 +199,11 @@ class Holdings:
     def cached_prefix(self, state: RequestState) -> list[BlockId]:
         """Returns the findable blocks at the request's front, not held."""
         hits = self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
-        return hits[: self.windows.usable(self.pool.lookup, state, len(hits))] if self.windows else hits
+        return hits[: self.partial.usable(self.pool.lookup, state, len(hits))] if self.partial else hits
 
     def restorable(self, state: RequestState, hits: list[BlockId]) -> Restorable | None:
         """Returns the prefix to restore from host memory, longer than `hits`. None: there is none."""
-        return find_restorable(self.pool, self.offloads.tier, self.windows, state, hits, self.num_reusable(state))
+        return find_restorable(self.pool, self.offloads.tier, self.partial, state, hits, self.num_reusable(state))
 
     def store(self, state: RequestState, num_computed: int) -> list[RequestState]:
         """Makes the request's full blocks findable, up to `num_computed` tokens."""
@@ -243,9 +243,9 @@ class Holdings:
     def _take_from(self, state: RequestState) -> list[BlockId]:
         block_ids, state.block_ids = state.block_ids, []
         state.num_stored_blocks = 0
-        if state.windows:
-            block_ids = by_position(block_ids, state.windows)
-            state.windows = []
+        if state.partial:
+            block_ids = by_position(block_ids, state.partial)
+            state.partial = []
         return block_ids
 
     def _store_rest(self, state: RequestState) -> list[RequestState]:
@@ -259,7 +259,7 @@ class Holdings:
         block_ids: list[BlockId] = []
         block_hashes: list[BlockHash] = []
         ends: list[tuple[RequestState, int]] = []  # blocks from the front that are findable then
-        has_windows = bool(self.windows)
+        has_partial = bool(self.partial)
         for state, num_computed in computed:
             start, num_full = state.num_stored_blocks, num_computed // self.block_size
             if not state.caching or num_full <= start:
@@ -269,8 +269,8 @@ class Holdings:
             end = start + len(hashes)
             block_ids += state.block_ids[start:end]
             block_hashes += hashes
-            if has_windows:
-                window_ids, keys = self.windows.keys_of(state, start, end)
+            if has_partial:
+                window_ids, keys = self.partial.keys_of(state, start, end)
                 block_ids += window_ids
                 block_hashes += keys
             ends.append((state, end))

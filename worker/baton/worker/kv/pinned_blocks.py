@@ -14,20 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.worker.core import BlockId
-from baton.worker.kv.windows import Windows
+from baton.worker.kv.partial_groups import PartialGroups
 from baton.worker.requests.state import RequestState, num_blocks_for
 
 
 class PinnedBlocks:
     """Counts distinct pinned blocks, by request."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, windows: Windows | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_model_len: int, partial: PartialGroups | None = None
+    ) -> None:
         self.num_pinned = 0
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self._windows = windows or None
+        self._partial = partial or None
         # Of any request. With windows it depends on the request.
-        self._longest = num_blocks if self._windows else num_blocks_for(max_model_len, block_size)
+        self._longest = num_blocks if self._partial else num_blocks_for(max_model_len, block_size)
         self._counts = np.zeros(num_blocks, np.int32)
         self._blocks_of: dict[RequestState, NDArray[np.int64]] = {}
         self._num_later: dict[RequestState, int] = {}
@@ -70,7 +72,7 @@ class PinnedBlocks:
     def lifetime_blocks(self, state: RequestState) -> int:
         """Returns the most blocks of all groups that the request can ever need."""
         num_blocks = state.lifetime_blocks(self._block_size)
-        return num_blocks + self._windows.most_blocks(state) if self._windows else num_blocks
+        return num_blocks + self._partial.most_blocks(state) if self._partial else num_blocks
 
     def _num_own(self, state: RequestState) -> int:
         return len(self._blocks_of.get(state, ())) + self._num_later.get(state, 0)

@@ -86,7 +86,7 @@ class RequestState:
     caching: bool = True  # its blocks may be stored and found
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)
-    windows: list[WindowBlocks] = field(default_factory=list)  # its blocks in other groups than the first
+    partial: list[WindowBlocks] = field(default_factory=list)  # its blocks in other groups than the first
     leased: list[BlockId] = field(default_factory=list)  # of all groups: these follow its blocks once they are settled
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
     num_stored_blocks: int = 0  # blocks, from the front, that are stored

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from baton.worker.core import RowInit
 from baton.worker.kv.holdings import Holdings
-from baton.worker.kv.windows import append_each, spans_of
+from baton.worker.kv.partial_groups import append_each, spans_of
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted
 from baton.worker.requests.state import Phase, Rank, RequestState
 from baton.worker.scheduling.awaited_kv import AwaitedKv
@@ -120,13 +120,13 @@ class Admissions:
         num_blocks = self._holdings.num_blocks_of(state)
         num_computed = min(state.num_remote_tokens, len(state.token_ids) - 1)
         self._holdings.free_passed(state, num_computed, draft.step - 1)
-        missing = self._holdings.windows.num_ahead(state, num_computed, num_blocks)
+        missing = self._holdings.partial.num_ahead(state, num_computed, num_blocks)
         num_full = num_blocks - len(state.block_ids)
         if not self._preemption.free_blocks(state, num_full + sum(missing), draft):
             return False
         fresh = self._holdings.allocate(num_full + sum(missing))
         state.block_ids += fresh[:num_full]
-        append_each(state.windows, fresh[num_full:], missing)
+        append_each(state.partial, fresh[num_full:], missing)
         self._start(state, num_computed, draft)
         return True
 
@@ -146,12 +146,12 @@ class Admissions:
         num_cached_tokens = len(hits) * self._holdings.block_size
         num_computed = len(state.token_ids) - 1 if self._dummy_kv else num_cached_tokens
         num_full = self._holdings.num_blocks_of(state) - len(hits)
-        windows = self._holdings.windows.needs(self._pool, state, len(hits), num_computed)
-        num_fresh = num_full + windows.num_missing
+        partial = self._holdings.partial.needs(self._pool, state, len(hits), num_computed)
+        num_fresh = num_full + partial.num_missing
         if not self._fits_beside_pinned(state):
             self._pin_blocked = state.rank
             return Admission.HELD
-        found = [*hits, *windows.found_ids]
+        found = [*hits, *partial.found_ids]
         state.min_free = num_fresh + self._pool.count_unheld(found)
         self._pool.touch(found)
         if not self._preemption.free_blocks(state, num_fresh, draft):
@@ -162,7 +162,7 @@ class Admissions:
             return Admission.DONE
         fresh = self._holdings.allocate(num_fresh)
         state.block_ids = hits + fresh[:num_full]
-        state.windows = windows.completed(fresh[num_full:])
+        state.partial = partial.completed(fresh[num_full:])
         state.num_stored_blocks = len(hits)
         if state.started is None and not state.num_remote_tokens:
             state.num_cached_tokens = num_cached_tokens
@@ -193,7 +193,7 @@ class Admissions:
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:
             draft.started[state] = PrefillStarted(
-                request, num_computed, list(state.block_ids), row, draft.step, spans_of(state.windows)
+                request, num_computed, list(state.block_ids), row, draft.step, spans_of(state.partial)
             )
         self._queues.stalled = False
         self._holdings.pin(state)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from baton.worker.core import BlockId, MoreBlocks, Row
 from baton.worker.kv.holdings import Holdings
-from baton.worker.kv.windows import append_each
+from baton.worker.kv.partial_groups import append_each
 from baton.worker.requests.state import NO_ROW, RequestState
 from baton.worker.scheduling.preemption import Preemption
 from baton.worker.scheduling.steps.batch import Batch
@@ -22,13 +22,13 @@ class Growth:
         self._batch = batch
         self._preemption = preemption
         self._block_size = holdings.block_size
-        self._num_groups = 1 + len(holdings.windows)
+        self._num_groups = 1 + len(holdings.partial)
 
     def grow(self, draft: Draft) -> None:
         """Gives each decode that starts a new block one in each group, and moves the windows of prompts."""
         self._grow_decodes(draft)
         if self._num_groups > 1:
-            self._move_windows(draft)
+            self._move_partial(draft)
 
     def _grow_decodes(self, draft: Draft) -> None:
         batch, each = self._batch, self._num_groups
@@ -63,7 +63,7 @@ class Growth:
                 draft.preempted = True
                 self._preemption.preempt(self._preemption.victim() or state, draft)
 
-    def _move_windows(self, draft: Draft) -> None:
+    def _move_partial(self, draft: Draft) -> None:
         """Moves the windows of prompts to their next chunks. Preempts if there are too few blocks.
 
         A prefill for another worker is never preempted: it waits for blocks that steps in flight or copies still have.
@@ -89,6 +89,6 @@ def _extend(state: RequestState, block_ids: Sequence[BlockId], draft: Draft) -> 
     if len(block_ids) > 1:
         draft.more_blocks[row] = [
             MoreBlocks(row, blocks.group, blocks.stop, [block_id])
-            for blocks, block_id in zip(state.windows, block_ids[1:], strict=True)
+            for blocks, block_id in zip(state.partial, block_ids[1:], strict=True)
         ]
-        append_each(state.windows, block_ids[1:], [1] * len(state.windows))
+        append_each(state.partial, block_ids[1:], [1] * len(state.partial))

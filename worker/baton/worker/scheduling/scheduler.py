@@ -13,8 +13,8 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId, Int32, TokenMasks
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.holdings import Holdings
+from baton.worker.kv.partial_groups import PartialGroups
 from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
-from baton.worker.kv.windows import Windows
 from baton.worker.kv_spec import KvGroup
 from baton.worker.requests.outputs import EngineCounters, PrefillWanted
 from baton.worker.requests.state import NO_ROW, GroupSpan, Phase, RequestState, num_blocks_for
@@ -66,7 +66,7 @@ class Scheduler:
             self.residency,
             self.origins,
             settings.min_host_uses,
-            Windows(groups, block_size, settings.max_num_batched_tokens),
+            PartialGroups(groups, block_size, settings.max_num_batched_tokens),
         )
         self.offloads = holdings.offloads
         self.pool = holdings.pool
@@ -211,7 +211,7 @@ class Scheduler:
 
     def leased_spans(self, state: RequestState) -> list[GroupSpan]:
         """Returns the leased blocks in each group."""
-        return self._holdings.windows.leased_spans(state)
+        return self._holdings.partial.leased_spans(state)
 
     def reserve(self, state: RequestState) -> list[BlockId] | None:
         """Leases the rest of a remote prefill's blocks, if every running request can still finish."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.worker.core import BlockHash, BlockId, HostSlot
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.slots import HostTier
-from baton.worker.kv.windows import Windows
+from baton.worker.kv.partial_groups import PartialGroups
 from baton.worker.requests.state import RequestState
 
 
@@ -24,20 +24,20 @@ class Restorable:
 
 
 def find_restorable(
-    pool: BlockPool, tier: HostTier, windows: Windows, state: RequestState, hits: Sequence[BlockId], most: int
+    pool: BlockPool, tier: HostTier, partial: PartialGroups, state: RequestState, hits: Sequence[BlockId], most: int
 ) -> Restorable | None:
     """Returns the longest such prefix of at most `most` blocks. None: it is no longer than `hits`, usable now."""
     start, block_hashes = len(hits), state.block_hashes[:most]
-    held = pool.lookup(block_hashes) if windows else list(hits)
+    held = pool.lookup(block_hashes) if partial else list(hits)
     slots = tier.lookup(block_hashes[len(held) :])
     stop = len(held) + len(slots)
-    if windows:
-        stop = windows.usable(lambda key: bool(pool.lookup(key) or tier.lookup(key)), state, stop)
+    if partial:
+        stop = partial.usable(lambda key: bool(pool.lookup(key) or tier.lookup(key)), state, stop)
     if stop <= start:
         return None
     keys = list(block_hashes[len(held) : stop])
     found = Restorable(start, stop, held[:stop], slots[: len(keys)], keys)
-    for key in windows.keys_before(state, stop):
+    for key in partial.keys_before(state, stop):
         if on_device := pool.lookup([key]):
             found.held.extend(on_device)
         else:

@@ -60,7 +60,7 @@ class Draft:
     def finalize(self, batch: Batch) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and returns the plan. None: there is nothing to run."""
         for state, chunk in list(self.chunks.items()):
-            self._name_windows(state)
+            self._name_partial(state)
             # A remotely prefilled request continues as a decode at once. A prefill for another worker stays one: its
             # KV is pushed while it is computed.
             first = int(batch.num_computed[state.row])
@@ -105,10 +105,10 @@ class Draft:
         )
         return ScheduledStep(plan, states, list(self.started.values()), sum(self.chunks.values()))
 
-    def _name_windows(self, state: RequestState) -> None:
+    def _name_partial(self, state: RequestState) -> None:
         """Names all window blocks of a prompt, since steps that did not compute it named none."""
-        if state.windows:
+        if state.partial:
             row = Row(state.row)
             self.more_blocks[row] = [
-                MoreBlocks(row, blocks.group, blocks.first, list(blocks.block_ids)) for blocks in state.windows
+                MoreBlocks(row, blocks.group, blocks.first, list(blocks.block_ids)) for blocks in state.partial
             ]

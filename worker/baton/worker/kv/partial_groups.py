@@ -57,7 +57,7 @@ class _WindowGroup:
 
 
 @dataclass(slots=True)
-class WindowNeeds:
+class PartialNeeds:
     """The window blocks of a request that is about to run."""
 
     found: list[WindowBlocks] = field(default_factory=list)  # findable ones, in each group
@@ -78,7 +78,7 @@ class WindowNeeds:
         return self.found
 
 
-class Windows:
+class PartialGroups:
     """The window groups of a worker; none where every layer keeps every token."""
 
     def __init__(self, groups: Sequence[KvGroup], block_size: int, max_step_tokens: int) -> None:
@@ -124,12 +124,12 @@ class Windows:
 
     # Blocks of one request.
 
-    def needs(self, pool: BlockPool, state: RequestState, num_hits: int, num_computed: int) -> WindowNeeds:
+    def needs(self, pool: BlockPool, state: RequestState, num_hits: int, num_computed: int) -> PartialNeeds:
         """Returns what a request that starts after `num_computed` tokens needs. Holds nothing.
 
         Its prefix of `num_hits` blocks is usable.
         """
-        needs = WindowNeeds()
+        needs = PartialNeeds()
         if not self._groups:
             return needs
         num_blocks = num_blocks_for(len(state.token_ids), self._block_size)
@@ -144,7 +144,7 @@ class Windows:
     def passed(self, state: RequestState, position: int) -> list[BlockId]:
         """Takes from the request the blocks that tokens from `position` on do not attend to."""
         block_ids: list[BlockId] = []
-        for group, blocks in zip(self._groups, state.windows, strict=True):
+        for group, blocks in zip(self._groups, state.partial, strict=True):
             block_ids += blocks.cut(group.first_held(state, position))
         return block_ids
 
@@ -155,7 +155,7 @@ class Windows:
 
     def num_ahead(self, state: RequestState, position: int, num_blocks: int) -> list[int]:
         """Returns how many more blocks a request of `num_blocks` needs in each group for a step from `position` on."""
-        columns = zip(self._groups, state.windows, strict=True)
+        columns = zip(self._groups, state.partial, strict=True)
         return [max(0, group.stop(position, num_blocks) - blocks.stop) for group, blocks in columns]
 
     def leased_spans(self, state: RequestState) -> list[GroupSpan]:
@@ -178,7 +178,7 @@ class Windows:
         """Returns the held ones of its blocks [start, stop) in all groups, and their keys."""
         block_ids: list[BlockId] = []
         keys: list[BlockHash] = []
-        for blocks in state.windows:
+        for blocks in state.partial:
             first = max(start, blocks.first)
             held = blocks.block_ids[first - blocks.first : max(0, stop - blocks.first)]
             block_ids += held
@@ -186,22 +186,22 @@ class Windows:
         return block_ids, keys
 
 
-def spans_of(windows: Iterable[WindowBlocks]) -> list[GroupSpan]:
+def spans_of(partial: Iterable[WindowBlocks]) -> list[GroupSpan]:
     """Returns a copy of the blocks in each group."""
-    return [GroupSpan(blocks.first, list(blocks.block_ids)) for blocks in windows]
+    return [GroupSpan(blocks.first, list(blocks.block_ids)) for blocks in partial]
 
 
-def append_each(windows: Iterable[WindowBlocks], block_ids: Iterable[BlockId], counts: Iterable[int]) -> None:
+def append_each(partial: Iterable[WindowBlocks], block_ids: Iterable[BlockId], counts: Iterable[int]) -> None:
     """Appends the next so many of these blocks in each group."""
     rest = iter(block_ids)
-    for blocks, count in zip(windows, counts, strict=True):
+    for blocks, count in zip(partial, counts, strict=True):
         blocks.block_ids += islice(rest, count)
 
 
-def by_position(block_ids: Sequence[BlockId], windows: Iterable[WindowBlocks]) -> list[BlockId]:
+def by_position(block_ids: Sequence[BlockId], partial: Iterable[WindowBlocks]) -> list[BlockId]:
     """Returns a request's blocks in the prompt's order, so that those of one prefix are evicted together."""
     columns = [[block_id] for block_id in block_ids]
-    for blocks in windows:
+    for blocks in partial:
         for place, block_id in enumerate(blocks.block_ids, blocks.first):
             columns[place].append(block_id)
     return list(chain.from_iterable(columns))
