@@ -117,7 +117,7 @@ def test_a_shape_that_nothing_serves_is_named(case):
 )
 def test_linears_are_chosen_by_the_number_of_tokens(op, num_tokens, path):
     assert find(op, Case(num_tokens=num_tokens)).path == path
-    assert find(op, Case(num_tokens=num_tokens, bias=True)).path == "torch:addmm"
+    assert find(op, Case(num_tokens=num_tokens, unfused=True)).path == "torch:addmm"
     assert find(op, Case(num_tokens=num_tokens, batch_invariant=True)).path.endswith(":matmul")
 
 

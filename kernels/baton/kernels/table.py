@@ -40,7 +40,7 @@ class Case:
     num_experts: int = 1
     # Of experts. plain: in the dtype of activations; rounding: e4m3 that the GPU multiplies with rounded activations.
     weights: WeightsKind = "plain"
-    bias: bool = False
+    unfused: bool = False  # LayerNorm, or updates that are scaled before they are added
     window: bool = False
     soft_cap: bool = False
     sinks: bool = False
@@ -64,7 +64,7 @@ class Row:
     pairs_per_expert: tuple[float, float] = (0, _ENDLESS)
     weights: Container[str] = _PLAIN
     quantized: bool = True  # supports a KV cache of another dtype than the activations'
-    biases: bool = True
+    unfused: bool = True
     windows: bool = True
     soft_caps: bool = True
     sinks: bool = True
@@ -91,7 +91,7 @@ class Row:
             and self.pairs_per_expert[0] <= case.num_pairs / case.num_experts <= self.pairs_per_expert[1],
             "weights": case.weights in self.weights,
             "stored": self.quantized or case.stored in (None, case.dtype),
-            "bias": self.biases or not case.bias,
+            "unfused": self.unfused or not case.unfused,
             "window": self.windows or not case.window,
             "soft_cap": self.soft_caps or not case.soft_cap,
             "sinks": self.sinks or not case.sinks,
@@ -153,10 +153,10 @@ PREFILL = Row(
 # stream saves more memory traffic than it costs.
 _SMALL_LINEAR = "baton.kernels.linear.small_linear:small_linear"
 _MATMUL = "baton.kernels.linear.matmul:matmul"
-SMALL_PROJECT = Row("project", _SMALL_LINEAR, tokens=range(17), biases=False, batch_invariant=False)
-SMALL_GATE = Row("gate", _SMALL_LINEAR, tokens=range(17), biases=False, batch_invariant=False)
-SMALL_ADD = Row("add", _SMALL_LINEAR, tokens=range(65), biases=False, batch_invariant=False)
-SUMMING_ADD = Row("add", "torch:addmm", tokens=range(1024, 1 << 62), biases=False, batch_invariant=False)
+SMALL_PROJECT = Row("project", _SMALL_LINEAR, tokens=range(17), unfused=False, batch_invariant=False)
+SMALL_GATE = Row("gate", _SMALL_LINEAR, tokens=range(17), unfused=False, batch_invariant=False)
+SMALL_ADD = Row("add", _SMALL_LINEAR, tokens=range(65), unfused=False, batch_invariant=False)
+SUMMING_ADD = Row("add", "torch:addmm", tokens=range(1024, 1 << 62), unfused=False, batch_invariant=False)
 
 # Experts. With few pairs, hardly two have the same expert. The last sums in an order of its own for any number.
 FEW_EXPERTS = Row(

@@ -22,18 +22,21 @@ class Case(NamedTuple):
     gated: bool
     added: bool
     tiling: Tiling | None = None
+    biased: bool = False
 
     def __str__(self) -> str:
-        marks = "".join(mark for mark, on in zip("ngr", (self.normed, self.gated, self.added), strict=True) if on)
+        fused = (self.normed, self.gated, self.added, self.biased)
+        marks = "".join(mark for mark, on in zip("ngrb", fused, strict=True) if on)
         return f"{self.m}x{self.n}x{self.k}-{NAMES[self.dtype]}-{marks}-{self.tiling.splits if self.tiling else ''}"
 
 
 CUT = Tiling(32, 32, 2, 4, 2)
 WHOLE = Tiling(32, 32, 1, 4, 2)
 SMALL = [
-    Case(m, 96, 128, torch.float32, normed, gated, added, tiling)
+    Case(m, 96, 128, torch.float32, normed, gated, added, tiling, biased)
     for m, normed, gated, added in ((1, True, True, False), (3, True, True, True), (16, False, False, True))
     for tiling in (CUT, WHOLE)
+    for biased in (False, True)
 ] + [Case(17, 70, 128, torch.float16, True, False, False), Case(1, 70, 128, torch.float16, False, False, True)]
 # The linears of an 8B decoder, and odd ones.
 SHAPES = [
@@ -48,14 +51,21 @@ GRID = [
     *(Case(m, shape[0], shape[1], torch.bfloat16, *shape[2:]) for m in (17, 64) for shape in SHAPES[1::3]),
     *(Case(m, 2560, 2048, torch.float16, True, False, False) for m in (1, 64)),
     *(Case(m, 600, 576, torch.float32, True, False, False) for m in (1, 16, 64)),
+    *(Case(m, 5120, 2880, torch.bfloat16, True, False, False, biased=True) for m in (1, 2, 16)),
+    *(Case(m, 2880, 4096, torch.bfloat16, False, False, True, biased=True) for m in (1, 16, 64)),
+    Case(3, 1000, 96, torch.bfloat16, True, True, True, biased=True),
 ]
 
 
-def linear_oracle(x: Tensor, weight: Tensor, norm: Tensor | None, gated: bool, residual: Tensor | None) -> Tensor:
+def linear_oracle(
+    x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, gated: bool, residual: Tensor | None
+) -> Tensor:
     wide = x.double()
     if norm is not None:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * norm.double()
     out = wide @ weight.double().T
+    if bias is not None:
+        out = out + bias.double()
     if gated:
         gate, up = out.chunk(2, dim=-1)
         out = functional.silu(gate) * up
@@ -69,13 +79,15 @@ def test_small_linear_equals_its_oracle(case: Case, device: str) -> None:
     weight = (torch.randn(rows, case.k, device=device) / case.k**0.5).to(case.dtype)
     norm = (torch.rand(case.k, device=device) + 0.5).to(case.dtype) if case.normed else None
     residual = torch.randn(case.m, case.n, device=device).to(case.dtype) if case.added else None
+    bias = torch.randn(rows, device=device).to(case.dtype) if case.biased else None
     workspace = Workspace(torch.device(device))
     workspace.partial.fill_(float("nan"))
     workspace.squares.fill_(float("nan"))
-    expected = linear_oracle(x, weight, norm, case.gated, residual)
+    expected = linear_oracle(x, weight, bias, norm, case.gated, residual)
     for _ in range(2):  # the second time shows that the counters went back to 0
         out = poisoned(case.m, case.n, dtype=case.dtype, device=device)
-        small_linear(x, weight, workspace, norm=norm, gated=case.gated, residual=residual, out=out, tiling=case.tiling)
+        fused = {"bias": bias, "norm": norm, "gated": case.gated, "residual": residual}
+        small_linear(x, weight, workspace, **fused, out=out, tiling=case.tiling)
         assert relative_error(out, expected) <= BOUNDS[case.dtype]
     assert not workspace.arrived.any()
 
@@ -83,7 +95,7 @@ def test_small_linear_equals_its_oracle(case: Case, device: str) -> None:
 @pytest.mark.parametrize(("m", "device"), cases([3], [3]))
 def test_the_residual_may_be_the_output(m: int, device: str) -> None:
     x, weight, residual = (torch.randn(shape, device=device) for shape in ((m, 64), (32, 64), (m, 32)))
-    expected = linear_oracle(x, weight, None, False, residual)
+    expected = linear_oracle(x, weight, None, None, False, residual)
     small_linear(x, weight, Workspace(torch.device(device)), residual=residual, out=residual)
     assert relative_error(residual, expected) <= BOUNDS[torch.float32]
 

@@ -87,16 +87,12 @@ def test_an_older_card_is_refused_nothing_that_is_not_made_for_it() -> None:
     assert choose(Case("cuda", 8)).off == ()
 
 
-def test_biases_norms_and_scales_leave_linears_unfused() -> None:
-    for model in (
-        model_of("LlamaForCausalLM", attention_bias=True),
-        model_of("GraniteForCausalLM", residual_multiplier=0.5),
-        model_of("CohereForCausalLM"),
-    ):
+def test_biases_are_fused_and_norms_and_scales_are_not() -> None:
+    fused = kernels(choose(HOPPER, model_of("LlamaForCausalLM", attention_bias=True)), "project")
+    assert fused[0] == ("linear.small_linear.small_linear", "up to 16 tokens")
+    for model in (model_of("GraniteForCausalLM", residual_multiplier=0.5), model_of("CohereForCausalLM")):
         assert kernels(choose(HOPPER, model), "project") == [("torch.addmm", "")]
-        assert (
-            Off("linear.small_linear.small_linear", "biases, LayerNorm or scaled updates") in choose(HOPPER, model).off
-        )
+        assert Off("linear.small_linear.small_linear", "LayerNorm or scaled updates") in choose(HOPPER, model).off
 
 
 def test_experts_have_kernels_by_the_tokens_of_a_step() -> None:

@@ -1,7 +1,7 @@
 """Linear layers for few tokens, whose time is that of reading the weights.
 
-out = f(x) @ weight^T, fused with RMSNorm of the input, SiLU gating of two halves, and addition to the residual. Each
-weight is read once.
+out = f(x) @ weight^T + bias, fused with RMSNorm of the input, SiLU gating of two halves, and addition to the residual.
+Each weight is read once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ def _vector_kernel(
     out_ptr,  # [n]
     x_ptr,  # [k]
     weight_ptr,  # [n, k]; GATED: [2 n, k], gates first
+    bias_ptr,  # [n]; GATED: [2 n]
     norm_ptr,  # [k]
     residual_ptr,  # [n]
     n,
     eps,
     K: tl.constexpr,
+    BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -48,7 +50,7 @@ def _vector_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One token: out_n = residual_n + act(sum_k x_k norm_k weight_nk / rms(x))"""
+    """One token: out_n = residual_n + act(bias_n + sum_k x_k norm_k weight_nk / rms(x))"""
     # grid: (n / BLOCK_N)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = (rows < n)[:, None]
@@ -88,8 +90,13 @@ def _vector_kernel(
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         out *= scale
+    if BIAS:
+        out += tl.load(bias_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     if GATED:
-        out = out / (1.0 + tl.exp(-out)) * (tl.sum(up_acc, 1) * scale)
+        other = tl.sum(up_acc, 1) * scale
+        if BIAS:
+            other += tl.load(bias_ptr + n + rows, mask=rows < n, other=0.0).to(tl.float32)
+        out = out / (1.0 + tl.exp(-out)) * other
     if RESIDUAL:
         out += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=rows < n)
@@ -100,6 +107,7 @@ def _matrix_kernel(
     out_ptr,  # [m, n]
     x_ptr,  # [m, k]
     weight_ptr,  # [n, k]; GATED: [2 n, k], gates first
+    bias_ptr,  # [n]; GATED: [2 n]
     norm_ptr,  # [k]
     residual_ptr,  # [m, n]
     partial_ptr,  # [splits, 1 + GATED, m, n] fp32
@@ -109,6 +117,7 @@ def _matrix_kernel(
     n,
     eps,
     K: tl.constexpr,
+    BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -183,8 +192,13 @@ def _matrix_kernel(
         if NORM:
             scale = tl.rsqrt(squares / K + eps)
             out *= scale[None, :]
+        if BIAS:
+            out += tl.load(bias_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            out = out / (1.0 + tl.exp(-out)) * (up * scale[None, :])
+            up *= scale[None, :]
+            if BIAS:
+                up += tl.load(bias_ptr + n + rows, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+            out = out / (1.0 + tl.exp(-out)) * up
         if RESIDUAL:
             out += tl.load(residual_ptr + at, mask=whole, other=0.0).to(tl.float32)
         tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=whole)
@@ -204,6 +218,7 @@ def small_linear(
     weight: Tensor,
     workspace: Workspace | None,
     *,
+    bias: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 1e-6,
     gated: bool = False,
@@ -212,7 +227,7 @@ def small_linear(
     tiling: Tiling | None = None,
     batch_invariant: bool = False,
 ) -> Tensor:
-    """Returns f(x) @ weight^T [m, n] for x [m, k], m <= 64, and weight [n, k] (gated: [2 n, k]).
+    """Returns f(x) @ weight^T + bias [m, n] for x [m, k], m <= 64, weight [n, k] and bias [n] (gated: 2 n).
 
     `norm` [k] applies RMSNorm to x first; `gated` gives silu(first half) * second half; `residual` [m, n] is
     added last and may be `out` itself. With `batch_invariant`, a row's result does not depend on other rows, bit for
@@ -235,11 +250,13 @@ def small_linear(
             out,
             x,
             weight,
+            nothing if bias is None else bias,
             nothing if norm is None else norm,
             nothing if residual is None else residual,
             n,
             eps,
             K=k,
+            BIAS=bias is not None,
             NORM=norm is not None,
             GATED=gated,
             RESIDUAL=residual is not None,
@@ -265,6 +282,7 @@ def small_linear(
         out,
         x,
         weight,
+        nothing if bias is None else bias,
         nothing if norm is None else norm,
         nothing if residual is None else residual,
         partial,
@@ -274,6 +292,7 @@ def small_linear(
         n,
         eps,
         K=k,
+        BIAS=bias is not None,
         NORM=norm is not None,
         GATED=gated,
         RESIDUAL=residual is not None,

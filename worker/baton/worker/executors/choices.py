@@ -26,7 +26,7 @@ _WORDS: Mapping[str, Callable[[Case], str]] = {
     "block_size": lambda case: f"blocks of {case.block_size}",
     "weights": lambda _: "packed experts",
     "stored": lambda case: f"KV in {_plain(case.stored)}",
-    "bias": lambda _: "biases, LayerNorm or scaled updates",
+    "unfused": lambda _: "LayerNorm or scaled updates",
     "window": lambda _: "windows",
     "soft_cap": lambda _: "soft caps",
     "sinks": lambda _: "sinks",
@@ -135,10 +135,9 @@ def _linears(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
         yield _Use("packed_linear", _constant(case), 1, "", model.num_layers)
         return
     layer = model.layers[0]
-    # Kernels that fuse norms and sums take neither LayerNorm nor scaled updates, as little as biases.
-    unfused = model.norm.centered or layer.attention.qkv_bias or layer.residual_scale != 1
+    unfused = model.norm.centered or layer.residual_scale != 1
     for op in ("project", "gate", "add"):
-        yield _Use(op, lambda count: replace(case, num_tokens=count, bias=unfused), most, "tokens", model.num_layers)
+        yield _Use(op, lambda count: replace(case, num_tokens=count, unfused=unfused), most, "tokens", model.num_layers)
 
 
 def _experts(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:

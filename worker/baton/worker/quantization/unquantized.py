@@ -101,36 +101,31 @@ class _CudaOps(LinearOps):
         return torch.addmm(bias, x, params["weight"].t(), out=out)
 
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
-        if self._is_small(SMALL_PROJECT, params, stream, norm):
+        if self._is_small(SMALL_PROJECT, stream, norm):
             return self._small(params, stream, norm, out=out)
         return super().project(params, stream, norm, out)
 
     def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
-        if self._is_small(SMALL_GATE, params, stream, norm):
+        if self._is_small(SMALL_GATE, stream, norm):
             return self._small(params, stream, norm, gated=True)
         return super().gate(params, stream, norm)
 
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
-        weight, num_tokens = params["weight"], x.shape[0]
-        if "bias" in params:
-            if scale == 1:
-                stream.add(self.multiply(params, x))  # the product adds the bias, the next norm the update
-            else:
-                super().add(params, x, stream, scale)
-        elif num_tokens in SMALL_ADD.tokens and scale == 1:
+        weight, bias, num_tokens = params["weight"], params.get("bias"), x.shape[0]
+        if num_tokens in SMALL_ADD.tokens and scale == 1:
             residual = stream.settled()
-            self._small_linear(x, weight, self._workspace, residual=residual, out=residual)
-        elif num_tokens in SUMMING_ADD.tokens or scale != 1:
+            self._small_linear(x, weight, self._workspace, bias=bias, residual=residual, out=residual)
+        elif bias is None and (num_tokens in SUMMING_ADD.tokens or scale != 1):
             stream.settled().addmm_(x, weight.t(), alpha=scale)
         else:
-            stream.add(self.multiply(params, x))
+            super().add(params, x, stream, scale)  # the product adds the bias, the next norm the update
 
-    def _is_small(self, row: Row, params: Params, stream: Stream, norm: Norm | None) -> bool:
+    def _is_small(self, row: Row, stream: Stream, norm: Norm | None) -> bool:
         if norm is not None and norm.centered:
             return False
         if stream.update is not None:  # the norm adds it, as a launch of its own
             return False
-        return stream.fuse_norms and stream.residual.shape[0] in row.tokens and "bias" not in params
+        return stream.fuse_norms and stream.residual.shape[0] in row.tokens
 
     def _small(
         self, params: Params, stream: Stream, norm: Norm | None, *, gated: bool = False, out: Tensor | None = None
@@ -138,7 +133,14 @@ class _CudaOps(LinearOps):
         """Computes the norm, the product and the gate in one launch."""
         weight, eps = (None, 0.0) if norm is None else norm[:2]
         return self._small_linear(
-            stream.settled(), params["weight"], self._workspace, norm=weight, eps=eps, gated=gated, out=out
+            stream.settled(),
+            params["weight"],
+            self._workspace,
+            bias=params.get("bias"),
+            norm=weight,
+            eps=eps,
+            gated=gated,
+            out=out,
         )
 
 
