@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from format_cells import cells_section
 from markdown_text import GENERATED_NOTE, cell, code, table
 
 from baton.rpc.errors import InvalidRequest
@@ -61,7 +62,7 @@ def formats_page(root: Path) -> str:
         "## Families\nThe executors that compute the models of a family in each format. "
         f"`{FAMILIES_TEST}` loads every family in the ways of packing that its WAYS lists, and compares each linear. "
         "Encoders are compared in none, and are left out.\n\n"
-        f"{table(('architecture', *map(code, names)), rows)}"
+        f"{table(('architecture', *map(code, names)), rows)}\n{cells_section(root)}"
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import format_cells
 import formats_page
 import pytest
+from support.engine.packed import cells
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.registry import parse_config
@@ -31,6 +33,31 @@ def test_the_page_has_every_family_and_every_format():
     for path in (*formats_page.TESTS.values(), formats_page.PRODUCTS_TEST, formats_page.FAMILIES_TEST):
         assert (ROOT / path).is_file(), path
         assert f"`{path}`" in page
+
+
+def test_the_page_has_a_row_of_every_cell_with_its_test():
+    rows = formats_page.formats_page(ROOT).splitlines()
+    for one in cells.cells():
+        (row,) = (row for row in rows if f"`test_logits_by_format[{one.name}]`" in row)
+        assert row.startswith(f"| `{one.form}` | cpu")
+        assert f"{cells.BOUND:g}" in row
+    for one in cells.refused_cells():
+        (row,) = (row for row in rows if f"`test_logits_by_format[{one.name}]`" in row)
+        assert row.startswith(f"| `{one.form}` | refused: {cells.CLASSES[one.model].refused[one.form]}")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "executors"),
+    [
+        ("dense", "awq", ("cpu", "cuda")),
+        ("dense", "bitsandbytes-nf4", ("cpu",)),
+        ("experts", "fp8-blocks", ("cpu", "cuda")),
+        ("experts", "gptq-order", ("cpu",)),  # gates and ups share no matrix
+        ("gpt-oss", "mxfp4", ("cpu", "cuda")),
+    ],
+)
+def test_a_class_in_a_format_runs_where_its_kernels_are(name, form, executors):
+    assert format_cells.executors_of_cell(cells, name, form) == executors
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from support.kernels.harness import BOUNDS, cases, poisoned, relative_error
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.linear.quantized.choice import MANY, TWO_PARTS, fits_scaled_mm
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import fp8_linear, has_scaled_mm, scaled_mm_linear
 from baton.kernels.linear.quantized.fp8_few import Fp8Tiling, few_fp8_linear
-from baton.kernels.linear.quantized.linear import MANY, TWO_PARTS, quantized_linear
+from baton.kernels.linear.quantized.linear import quantized_linear
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.rounding import rounded
@@ -23,11 +24,14 @@ BLOCKS = {"weight_block_size": [128, 128]}
 NAMES = [
     "compressed-fp8-channel",
     "fp8-blocks",
+    "fp8-blocks-across-parts",
+    "compressed-int8",
     "compressed-int8-zeros",
     "compressed-w4a16",
     "compressed-w4a16-order",
     "compressed-w8a16-channel",
     "gptq-zeros",
+    "gptq-order",
     "gptq-8-rows-v2",
     "gptq-2",
     "awq",
@@ -97,7 +101,7 @@ def test_many_tokens_are_rounded_to_8_bits_with_scales_of_their_own(name: str, d
     out = poisoned(num_tokens, rows, dtype=dtype, device=device)
     fp8_linear(x, weight, out)
     assert relative_error(out, exact(linear, used)) <= BOUNDS[dtype]
-    if device == "cuda" and has_scaled_mm(x, weight):
+    if device == "cuda" and has_scaled_mm(x) and fits_scaled_mm(num_tokens, weight, columns):
         assert relative_error(scaled_mm_linear(x, weight, out), exact(linear, used)) <= BOUNDS[dtype]
 
 

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.engine.packed.bitsandbytes import FORMATS, WRITTEN, four
 from support.engine.packed.models import write
-from support.engine.packed.weights import Format, Packed
 from support.engine.random_vectors import with_random_vectors
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import generate_greedily, prompts
@@ -34,17 +33,11 @@ from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.weights.build import weight_bytes
 from baton.worker.weights.loading import load_model
 
-WRITTEN = load_file(Path(__file__).with_name("bitsandbytes.safetensors"))
 STATE = "weight.quant_state.bitsandbytes__nf4"
 INT8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 SIZES = {"nf4": (24, 128), "fp4": (24, 128), "nf4-nested": (33, 512), "int8": (24, 128)}
 COUNT = 10
 PROMPTS = prompts(2, 20)
-
-
-def four(kind: str, *, nested: bool) -> dict[str, Any]:
-    settings = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested}
-    return {"quant_method": "bitsandbytes", **settings, "bnb_4bit_quant_storage": "uint8"}
 
 
 SETTINGS = {
@@ -101,28 +94,12 @@ def test_tensors_that_cannot_be_right_are_refused(ending: str, value: Tensor, wr
         dequantized("nf4-nested", lambda name, tensor: value if name.endswith(ending) else tensor)
 
 
-def pack_nf4(weight: Tensor) -> Packed:
-    table = WRITTEN["nf4.weight.quant_map"].numpy()
-    blocks = weight.numpy().reshape(-1, 64)
-    scales = np.abs(blocks).max(1)
-    codes = np.abs((blocks / scales[:, None])[..., None] - table).argmin(-1)
-    flat = codes.reshape(-1, 2)
-    tensors = {
-        ".weight": torch.from_numpy((flat[:, :1] << 4 | flat[:, 1:]).astype(np.uint8)),
-        ".weight.absmax": torch.from_numpy(scales),
-        ".weight.quant_map": torch.from_numpy(table.copy()),
-        f".{STATE}": WRITTEN[f"nf4.{STATE}"].clone(),
-    }
-    meant = (table[codes] * scales[:, None]).astype(np.float32).reshape(weight.shape)
-    return Packed(tensors, torch.from_numpy(meant))
-
-
 def model() -> PreTrainedModel:
     return with_random_vectors(lambda: Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "intermediate_size": 128})), seed=3)
 
 
 def test_a_model_has_the_tokens_of_its_dequantized_weights(tmp_path: Path) -> None:
-    oracle = write(tmp_path, model(), Format(pack_nf4, SETTINGS["nf4"]))
+    oracle = write(tmp_path, model(), FORMATS["bitsandbytes-nf4"])
     made = CpuExecutor(WorkerConfig(model=str(tmp_path), threads=1, num_blocks=64))
     harness = StepHarness(made)
     running = [harness.admit(prompt) for prompt in PROMPTS]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from support.engine.packed.cells import rounded
 from support.engine.random_vectors import with_random_vectors
 from support.engine.tiny_models import MODELS
 from support.engine.tiny_shape import SHAPE
@@ -197,12 +197,3 @@ def test_quantized_files_are_dequantized_as_the_library_does(name: str, tmp_path
     model = with_random_vectors(WIDE_ROWS[name], seed=3)
     path = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0)
     check_equal(path, rounded(model, Kind.Q8_0))
-
-
-def rounded(model: PreTrainedModel, kind: Kind) -> PreTrainedModel:
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            rows = parameter.data.reshape(-1, parameter.shape[-1])
-            values = gguf.quants.dequantize(gguf.quants.quantize(rows.numpy(), kind), kind)
-            parameter.data.copy_(torch.from_numpy(values).view(parameter.shape))
-    return model

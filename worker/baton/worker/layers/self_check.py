@@ -33,7 +33,7 @@ def check_products(weights: Any, experts: ExpertsSpec | None, device: Device[Any
     """
     smallest: dict[str, tuple[PackedMethod, Params]] = {}
     first: dict[str, tuple[PackedExperts, Params]] = {}
-    for method, params in _packed(weights):
+    for method, params in packed_parts(weights):
         if isinstance(method, PackedExperts):
             first.setdefault(method.name, (method, params))
         elif isinstance(method, PackedMethod):
@@ -120,7 +120,7 @@ def _mismatch(what: str, error: float, bound: float) -> InvalidRequest:
     )
 
 
-def _packed(node: Any) -> Iterator[tuple[QuantMethod | PackedExperts, Params]]:
+def packed_parts(node: Any) -> Iterator[tuple[QuantMethod | PackedExperts, Params]]:
     """Yields the linears and the packed experts of a tree of weights, parts apart."""
     if isinstance(node, LinearWeights):
         yield from node.method.split(node.params) if isinstance(node.method, PerPart) else [(node.method, node.params)]
@@ -129,10 +129,10 @@ def _packed(node: Any) -> Iterator[tuple[QuantMethod | PackedExperts, Params]]:
             yield node.method, node.params
     elif isinstance(node, tuple):
         for child in node:
-            yield from _packed(child)
+            yield from packed_parts(child)
     else:
         for name in getattr(node, "__dataclass_fields__", ()):
-            yield from _packed(getattr(node, name))
+            yield from packed_parts(getattr(node, name))
 
 
 def _num_bytes(params: Params) -> int:

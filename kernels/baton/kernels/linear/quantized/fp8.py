@@ -16,8 +16,6 @@ from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
-_SCALED_MM_UNIT = 16
-_SCALED_MM_BLOCKS = 4 * ROUND_UNIT  # columns: scales of blocks are read four at a time
 _HOPPER = 9  # major version of the compute capability
 _GROUP = 8  # row tiles that share a pass over the weight, so that it is read from L2
 
@@ -121,15 +119,9 @@ def fp8_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
     return out
 
 
-def has_scaled_mm(x: Tensor, weight: PackedWeight) -> bool:
-    """Returns whether PyTorch has this product: on Hopper, in bfloat16, with scales and of sizes that it takes."""
-    (m, k), n = x.shape, weight.num_rows
-    if weight.scale is None:
-        fits = k % _SCALED_MM_UNIT == 0 and n % _SCALED_MM_UNIT == 0
-    else:
-        is_square = (weight.scale_rows, weight.group) == (ROUND_UNIT, ROUND_UNIT) and weight.row_scale is None
-        fits = is_square and k % _SCALED_MM_BLOCKS == 0 and n % ROUND_UNIT == 0 and m % _SCALED_MM_UNIT == 0
-    if not fits or x.dtype != torch.bfloat16 or not x.is_cuda:
+def has_scaled_mm(x: Tensor) -> bool:
+    """Returns whether PyTorch has such products for activations like x: in bfloat16 on Hopper."""
+    if x.dtype != torch.bfloat16 or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device)[0] == _HOPPER
 
