@@ -9,6 +9,10 @@ from baton.kernels.reference.moe.experts import run_experts
 from baton.kernels.reference.moe.route import route
 from baton.kernels.reference.norm.layer_norm import layer_norm
 from baton.kernels.reference.norm.rms_norm import rms_norm
+from baton.kernels.reference.recurrence.causal_conv import causal_conv
+from baton.kernels.reference.recurrence.gated_delta import gated_delta_chunks, gated_delta_step
+from baton.kernels.reference.recurrence.gated_norm import gated_rms_norm
+from baton.kernels.reference.recurrence.state_space import state_space_chunks, state_space_step
 from baton.kernels.reference.rope.rope_cache import rope_and_cache
 from baton.kernels.reference.sampling.draw import sample
 from baton.kernels.reference.sampling.logits import add_bias, allow_only, apply_penalties, suppress
@@ -23,8 +27,12 @@ __all__ = [
     "allow_only",
     "apply_penalties",
     "apply_token_masks",
+    "causal_conv",
     "decode_attention",
     "dequantize_kv",
+    "gated_delta_chunks",
+    "gated_delta_step",
+    "gated_rms_norm",
     "gather_blocks",
     "gumbel_noise",
     "layer_norm",
@@ -39,5 +47,7 @@ __all__ = [
     "sample",
     "scatter_blocks",
     "silu_mul",
+    "state_space_chunks",
+    "state_space_step",
     "suppress",
 ]

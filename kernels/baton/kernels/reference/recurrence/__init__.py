@@ -1,0 +1,1 @@
+"""Recurrences with a state of fixed size, in plain PyTorch."""

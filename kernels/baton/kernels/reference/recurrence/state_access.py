@@ -1,0 +1,31 @@
+"""Reads and writes the states of sequences as whole matrices."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from baton.kernels.recurrent_states import States
+
+
+def read_states(states: States, num_heads: int) -> Tensor:
+    """Returns the initial states [num_seqs, num_heads, rows, columns] in fp32."""
+    pool, ids = states.pool, states.read
+    pieces = pool[ids.clamp(min=0).long()].float().masked_fill((ids < 0)[..., None, None], 0.0)
+    num_seqs, (_, rows, width) = ids.shape[0], pool.shape
+    split = pieces.view(num_seqs, num_heads, -1, rows, width)
+    return split.transpose(2, 3).reshape(num_seqs, num_heads, rows, -1)
+
+
+def write_states(states: States, final: Tensor) -> None:
+    """Writes the final states [num_seqs, num_heads, rows, columns] that are kept."""
+    pool, ids = states.pool, states.write.flatten()
+    num_seqs, num_heads, rows, columns = final.shape
+    width = pool.shape[2]
+    split = final.view(num_seqs, num_heads, rows, columns // width, width).transpose(2, 3)
+    pieces = split.reshape(-1, rows, width).to(pool.dtype)
+    kept = (ids >= 0).nonzero().flatten()
+    if pool.stride(0) >= rows * width:
+        pool[ids[kept].long()] = pieces[kept]
+    else:  # PyTorch refuses indexed writes to overlapping pieces
+        for index in kept.tolist():
+            pool[int(ids[index])] = pieces[index]
