@@ -92,9 +92,7 @@ def test_requests_of_8k_tokens_take_little_more_than_an_ideal_packing(shape: str
     config, spec = spec_of(SHAPES[shape])
     settings = EngineSettings(max_num_requests=8, max_num_batched_tokens=BUDGET)
     num_blocks = 8 * spec.most_blocks(NUM_TOKENS + BLOCK_SIZE, BUDGET)
-    scheduler = Scheduler(
-        num_blocks, BLOCK_SIZE, 2 * NUM_TOKENS, settings, EngineCounters(), lambda: 0.0, groups=spec.groups
-    )
+    scheduler = Scheduler(num_blocks, BLOCK_SIZE, 2 * NUM_TOKENS, settings, EngineCounters(), lambda: 0.0, kv_spec=spec)
     states: list[RequestState] = []
     for number in range(4):
         prompt = [number] * (NUM_TOKENS - 3 * BLOCK_SIZE)

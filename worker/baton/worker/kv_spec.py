@@ -8,6 +8,9 @@ window    keys and values of every token             the blocks of the last `win
 latent    one vector a token, the same on all ranks  the blocks of [0, n)
 state     one state, as it is at the block's end     the last block
 
+A page is the memory of one block of a group of tokens, in all its layers. A state takes several pages: each layer's
+values are cut into pieces that fit in one layer of a page. They are in fp32 whatever the pages hold.
+
 KV layers are numbered group by group: first the layers of group 0, in their order, then those of group 1. With one
 group these are the model's numbers.
 """
@@ -18,6 +21,8 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from baton.rpc.errors import Unsupported
 
 BYTES_PER_VALUE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "simulated": 8}
 
@@ -49,9 +54,20 @@ class KvGroup:
         """Number of layers in this group."""
         return len(self.layers)
 
+    @property
+    def reach(self) -> int:
+        """Tokens up to a token, including it, whose blocks it reads; 0: all. A state is that of the token before."""
+        match self.kind:
+            case KvKind.WINDOW:
+                return self.window
+            case KvKind.STATE:
+                return 2
+            case _:
+                return 0
+
     def first_block(self, position: int, block_size: int) -> int:
-        """Returns the first block that the token at `position` attends to."""
-        return max(position - self.window + 1, 0) // block_size if self.kind is KvKind.WINDOW else 0
+        """Returns the first block that the token at `position` reads."""
+        return max(position - self.reach + 1, 0) // block_size if self.reach else 0
 
     def first_moved(self, num_tokens: int, block_size: int) -> int:
         """Returns the first block that a worker with blocks of this size gets of a prompt that another has computed.
@@ -61,7 +77,12 @@ class KvGroup:
         return self.first_block((num_tokens - 1) // block_size * block_size, block_size)
 
     def most_blocks(self, num_blocks: int, block_size: int, max_step_tokens: int) -> int:
-        """Returns the most blocks that a request of `num_blocks` holds, if a step computes so many tokens of it."""
+        """Returns the most blocks that a request of `num_blocks` holds, if a step computes so many tokens of it.
+
+        Of states these are the one that a step reads, and the one that it writes.
+        """
+        if self.kind is KvKind.STATE:
+            return min(num_blocks, 2)
         if self.kind is not KvKind.WINDOW:
             return num_blocks
         # A decode may know fewer tokens than are computed, by one block at most.
@@ -94,23 +115,48 @@ class KvSpec:
         return len(self._group_of)
 
     @property
+    def token_groups(self) -> tuple[KvGroup, ...]:
+        """The groups whose blocks grow with their tokens: all but states."""
+        return tuple(group for group in self.groups if group.kind is not KvKind.STATE)
+
+    @property
     def bytes_per_block(self) -> int:
-        """One block of every group, all layers."""
-        return sum(group.num_layers * self.bytes_per_block_layer(group) for group in self.groups)
+        """One block of every group, all layers. Without states, whose size does not depend on the tokens."""
+        return sum(group.num_layers * self.bytes_per_block_layer(group) for group in self.token_groups)
 
     @property
     def page_bytes(self) -> int:
-        """One block of any group, all its layers: groups of one shape share their blocks' memory."""
-        return max(group.num_layers * self.bytes_per_block_layer(group) for group in self.groups)
+        """One block of any group of tokens, all its layers: groups of one shape share their blocks' memory."""
+        return max(group.num_layers * self.bytes_per_block_layer(group) for group in self.token_groups)
 
     @property
     def page_layers(self) -> int:
-        """Layers of the largest group."""
-        return max(group.num_layers for group in self.groups)
+        """Layers of the largest group of tokens."""
+        return max(group.num_layers for group in self.token_groups)
 
     def num_pages(self, num_blocks: int) -> int:
-        """Returns the blocks of any group in the memory of `num_blocks` blocks of all layers."""
+        """Returns the blocks of any group of tokens in the memory of `num_blocks` blocks of all their layers."""
         return num_blocks * self.bytes_per_block // self.page_bytes
+
+    def pieces_each(self, group: KvGroup) -> int:
+        """Returns the parts that one layer's state is cut into, each of which fits in one layer of a page.
+
+        Raises Unsupported if the groups of tokens have pages of several shapes.
+        """
+        sizes = {self.bytes_per_block_layer(each) for each in self.token_groups}
+        if len(sizes) != 1:
+            found = " and ".join(map(str, sorted(sizes))) or "no"
+            raise Unsupported(
+                f"blocks of {found} bytes a layer: states need pages of one size, which all other groups share",
+                field="model",
+            )
+        return -(-self.bytes_per_block_layer(group) // sizes.pop())
+
+    def pages_each(self, group: KvGroup) -> int:
+        """Returns the pages of one block of a group: of a state as many as its layers' pieces need, else 1."""
+        if group.kind is not KvKind.STATE:
+            return 1
+        return -(-group.num_layers * self.pieces_each(group) // self.page_layers)
 
     @property
     def layer_places(self) -> tuple[int, ...]:
@@ -119,12 +165,15 @@ class KvSpec:
         return tuple(places[layer] for layer in sorted(places))
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Returns the most blocks of all groups that a request holds, if a step computes so many tokens of it."""
+        """Returns the most pages of all groups that a request holds, if a step computes so many tokens of it."""
         num_blocks = -(-num_tokens // self.block_size)
-        return sum(group.most_blocks(num_blocks, self.block_size, max_step_tokens) for group in self.groups)
+        return sum(
+            group.most_blocks(num_blocks, self.block_size, max_step_tokens) * self.pages_each(group)
+            for group in self.groups
+        )
 
     def most_tokens(self, num_blocks: int, max_step_tokens: int) -> int:
-        """Returns the most tokens of a request that holds at most `num_blocks` of all groups."""
+        """Returns the most tokens of a request that holds at most `num_blocks` pages of all groups."""
         fits, too_many = 0, num_blocks + 1  # full blocks
         while too_many - fits > 1:
             middle = (fits + too_many) // 2

@@ -1,4 +1,4 @@
-"""A device whose KV has a full group and windows: it fails where a step reads what its row did not write there."""
+"""A device whose KV has a full group, windows and states: it fails where a step reads what its row did not write."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class _Row:
     def __init__(self, init: RowInit, num_groups: int) -> None:
         self.token_ids = init.token_ids.tolist()
         self.tables: list[dict[int, BlockId]] = [{} for _ in range(num_groups)]
+        self.states: list[dict[int, list[BlockId]]] = [{} for _ in range(num_groups)]  # pages of states
 
 
 class WindowExecutor:
@@ -60,10 +61,15 @@ class WindowExecutor:
         max_model_len: int = 200,
         num_slots: int = 0,
         block_size: int = BLOCK_SIZE,
+        state_pages: tuple[int, ...] = (),  # of a state in further groups
     ) -> None:
         full = KvGroup(KvKind.FULL, (0,), "float32", 1, 1)
         more = [KvGroup(KvKind.WINDOW, (i,), "float32", 1, 1, window=window) for i, window in enumerate(windows, 1)]
-        self.kv_spec = KvSpec(bytes(16), block_size, (full, *more))
+        states = [
+            KvGroup(KvKind.STATE, (i,), "float32", 1, pages * 2 * block_size)
+            for i, pages in enumerate(state_pages, 1 + len(windows))
+        ]
+        self.kv_spec = KvSpec(bytes(16), block_size, (full, *more, *states))
         self.model = ModelSpec(bytes(16), VOCAB_SIZE, max_model_len, ())
         self.num_blocks = num_blocks
         self.depth = depth
@@ -92,8 +98,11 @@ class WindowExecutor:
         spans = list(
             zip(plan.rows.tolist(), plan.num_computed_tokens.tolist(), plan.num_scheduled_tokens.tolist(), strict=True)
         )
+        for row, start, _ in spans:
+            self._read_states(self._rows[row], start)
         for row, start, count in spans:
             self._write(self._rows[row], start, start + count)
+            self._write_states(self._rows[row], start + count)
         if self._hook is not None:
             for layer in range(self.kv_spec.num_layers):
                 self._hook(plan, layer)
@@ -133,12 +142,18 @@ class WindowExecutor:
             table = self._rows[row].tables[0]
             table.update(enumerate(block_ids, len(table)))
         for row, group, first, block_ids in plan.more_blocks:
-            self._rows[row].tables[group].update(enumerate(block_ids, first))
+            if self.kv_spec.groups[group].kind is KvKind.STATE:
+                assert len(block_ids) == self.kv_spec.pages_each(self.kv_spec.groups[group])
+                self._rows[row].states[group][first] = block_ids
+            else:
+                self._rows[row].tables[group].update(enumerate(block_ids, first))
 
     def _write(self, row: _Row, start: int, stop: int) -> None:
         words = _words_of(row.token_ids)
         size = self.kv_spec.block_size
         for group, table in enumerate(row.tables):
+            if self.kv_spec.groups[group].kind is KvKind.STATE:
+                continue
             for position in range(start, stop):
                 self._words[table[position // size], :, position % size] = words[position] ^ group
 
@@ -146,12 +161,33 @@ class WindowExecutor:
         words = _words_of(row.token_ids)
         size = self.kv_spec.block_size
         for group, table in enumerate(row.tables):
+            if self.kv_spec.groups[group].kind is KvKind.STATE:
+                continue
             window = self.kv_spec.groups[group].window
             positions = range(max(0, start - window + 1) if window else 0, stop)
             blocks = [table[position // size] for position in positions]
             found = self._words[blocks, :, [position % size for position in positions]]
             wrong = (found != words[positions.start : stop] ^ group).any(axis=1)
             assert not wrong.any(), f"group {group} at {positions[int(wrong.argmax())]}"
+
+    def _read_states(self, row: _Row, start: int) -> None:
+        """Reads the state after the tokens before `start`, which the row or an equal prefix has written."""
+        if not start:
+            return
+        words = _words_of(row.token_ids[:start])[-1]
+        for group, states in enumerate(row.states):
+            if self.kv_spec.groups[group].kind is KvKind.STATE:
+                pages = states[(start - 1) // self.kv_spec.block_size]
+                marks = np.arange(len(pages), dtype=np.uint32)[:, None, None] * 8 + group
+                assert (self._words[pages] == words[None, :, None] ^ marks).all(), f"group {group} at {start}"
+
+    def _write_states(self, row: _Row, stop: int) -> None:
+        words = _words_of(row.token_ids[:stop])[-1]
+        for group, states in enumerate(row.states):
+            if self.kv_spec.groups[group].kind is KvKind.STATE:
+                pages = states[(stop - 1) // self.kv_spec.block_size]
+                marks = np.arange(len(pages), dtype=np.uint32)[:, None, None] * 8 + group
+                self._words[pages] = words[None, :, None] ^ marks
 
 
 class WindowHost:

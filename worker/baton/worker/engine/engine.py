@@ -81,7 +81,7 @@ class Engine:
             self._rates,
             executor.max_step_tokens,
             whole_prompts=not model.cached,
-            groups=executor.kv_spec.groups if model.cached else (),
+            kv_spec=executor.kv_spec if model.cached else None,
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.page_bytes)
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)

@@ -5,6 +5,9 @@ empty    0           no         allocate, lease
 cached   0           yes        touch (to held), allocate or lease (evicted, least recently freed first)
 held     1 or more   maybe      free by its last holder: to cached if findable, else to empty
 leased   0           no         settle (to held), free_lease (to empty); never reused before
+
+A state of a recurrent layer takes several blocks, which are joined: the first one is held, found and evicted for all.
+Cached states take a limited part of the pool; beyond it, the least recently freed one is evicted before other blocks.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.residency import ResidencyMeter
 
 _POOL_PARTS = 512  # an eviction takes at least one of so many parts of the pool
+_NO_BLOCKS: tuple[BlockId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class BlockPool:
         offloads: Offloads | None = None,
         num_groups: int = 1,
         residency: ResidencyMeter | None = None,
+        most_cached_joined: int | None = None,  # blocks of cached states; None: any number
     ) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
@@ -57,6 +62,10 @@ class BlockPool:
         self._cached: OrderedDict[BlockId, None] = OrderedDict()  # the next to evict first
         self._num_references = [0] * num_blocks
         self._leased: set[BlockId] = set()
+        self._joined: dict[BlockId, tuple[BlockId, ...]] = {}  # by the first block of a state, the others
+        self._cached_joined: OrderedDict[BlockId, None] = OrderedDict()  # those of _cached
+        self._num_cached_joined = 0  # their other blocks
+        self._most_cached_joined = num_blocks if most_cached_joined is None else most_cached_joined
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, BlockId] = {}
         self._events = events_of(Tier.DEVICE, num_groups)
@@ -68,7 +77,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that allocate could return now, including cached ones."""
-        return len(self._empty) + len(self._cached)
+        return len(self._empty) + len(self._cached) + self._num_cached_joined
 
     @property
     def has_evicted(self) -> bool:
@@ -93,6 +102,19 @@ class BlockPool:
             references[block_id] = 1
         return block_ids
 
+    def join(self, block_ids: Sequence[BlockId]) -> BlockId:
+        """Makes held blocks one state. Returns its first block, by which it is known from then on."""
+        first, *others = block_ids
+        if others:
+            for block_id in others:
+                self._num_references[block_id] = 0
+            self._joined[first] = tuple(others)
+        return first
+
+    def pages_of(self, block_id: BlockId) -> list[BlockId]:
+        """Returns the blocks of a state, or the block."""
+        return [block_id, *self._joined.get(block_id, _NO_BLOCKS)]
+
     def lookup(self, block_hashes: Sequence[BlockHash]) -> list[BlockId]:
         """Returns the blocks of the longest cached prefix. Touch them before the next allocation."""
         block_ids: list[BlockId] = []
@@ -110,6 +132,8 @@ class BlockPool:
         for block_id in block_ids:
             if references[block_id] == 0:
                 del cached[block_id]
+                if block_id in self._joined:
+                    self._uncache_joined(block_id)
                 if offloads is not None:
                     offloads.held(block_id, self._hash(block_id))
             references[block_id] += 1
@@ -119,12 +143,17 @@ class BlockPool:
             self._residency.used(block_ids)
 
     def count_unheld(self, block_ids: Sequence[BlockId]) -> int:
-        """Returns how many of these blocks are not held: touching them reduces num_free by as many."""
-        references = self._num_references
-        return [references[block_id] for block_id in block_ids].count(0)
+        """Returns how many of these blocks, and of their states', are not held: touching them takes as many."""
+        references, joined = self._num_references, self._joined
+        if not joined:
+            return [references[block_id] for block_id in block_ids].count(0)
+        return sum(1 + len(joined.get(block_id, ())) for block_id in block_ids if references[block_id] == 0)
 
-    def free(self, block_ids: Sequence[BlockId]) -> None:
-        """Ends one hold. The last block is evicted first, so a prefix is kept longer than its continuations."""
+    def free(self, block_ids: Sequence[BlockId], *, first: bool = False) -> None:
+        """Ends one hold. The last block is evicted first, so a prefix is kept longer than its continuations.
+
+        `first`: they are evicted before all others.
+        """
         references, hash_of, offloads = self._num_references, self._hash_of, self._offloads
         put_empty, cached = self._empty.append, self._cached
         for block_id in reversed(block_ids):
@@ -136,10 +165,17 @@ class BlockPool:
             block_hash = hash_of[block_id]
             if block_hash is None:
                 put_empty(block_id)
+                self._empty += self._joined.pop(block_id, _NO_BLOCKS)
                 continue
             cached[block_id] = None
+            if block_id in self._joined:
+                self._cache_joined(block_id, first=first)
+            if first:
+                cached.move_to_end(block_id, last=False)
             if offloads is not None:
                 offloads.cached(block_id, block_hash)
+        if self._num_cached_joined > self._most_cached_joined:
+            self._evict_joined()
 
     def store(self, block_ids: Sequence[BlockId], block_hashes: Sequence[BlockHash]) -> None:
         """Makes held, full blocks findable. If a hash is already cached, the existing block is kept."""
@@ -179,7 +215,7 @@ class BlockPool:
 
     def evict_ahead(self, wanted: int, at_most: int) -> None:
         """Evicts at most `at_most` cached blocks until `wanted` are empty, for a lease that is expected."""
-        count = min(wanted - len(self._empty), at_most, len(self._cached))
+        count = min(wanted - len(self._empty), at_most, len(self._cached) + self._num_cached_joined)
         if count > 0:
             self._empty[:0] = reversed(self._evict(count, in_order=False))
 
@@ -190,8 +226,12 @@ class BlockPool:
 
     def reset(self) -> None:
         """Forgets all contents, and pending events. Holds and leases stay."""
-        self._empty.extend(self._cached)
+        for block_id in self._cached:
+            self._empty += self.pages_of(block_id)
+            self._joined.pop(block_id, None)
         self._cached.clear()
+        self._cached_joined.clear()
+        self._num_cached_joined = 0
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
         self._events.clear()
@@ -214,7 +254,8 @@ class BlockPool:
 
     def count(self) -> PoolAudit:
         """Counts the blocks in each state by the free lists. O(1)."""
-        num_leased, num_cached, num_empty = len(self._leased), len(self._cached), len(self._empty)
+        num_leased, num_empty = len(self._leased), len(self._empty)
+        num_cached = len(self._cached) + self._num_cached_joined
         num_held = self.num_blocks - num_leased - num_cached - num_empty
         return PoolAudit(self.num_blocks, num_held, num_leased, num_cached, num_empty)
 
@@ -224,12 +265,15 @@ class BlockPool:
         self._check_hashes()
         if self._offloads is not None:
             self._offloads.audit({block_id: self._hash(block_id) for block_id in self._cached})
-        num_held = sum(1 for count in self._num_references if count > 0)
-        counted = num_held + len(self._leased) + len(self._cached) + len(self._empty)
+        num_held = sum(
+            1 + len(self._joined.get(BlockId(number), ())) for number, count in enumerate(self._num_references) if count
+        )
+        num_leased, num_empty = len(self._leased), len(self._empty)
+        num_cached = len(self._cached) + self._num_cached_joined
+        counted = num_held + num_leased + num_cached + num_empty
         if counted != self.num_blocks:
             raise DataLoss(f"{counted} blocks are accounted for, expected {self.num_blocks}")
         num_indexed = sum(split_key(self._hash(block_id))[1] == 0 for block_id in self._cached)
-        num_leased, num_cached, num_empty = len(self._leased), len(self._cached), len(self._empty)
         return PoolAudit(self.num_blocks, num_held, num_leased, num_cached, num_empty, num_indexed)
 
     def check_references(self, holds: Sequence[Sequence[BlockId]], leases: Sequence[Sequence[BlockId]]) -> None:
@@ -260,20 +304,54 @@ class BlockPool:
                 self._offloads.overwritten(block_id)
         missing = count - num_empty
         if missing > 0:
-            evicted = self._evict(min(max(missing, self._evicted_together), len(self._cached)), in_order)
+            num_cached = len(self._cached) + self._num_cached_joined
+            evicted = self._evict(min(max(missing, self._evicted_together), num_cached), in_order)
             block_ids += evicted[:missing]
             self._empty += reversed(evicted[missing:])
         return block_ids
 
     def _evict(self, count: int, in_order: bool) -> list[BlockId]:
+        """Evicts at least `count` blocks, and the rest of the last one's state."""
+        if not self._cached_joined:
+            return self._evict_these(list(itertools.islice(self._cached, count)), in_order)
+        block_ids: list[BlockId] = []
+        left = count
+        for block_id in self._cached:
+            if left <= 0:
+                break
+            block_ids.append(block_id)
+            left -= 1 + len(self._joined.get(block_id, _NO_BLOCKS))
+        return self._evict_these(block_ids, in_order)
+
+    def _evict_joined(self) -> None:
+        """Evicts the states that were freed least recently, until the others are few enough."""
+        over, block_ids = self._num_cached_joined - self._most_cached_joined, []
+        for block_id in self._cached_joined:
+            if over <= 0:
+                break
+            block_ids.append(block_id)
+            over -= len(self._joined[block_id])
+        self._empty += reversed(self._evict_these(block_ids, in_order=True))
+
+    def _cache_joined(self, block_id: BlockId, *, first: bool) -> None:
+        self._cached_joined[block_id] = None
+        self._num_cached_joined += len(self._joined[block_id])
+        if first:
+            self._cached_joined.move_to_end(block_id, last=False)
+
+    def _uncache_joined(self, block_id: BlockId) -> None:
+        del self._cached_joined[block_id]
+        self._num_cached_joined -= len(self._joined[block_id])
+
+    def _evict_these(self, block_ids: list[BlockId], in_order: bool) -> list[BlockId]:
+        """Evicts cached blocks. Returns them, with those of their states."""
         cached, hash_of = self._cached, self._hash_of
-        block_ids = list(itertools.islice(cached, count))
         removed = cast(list[BlockHash], list(map(hash_of.__getitem__, block_ids)))  # cached blocks have hashes
         for block_id in block_ids:
             del cached[block_id]
             hash_of[block_id] = None
         deque(map(self._block_of.__delitem__, removed), maxlen=0)
-        self.num_evicted += count
+        self.num_evicted += len(block_ids)
         self._events.removed(*removed)
         if self._residency is not None:
             self._residency.evicted(block_ids)
@@ -282,7 +360,16 @@ class BlockPool:
                 self._offloads.evicted(block_id, block_hash, in_order)
                 if not in_order:
                     self._offloads.overwritten(block_id)
-        return block_ids
+        return self._parted(block_ids) if self._joined else block_ids
+
+    def _parted(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
+        """Ends the states among these evicted blocks. Returns all their blocks."""
+        pages: list[BlockId] = []
+        for block_id in block_ids:
+            if block_id in self._cached_joined:
+                self._uncache_joined(block_id)
+            pages += (block_id, *self._joined.pop(block_id, _NO_BLOCKS))
+        return pages
 
     def _hash(self, block_id: BlockId) -> BlockHash:
         block_hash = self._hash_of[block_id]
@@ -290,6 +377,15 @@ class BlockPool:
         return block_hash
 
     def _check_free_lists(self) -> None:
+        joined = [block_id for others in self._joined.values() for block_id in others]
+        if len({*joined, *self._empty, *self._cached, *self._leased}) != len(joined) + sum(
+            map(len, (self._empty, self._cached, self._leased))
+        ):
+            raise DataLoss("a block of a state is also free or leased")
+        if any(self._num_references[block_id] or self._hash_of[block_id] is not None for block_id in joined):
+            raise DataLoss("a further block of a state has references or a hash of its own")
+        if self._cached_joined.keys() != self._cached.keys() & self._joined.keys():
+            raise DataLoss(f"{len(self._cached_joined)} states are listed as cached, others are")
         for name, block_ids in (("empty", self._empty), ("cached", self._cached), ("leased", self._leased)):
             if len(set(block_ids)) != len(block_ids):
                 raise DataLoss(f"a block is {name} twice")

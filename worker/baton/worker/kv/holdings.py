@@ -14,7 +14,7 @@ from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.restorable import Restorable, find_restorable
 from baton.worker.kv.host_tier.slots import HostTier
-from baton.worker.kv.partial_groups import PartialGroups, append_each, by_position
+from baton.worker.kv.partial_groups import PartialGroups, by_position
 from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.kv.residency import ResidencyMeter
@@ -39,12 +39,13 @@ class Holdings:
         origins: BlockOrigins | None = None,
         min_host_uses: int = 1,
         partial: PartialGroups | None = None,  # None: every layer keeps every token
+        most_cached_states: float = 1.0,  # part of the pool
     ) -> None:
-        self.partial = partial or PartialGroups((), block_size, 0)
+        self.partial = partial or PartialGroups(None, block_size, 0)
         num_groups = 1 + len(self.partial)
         self.offloads = Offloads(HostTier(num_host_slots, num_groups), num_ahead, min_host_uses)
         offloads = self.offloads if num_host_slots else None
-        self.pool = BlockPool(num_blocks, offloads, num_groups, residency)
+        self.pool = BlockPool(num_blocks, offloads, num_groups, residency, int(num_blocks * most_cached_states))
         self.origins = origins
         self.prefixes = PrefixesInProgress()
         self.pinned = PinnedBlocks(num_blocks, block_size, max_model_len, self.partial)
@@ -81,23 +82,24 @@ class Holdings:
         return block_ids
 
     def free_passed(self, state: RequestState, num_computed: int, step: int) -> None:
-        """Frees the blocks that windows have passed. Steps up to `step`, the last launched one, may still use them.
+        """Frees the blocks that the request has passed. Steps up to `step`, the last launched one, may still use them.
 
         `num_computed` may count tokens that a step in flight does not return.
         """
-        passed = self.partial.passed(state, min(num_computed, len(state.token_ids) - 1))
-        if passed:
+        kept, others = self.partial.passed(state, min(num_computed, len(state.token_ids) - 1))
+        if kept or others:
             self._fence_step = max(self._fence_step, step)
-            self.pool.free(passed)
+            self.pool.free(kept)
+            self.pool.free(others, first=True)
 
     def advance(self, state: RequestState, num_computed: int, step: int) -> bool:
-        """Moves the windows of a prompt to its next chunk. False: the blocks for it are not free."""
+        """Prepares a prompt's partial groups for its next chunk. False: the blocks for it are not free."""
         self.free_passed(state, num_computed, step)
         missing = self.partial.num_ahead(state, num_computed, len(state.block_ids))
-        block_ids = self.pool.allocate(sum(missing))
+        block_ids = self.pool.allocate(self.partial.num_pages(missing))
         if block_ids is None:
             return False
-        append_each(state.partial, block_ids, missing)
+        self.partial.append(self.pool, state.partial, block_ids, missing)
         if state.request.prefill_only:
             self.pin(state)
         return True
@@ -134,7 +136,7 @@ class Holdings:
         block_ids = [*(state.block_ids if pinned else ()), *state.leased]
         num_later = 0
         if pinned and state.partial:
-            block_ids += [block_id for blocks in state.partial for block_id in blocks.block_ids]
+            block_ids += [block_id for blocks in state.partial for block_id in blocks.pages]
             if state.phase is Phase.RUNNING:
                 num_later = max(0, self.pinned.lifetime_blocks(state) - len(block_ids))
         if block_ids:
@@ -199,7 +201,12 @@ class Holdings:
     def cached_prefix(self, state: RequestState) -> list[BlockId]:
         """Returns the findable blocks at the request's front, not held."""
         hits = self.pool.lookup(state.block_hashes[: self.num_reusable(state)])
-        return hits[: self.partial.usable(self.pool.lookup, state, len(hits))] if self.partial else hits
+        if not self.partial:
+            return hits
+        usable = self.partial.usable(self.pool.lookup, state, len(hits))
+        if usable < len(hits):
+            self.partial.want_snapshot(state, len(hits))  # another request has gone on from there
+        return hits[:usable]
 
     def restorable(self, state: RequestState, hits: list[BlockId]) -> Restorable | None:
         """Returns the prefix to restore from host memory, longer than `hits`. None: there is none."""

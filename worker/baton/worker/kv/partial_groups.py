@@ -1,8 +1,7 @@
-"""The blocks of layers with windows, beside those of the full group: what a request needs, finds and passes.
+"""The blocks of groups in which a request holds a part of its chain, beside those of the full group.
 
-In each window group a request holds blocks [first, stop) of its chain: from the first token that its next one attends
-to, and as far ahead as one step computes. Blocks that the window has passed are freed while the request runs. A prefix
-is found if its last tokens, which the next one attends to, are.
+In each such group a request holds what its next token reads, and what the next step writes; what it has passed is freed
+while it runs. A prefix is found if what its next token reads is: a window's last tokens, or the state at its end.
 """
 
 from __future__ import annotations
@@ -15,87 +14,90 @@ from baton.rpc.errors import Unsupported
 from baton.worker.core import BlockHash, BlockId
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.group_keys import keys_in
-from baton.worker.kv_spec import KvGroup, KvKind
-from baton.worker.requests.state import GroupSpan, RequestState, WindowBlocks, num_blocks_for
+from baton.worker.kv.group_rules import PartialRules, StateRules, WindowRules
+from baton.worker.kv_spec import KvKind, KvSpec
+from baton.worker.requests.state import GroupSpan, PartialBlocks, RequestState, WindowBlocks, num_blocks_for
 
 HasBlock = Callable[[Sequence[BlockHash]], object]  # given one key; true if its block can be had
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowGroup:
-    """Says which blocks one group's window covers."""
-
-    index: int  # of the worker's groups
-    group: KvGroup
-    block_size: int
-    max_step_tokens: int
-
-    def first(self, position: int) -> int:
-        """Returns the first block that the token at `position` attends to."""
-        return self.group.first_block(position, self.block_size)
-
-    def first_held(self, state: RequestState, position: int) -> int:
-        """Returns the first block to hold before that token: the worker that gets the KV may need earlier ones."""
-        return min(self.first(position), self.first_moved(state)) if state.receiver_block_size else self.first(position)
-
-    def first_moved(self, state: RequestState) -> int:
-        """Returns the first block of those that the receiver of a prompt's KV gets."""
-        size = state.receiver_block_size
-        return self.group.first_moved(len(state.token_ids.given), size) * size // self.block_size
-
-    def most(self, state: RequestState, num_blocks: int) -> int:
-        """Returns the most blocks that a request of `num_blocks` ever holds."""
-        most = self.group.most_blocks(num_blocks, self.block_size, self.max_step_tokens)
-        if state.receiver_block_size:
-            most += num_blocks_for(2 * state.receiver_block_size, self.block_size) + 1
-        return min(num_blocks, most)
-
-    def stop(self, position: int, num_blocks: int) -> int:
-        """Returns the end of the blocks to hold before this token, of a request that has `num_blocks`."""
-        first = self.first(position)
-        return first + self.group.most_blocks(num_blocks - first, self.block_size, self.max_step_tokens)
-
-
 @dataclass(slots=True)
 class PartialNeeds:
-    """The window blocks of a request that is about to run."""
+    """The blocks of a request that is about to run, in its partial groups."""
 
-    found: list[WindowBlocks] = field(default_factory=list)  # findable ones, in each group
+    found: list[PartialBlocks] = field(default_factory=list)  # findable ones, in each group
     missing: list[int] = field(default_factory=list)  # blocks after those, in each group
-
-    @property
-    def num_missing(self) -> int:
-        return sum(self.missing)
+    num_missing: int = 0  # pages of those
 
     @property
     def found_ids(self) -> list[BlockId]:
         """The findable blocks of all groups."""
         return [block_id for blocks in self.found for block_id in blocks.block_ids]
 
-    def completed(self, block_ids: Sequence[BlockId]) -> list[WindowBlocks]:
-        """Returns the blocks to hold, with these as the missing ones."""
-        append_each(self.found, block_ids, self.missing)
-        return self.found
-
 
 class PartialGroups:
-    """The window groups of a worker; none where every layer keeps every token."""
+    """The groups of windows and states of a worker; none where every layer keeps every token."""
 
-    def __init__(self, groups: Sequence[KvGroup], block_size: int, max_step_tokens: int) -> None:
-        """`max_step_tokens`: of one request. Raises Unsupported for groups other than a full one and windows."""
+    def __init__(self, spec: KvSpec | None, block_size: int, max_step_tokens: int, snapshot_blocks: int = 0) -> None:
+        """`spec`: None of one full group. `max_step_tokens`: of one request.
+
+        `snapshot_blocks`: blocks from one state of a prompt that is kept to the next; 0: those of one step, and at
+        least as many as a state takes. Raises Unsupported for groups other than a full one, windows and states.
+        """
+        groups = () if spec is None else spec.groups
         kinds = [group.kind for group in groups]
-        if kinds and (kinds[0] is not KvKind.FULL or set(kinds[1:]) - {KvKind.WINDOW}):
+        if kinds and (kinds[0] is not KvKind.FULL or set(kinds[1:]) - {KvKind.WINDOW, KvKind.STATE}):
             names = ", ".join(kind.value for kind in kinds)
-            raise Unsupported(f"KV groups {names}: the first must be full, and others windows", field="model")
-        self._groups = [
-            _WindowGroup(index, group, block_size, max_step_tokens)
-            for index, group in enumerate(groups)
-            if group.kind is KvKind.WINDOW
-        ]
+            raise Unsupported(f"KV groups {names}: the first must be full, and others windows or states", field="model")
+        self._groups: list[PartialRules] = []
+        self._states: list[StateRules] = []
         self._block_size = block_size
+        for index, group in enumerate(groups[1:], 1):
+            assert spec is not None
+            common = (index, group, block_size, max_step_tokens, spec.pages_each(group))
+            if group.kind is KvKind.STATE:
+                every = snapshot_blocks or max(common[-1], num_blocks_for(max_step_tokens, block_size))
+                self._states.append(StateRules(*common, snapshot_blocks=every))
+            self._groups.append(self._states[-1] if group.kind is KvKind.STATE else WindowRules(*common))
+        self.pages = [group.pages for group in self._groups]  # of a block in each group
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some groups hold states."""
+        return bool(self._states)
+
+    def num_pages(self, counts: Iterable[int]) -> int:
+        """Returns the pages of so many blocks in each group."""
+        return sum(count * pages for count, pages in zip(counts, self.pages, strict=True))
+
+    def append(
+        self, pool: BlockPool, partial: Iterable[PartialBlocks], pages: Iterable[BlockId], counts: Iterable[int]
+    ) -> None:
+        """Appends the next so many blocks, of these held pages, in each group."""
+        rest = iter(pages)
+        for group, blocks, count in zip(self._groups, partial, counts, strict=True):
+            group.append(pool, blocks, list(islice(rest, count * group.pages)))
+
+    def append_next(self, pool: BlockPool, state: RequestState, pages: Iterable[BlockId]) -> None:
+        """Appends one block in each group, of the token that a decode computes next."""
+        rest = iter(pages)
+        for group, blocks in zip(self._groups, state.partial, strict=True):
+            group.append_next(pool, blocks, list(islice(rest, group.pages)))
+
+    def chunk_end(self, state: RequestState, start: int, stop: int) -> int:
+        """Returns where a prompt's chunk [start, stop) ends: states are kept where steps end."""
+        if state.caching:
+            for group in self._states:
+                stop = group.chunk_end(state, start, stop)
+        return stop
+
+    def want_snapshot(self, state: RequestState, num_blocks: int) -> None:
+        """Keeps the states of the request after `num_blocks`, if it computes that: another one continues there."""
+        if self._states and num_blocks:
+            state.snapshots.add(num_blocks - 1)
 
     # Prefixes.
 
@@ -108,7 +110,7 @@ class PartialGroups:
                 num_hits = self._usable_in(group, has, state, num_hits)
         return num_hits
 
-    def _usable_in(self, group: _WindowGroup, has: HasBlock, state: RequestState, num_hits: int) -> int:
+    def _usable_in(self, group: PartialRules, has: HasBlock, state: RequestState, num_hits: int) -> int:
         block = num_hits
         while block > group.first_held(state, num_hits * self._block_size):
             block -= 1
@@ -137,26 +139,33 @@ class PartialGroups:
             first = group.first_held(state, num_computed)
             found = pool.lookup(keys_in(group.index, state.block_hashes[first:num_hits]))
             assert len(found) == max(0, num_hits - first), "the prefix is usable"
-            needs.found.append(WindowBlocks(group.index, first, found))
-            needs.missing.append(group.stop(num_computed, num_blocks) - first - len(found))
+            blocks = group.start(pool, first, found)
+            needs.found.append(blocks)
+            needs.missing.append(group.num_ahead(blocks, num_computed, num_blocks))
+        needs.num_missing = self.num_pages(needs.missing)
         return needs
 
-    def passed(self, state: RequestState, position: int) -> list[BlockId]:
-        """Takes from the request the blocks that tokens from `position` on do not attend to."""
-        block_ids: list[BlockId] = []
+    def passed(self, state: RequestState, position: int) -> tuple[list[BlockId], list[BlockId]]:
+        """Takes from the request the blocks that tokens from `position` on do not read.
+
+        Returns those that are worth as much as other blocks, and those that are not.
+        """
+        kept: list[BlockId] = []
+        others: list[BlockId] = []
         for group, blocks in zip(self._groups, state.partial, strict=True):
-            block_ids += blocks.cut(group.first_held(state, position))
-        return block_ids
+            for number, block_id in blocks.cut(group.first_held(state, position)):
+                (kept if group.is_kept(state, number) else others).append(block_id)
+        return kept, others
 
     def most_blocks(self, state: RequestState) -> int:
-        """Returns the most blocks that the request can ever hold in all groups."""
+        """Returns the most pages that the request can ever hold in all groups."""
         num_blocks = state.lifetime_blocks(self._block_size)
-        return sum(group.most(state, num_blocks) for group in self._groups)
+        return sum(group.most(state, num_blocks) * group.pages for group in self._groups)
 
     def num_ahead(self, state: RequestState, position: int, num_blocks: int) -> list[int]:
         """Returns how many more blocks a request of `num_blocks` needs in each group for a step from `position` on."""
         columns = zip(self._groups, state.partial, strict=True)
-        return [max(0, group.stop(position, num_blocks) - blocks.stop) for group, blocks in columns]
+        return [group.num_ahead(blocks, position, num_blocks) for group, blocks in columns]
 
     def leased_spans(self, state: RequestState) -> list[GroupSpan]:
         """Returns the leased blocks of a remote prefill in all groups, those of the full one first."""
@@ -179,29 +188,21 @@ class PartialGroups:
         block_ids: list[BlockId] = []
         keys: list[BlockHash] = []
         for blocks in state.partial:
-            first = max(start, blocks.first)
-            held = blocks.block_ids[first - blocks.first : max(0, stop - blocks.first)]
-            block_ids += held
-            keys += keys_in(blocks.group, state.block_hashes[first : first + len(held)])
+            for number, block_id in blocks.findable(start, stop):
+                block_ids.append(block_id)
+                keys += keys_in(blocks.group, state.block_hashes[number : number + 1])
         return block_ids, keys
 
 
-def spans_of(partial: Iterable[WindowBlocks]) -> list[GroupSpan]:
+def spans_of(partial: Iterable[PartialBlocks]) -> list[GroupSpan]:
     """Returns a copy of the blocks in each group."""
-    return [GroupSpan(blocks.first, list(blocks.block_ids)) for blocks in partial]
+    return [GroupSpan(blocks.first, list(blocks.block_ids)) for blocks in partial if isinstance(blocks, WindowBlocks)]
 
 
-def append_each(partial: Iterable[WindowBlocks], block_ids: Iterable[BlockId], counts: Iterable[int]) -> None:
-    """Appends the next so many of these blocks in each group."""
-    rest = iter(block_ids)
-    for blocks, count in zip(partial, counts, strict=True):
-        blocks.block_ids += islice(rest, count)
-
-
-def by_position(block_ids: Sequence[BlockId], partial: Iterable[WindowBlocks]) -> list[BlockId]:
+def by_position(block_ids: Sequence[BlockId], partial: Iterable[PartialBlocks]) -> list[BlockId]:
     """Returns a request's blocks in the prompt's order, so that those of one prefix are evicted together."""
     columns = [[block_id] for block_id in block_ids]
     for blocks in partial:
-        for place, block_id in enumerate(blocks.block_ids, blocks.first):
+        for place, block_id in blocks.placed():
             columns[place].append(block_id)
     return list(chain.from_iterable(columns))

@@ -6,6 +6,7 @@ block, all earlier blocks are the same too. So the next block of each request is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +75,14 @@ class PrefixesInProgress:
             if found is None or index > found.last:
                 found = Common(work.holder, index)
         return found
+
+    def commons(self, state: RequestState) -> Iterator[Common]:
+        """Yields the blocks of the request that each of the others computes, if those come next there."""
+        for work in self._work_of.values():
+            stop = min(len(state.block_hashes), work.stop)
+            if work.next < stop and state.block_hashes[work.next] == work.next_hash:
+                holder = work.holder
+                yield Common(holder, _last_equal(state.block_hashes, holder.block_hashes, work.next, stop - 1))
 
     def park(self, state: RequestState, common: Common) -> None:
         """Makes the request wait until these blocks are computed."""

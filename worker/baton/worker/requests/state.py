@@ -48,13 +48,108 @@ class WindowBlocks:
         """The number after the last one."""
         return self.first + len(self.block_ids)
 
-    def cut(self, first: int) -> list[BlockId]:
-        """Takes the blocks before number `first`, and returns them."""
+    @property
+    def pages(self) -> list[BlockId]:
+        """The memory of its blocks."""
+        return self.block_ids
+
+    def cut(self, first: int) -> list[tuple[int, BlockId]]:
+        """Takes the blocks before number `first`, and returns them with their numbers."""
         count = max(0, first - self.first)
-        passed = self.block_ids[:count]
+        passed = list(enumerate(self.block_ids[:count], self.first))
         del self.block_ids[:count]
         self.first += len(passed)
         return passed
+
+    def write(self, start: int, stop: int, block_size: int) -> None:
+        """Does nothing: a chunk writes the block of each token."""
+
+    def named(self) -> list[GroupSpan]:
+        """Returns the blocks as consecutive ones of the chain."""
+        return [GroupSpan(self.first, list(self.block_ids))]
+
+    def newest(self) -> GroupSpan:
+        """Returns the last block."""
+        return GroupSpan(self.stop - 1, self.block_ids[-1:])
+
+    def findable(self, start: int, stop: int) -> list[tuple[int, BlockId]]:
+        """Returns the held ones of blocks [start, stop), with their numbers."""
+        first = max(start, self.first)
+        return list(enumerate(self.block_ids[first - self.first : max(0, stop - self.first)], first))
+
+    def placed(self) -> list[tuple[int, BlockId]]:
+        """Returns its blocks with their numbers."""
+        return list(enumerate(self.block_ids, self.first))
+
+
+@dataclass(slots=True)
+class StateBlocks:
+    """A request's states in a group of states: the one that it reads next, and the one that it writes.
+
+    A state is that at the end of the block whose number it has. While that block is computed, it is replaced in place.
+    """
+
+    group: int
+    numbers: list[int]  # ascending
+    states: list[list[BlockId]]  # the pages of each; then those of the next one, if it has no number yet
+    left_early: int = -1  # a number, whose state is that of a token within the block: the next chunk passed its end
+
+    @property
+    def block_ids(self) -> list[BlockId]:
+        """The first page of each state, by which the pool knows it."""
+        return [pages[0] for pages in self.states]
+
+    @property
+    def pages(self) -> list[BlockId]:
+        """The memory of its states."""
+        return [page for pages in self.states for page in pages]
+
+    @property
+    def stop(self) -> int:
+        """The number after the last one."""
+        return self.numbers[-1] + 1 if self.numbers else 0
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether there is a state for the next number."""
+        return len(self.states) > len(self.numbers)
+
+    def cut(self, first: int) -> list[tuple[int, BlockId]]:
+        """Takes the states before number `first`, and returns them with their numbers."""
+        count = sum(number < first for number in self.numbers)
+        passed = list(zip(self.numbers[:count], self.block_ids[:count], strict=True))
+        del self.numbers[:count], self.states[:count]
+        return passed
+
+    def write(self, start: int, stop: int, block_size: int) -> None:
+        """Numbers the state that a chunk [start, stop) writes."""
+        number = (stop - 1) // block_size
+        if number < self.stop:
+            return
+        if start % block_size:
+            self.left_early = (start - 1) // block_size
+        assert self.has_spare, f"no memory for the state at the end of block {number}"
+        self.numbers.append(number)
+
+    def named(self) -> list[GroupSpan]:
+        """Returns the pages of each numbered state."""
+        return [GroupSpan(number, list(pages)) for number, pages in zip(self.numbers, self.states, strict=False)]
+
+    def newest(self) -> GroupSpan:
+        """Returns the pages of the last state."""
+        return GroupSpan(self.numbers[-1], list(self.states[-1]))
+
+    def findable(self, start: int, stop: int) -> list[tuple[int, BlockId]]:
+        """Returns the states at the ends of blocks [start, stop), with their numbers."""
+        return [each for each in self.placed() if start <= each[0] < stop and each[0] != self.left_early]
+
+    def placed(self) -> list[tuple[int, BlockId]]:
+        """Returns its states with their numbers. One without a number comes last."""
+        numbers = [*self.numbers, self.stop] if self.has_spare else self.numbers
+        return list(zip(numbers, self.block_ids, strict=True))
+
+
+PartialBlocks: TypeAlias = WindowBlocks | StateBlocks
 
 
 class Phase(enum.Enum):
@@ -86,9 +181,10 @@ class RequestState:
     caching: bool = True  # its blocks may be stored and found
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)
-    partial: list[WindowBlocks] = field(default_factory=list)  # its blocks in other groups than the first
+    partial: list[PartialBlocks] = field(default_factory=list)  # its blocks in other groups than the first
     leased: list[BlockId] = field(default_factory=list)  # of all groups: these follow its blocks once they are settled
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks hashed so far
+    snapshots: set[int] = field(default_factory=set)  # numbers of blocks at whose end its states are worth keeping
     num_stored_blocks: int = 0  # blocks, from the front, that are stored
     row: int = NO_ROW
     last_step: int = 0  # the last step that computed it; set by the batch while it has a row

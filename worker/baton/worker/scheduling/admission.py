@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from baton.worker.core import RowInit
 from baton.worker.kv.holdings import Holdings
-from baton.worker.kv.partial_groups import append_each, spans_of
+from baton.worker.kv.partial_groups import spans_of
 from baton.worker.requests.outputs import EngineCounters, PrefillStarted
 from baton.worker.requests.state import Phase, Rank, RequestState
 from baton.worker.scheduling.awaited_kv import AwaitedKv
@@ -85,8 +85,11 @@ class Admissions:
         if state in draft.waiting:
             return
         given = draft.chunks.get(state, 0)
-        remaining = len(state.token_ids) - int(self._batch.num_computed[state.row])
-        more = self._background.take(state, max(0, self._partial.chunk(remaining, given, draft.budget)))
+        start = int(self._batch.num_computed[state.row])
+        remaining = len(state.token_ids) - start
+        wanted = given + max(0, self._partial.chunk(remaining, given, draft.budget))
+        wanted = self._holdings.partial.chunk_end(state, start, start + wanted) - start
+        more = self._background.take(state, max(0, wanted - given))
         if more > 0:
             draft.chunks[state] = given + more
             draft.budget -= more
@@ -104,6 +107,8 @@ class Admissions:
         while draft.budget > 0 and (state := self._queues.waiting.peek()) is not None:
             if self._try_to_admit(state, draft) is not Admission.DONE:
                 return
+        if (state := self._queues.waiting.peek()) is not None:
+            self._placement.want_snapshots(state)
 
     def _try_to_admit(self, state: RequestState, draft: Draft) -> Admission:
         # All tokens of a preempted request are known only when its last step is collected.
@@ -122,11 +127,12 @@ class Admissions:
         self._holdings.free_passed(state, num_computed, draft.step - 1)
         missing = self._holdings.partial.num_ahead(state, num_computed, num_blocks)
         num_full = num_blocks - len(state.block_ids)
-        if not self._preemption.free_blocks(state, num_full + sum(missing), draft):
+        num_fresh = num_full + self._holdings.partial.num_pages(missing)
+        if not self._preemption.free_blocks(state, num_fresh, draft):
             return False
-        fresh = self._holdings.allocate(num_full + sum(missing))
+        fresh = self._holdings.allocate(num_fresh)
         state.block_ids += fresh[:num_full]
-        append_each(state.partial, fresh[num_full:], missing)
+        self._holdings.partial.append(self._pool, state.partial, fresh[num_full:], missing)
         self._start(state, num_computed, draft)
         return True
 
@@ -162,11 +168,14 @@ class Admissions:
             return Admission.DONE
         fresh = self._holdings.allocate(num_fresh)
         state.block_ids = hits + fresh[:num_full]
-        state.partial = partial.completed(fresh[num_full:])
+        state.partial = partial.found
+        self._holdings.partial.append(self._pool, state.partial, fresh[num_full:], partial.missing)
         state.num_stored_blocks = len(hits)
         if state.started is None and not state.num_remote_tokens:
             state.num_cached_tokens = num_cached_tokens
             self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
+        # The same prompt continues there when it comes again.
+        self._holdings.partial.want_snapshot(state, self._holdings.num_reusable(state))
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
         self._start(state, num_computed, draft)
         return Admission.DONE

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from baton.worker.core import BlockId, MoreBlocks, Row
 from baton.worker.kv.holdings import Holdings
-from baton.worker.kv.partial_groups import append_each
 from baton.worker.requests.state import NO_ROW, RequestState
 from baton.worker.scheduling.preemption import Preemption
 from baton.worker.scheduling.steps.batch import Batch
@@ -23,29 +22,29 @@ class Growth:
         self._preemption = preemption
         self._block_size = holdings.block_size
         self._num_groups = 1 + len(holdings.partial)
+        self._num_pages = 1 + sum(holdings.partial.pages)  # of one block in each group
 
     def grow(self, draft: Draft) -> None:
-        """Gives each decode that starts a new block one in each group, and moves the windows of prompts."""
+        """Gives each decode that starts a new block one in each group, and prompts what their next chunks need."""
         self._grow_decodes(draft)
         if self._num_groups > 1:
             self._move_partial(draft)
 
     def _grow_decodes(self, draft: Draft) -> None:
-        batch, each = self._batch, self._num_groups
+        batch, each = self._batch, self._num_pages
         short = batch.short_rows(draft.decode_rows(batch))
         if not len(short):
             return
         states = batch.states_at(short)
-        if each > 1:
+        if self._num_groups > 1:
             for state in states:
                 self._holdings.free_passed(state, int(batch.num_computed[state.row]), draft.step - 1)
         block_ids = self._pool.allocate(len(states) * each)
         if block_ids is None:
             self._grow_by_rank(states, draft)
             return
-        groups = [block_ids[group::each] for group in range(each)]
-        for state, new in zip(states, zip(*groups, strict=True), strict=True):
-            _extend(state, new, draft)
+        for index, state in enumerate(states):
+            self._extend(state, block_ids[index * each : (index + 1) * each], draft)
         batch.capacity[short] += self._block_size
 
     def _grow_by_rank(self, states: list[RequestState], draft: Draft) -> None:
@@ -53,9 +52,9 @@ class Growth:
         batch = self._batch
         for state in sorted(states, key=lambda other: other.rank):
             while state.row != NO_ROW:
-                block_ids = self._pool.allocate(self._num_groups)
+                block_ids = self._pool.allocate(self._num_pages)
                 if block_ids is not None:
-                    _extend(state, block_ids, draft)
+                    self._extend(state, block_ids, draft)
                     batch.capacity[state.row] += self._block_size
                     break
                 if batch.has_block(state.row):
@@ -64,7 +63,7 @@ class Growth:
                 self._preemption.preempt(self._preemption.victim() or state, draft)
 
     def _move_partial(self, draft: Draft) -> None:
-        """Moves the windows of prompts to their next chunks. Preempts if there are too few blocks.
+        """Gives prompts what their next chunks need in partial groups. Preempts if there are too few blocks.
 
         A prefill for another worker is never preempted: it waits for blocks that steps in flight or copies still have.
         """
@@ -80,15 +79,11 @@ class Growth:
                 draft.preempted = True
                 self._preemption.preempt(victim or state, draft)
 
-
-def _extend(state: RequestState, block_ids: Sequence[BlockId], draft: Draft) -> None:
-    """Appends a block in each group."""
-    row = Row(state.row)
-    state.block_ids.append(block_ids[0])
-    draft.new_blocks[row] = [block_ids[0]]
-    if len(block_ids) > 1:
-        draft.more_blocks[row] = [
-            MoreBlocks(row, blocks.group, blocks.stop, [block_id])
-            for blocks, block_id in zip(state.partial, block_ids[1:], strict=True)
-        ]
-        append_each(state.partial, block_ids[1:], [1] * len(state.partial))
+    def _extend(self, state: RequestState, pages: Sequence[BlockId], draft: Draft) -> None:
+        """Appends a block in each group."""
+        row = Row(state.row)
+        state.block_ids.append(pages[0])
+        draft.new_blocks[row] = [pages[0]]
+        if len(pages) > 1:
+            self._holdings.partial.append_next(self._pool, state, pages[1:])
+            draft.more_blocks[row] = [MoreBlocks(row, blocks.group, *blocks.newest()) for blocks in state.partial]

@@ -28,6 +28,7 @@ class Placement:
         self._queues.stalled = False
         self._queues.compiling.discard(state)
         state.phase = Phase.WAITING
+        self.want_snapshots(state)
         if state.wants_remote:
             hits = self._holdings.cached_prefix(state)
             if self.park(state, len(hits)) or self._awaited_kv.restore_first(state, hits):
@@ -45,8 +46,15 @@ class Placement:
         if common is None:
             return False
         state.phase = Phase.PARKED
+        self._holdings.partial.want_snapshot(common.holder, common.last + 1)
         prefixes.park(state, common)
         return True
+
+    def want_snapshots(self, state: RequestState) -> None:
+        """Makes others that compute a part of the request's prefix keep their states where the two part."""
+        if self._holdings.partial.has_states and state.caching:
+            for holder, last in self._holdings.prefixes.commons(state):
+                self._holdings.partial.want_snapshot(holder, last + 1)
 
     def wake(self, woken: Iterable[RequestState]) -> None:
         """Places these requests again, the most urgent first."""

@@ -5,17 +5,17 @@ Running requests come first: a decode without a block preempts another request. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import BlockId, Int32, TokenMasks
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.holdings import Holdings
 from baton.worker.kv.partial_groups import PartialGroups
 from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
-from baton.worker.kv_spec import KvGroup
+from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import EngineCounters, PrefillWanted
 from baton.worker.requests.state import NO_ROW, GroupSpan, Phase, RequestState, num_blocks_for
 from baton.worker.scheduling.admission import Admissions
@@ -51,7 +51,7 @@ class Scheduler:
         max_step_tokens: int = 1,  # of one decode
         *,
         whole_prompts: bool = False,  # nothing is cached: a step computes prompts from their first to their last token
-        groups: Sequence[KvGroup] = (),  # of the KV; empty: one full group
+        kv_spec: KvSpec | None = None,  # None: one full group
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         sample = settings.residency_sample
@@ -66,8 +66,11 @@ class Scheduler:
             self.residency,
             self.origins,
             settings.min_host_uses,
-            PartialGroups(groups, block_size, settings.max_num_batched_tokens),
+            PartialGroups(kv_spec, block_size, settings.max_num_batched_tokens, settings.state_snapshot_blocks),
+            settings.state_cache_share,
         )
+        if holdings.partial.has_states:
+            _check_states(settings, num_host_slots, max_step_tokens)
         self.offloads = holdings.offloads
         self.pool = holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
@@ -198,7 +201,12 @@ class Scheduler:
     # Remote prefills.
 
     def check_fits(self, state: RequestState) -> None:
-        """Raises InvalidRequest for a request that needs more blocks than there are, because of its receiver's size."""
+        """Raises InvalidRequest for a request that needs more blocks than there are, because of its receiver's size.
+
+        Raises Unsupported for a hand-over of states.
+        """
+        if self._holdings.partial.has_states and (state.request.prefill_only or state.request.remote_prefill):
+            raise Unsupported("models with states compute prompts where they decode: no hand-over", field="model")
         if not state.receiver_block_size:
             return
         needed, num_blocks = self._holdings.pinned.lifetime_blocks(state), self.pool.num_blocks
@@ -335,11 +343,35 @@ class Scheduler:
         return num_blocks
 
     def _finalize(self, draft: Draft) -> ScheduledStep | None:
-        scheduled = draft.finalize(self.batch)
+        if self._holdings.partial.has_states:
+            self._cut_chunks(draft)
+        scheduled = draft.finalize(self.batch, self._block_size)
         if scheduled is not None:
             self._step = draft.step
             self._masks.add(scheduled)
         return scheduled
+
+    def _cut_chunks(self, draft: Draft) -> None:
+        """Ends chunks earlier where requests of this step, which were placed after them, want to continue."""
+        for state, chunk in draft.chunks.items():
+            start = int(self.batch.num_computed[state.row])
+            draft.chunks[state] = self._holdings.partial.chunk_end(state, start, start + chunk) - start
+
+
+def _check_states(settings: EngineSettings, num_host_slots: int, max_step_tokens: int) -> None:
+    """Raises Unsupported for what is not built for models with states."""
+    if num_host_slots:
+        raise Unsupported(
+            "models with states have no host memory for evicted blocks: it must be 0", field="host_cache_gb"
+        )
+    if max_step_tokens > 1:
+        raise Unsupported(
+            f"models with states compute one token of a decode in a step, the executor up to {max_step_tokens}: "
+            "guessed tokens must be off",
+            field="model",
+        )
+    if settings.dummy_kv:
+        raise Unsupported("models with states compute every prompt: dummy_kv must be false", field="dummy_kv")
 
 
 def _num_ahead(num_blocks: int, num_host_slots: int, budget: int, block_size: int) -> int:

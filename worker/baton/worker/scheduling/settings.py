@@ -23,6 +23,9 @@ class EngineSettings:
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     min_host_uses: int = 1  # requests that have had a block before it is copied to host memory
     prefix_caching: bool = True
+    # Blocks from one state of a prompt that is kept to the next; 0: those of one step, and at least a state's.
+    state_snapshot_blocks: int = 0
+    state_cache_share: float = 0.5  # part of the blocks that states may have which no request holds
     dummy_kv: bool = False  # prompts are not computed: their KV is what the blocks contain
     cache_outputs: bool = True  # makes blocks of generated tokens findable, too
     block_origins: bool = False  # records the tokens of blocks that become findable, for take_origins
@@ -43,6 +46,7 @@ class EngineSettings:
             "min_remote_prefill_tokens": 0,
             "min_host_hit_tokens": 0,
             "min_host_uses": 1,
+            "state_snapshot_blocks": 0,
         }
         for name, minimum in least.items():
             value = getattr(self, name)
@@ -53,6 +57,10 @@ class EngineSettings:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, max_num_requests is "
                 f"{self.max_num_requests}: a step must hold one token of every request",
                 field="max_num_batched_tokens",
+            )
+        if not 0 <= self.state_cache_share <= 1:
+            raise InvalidRequest(
+                f"state_cache_share is {self.state_cache_share:g}; it must be from 0 to 1", field="state_cache_share"
             )
         if self.dummy_kv and self.prefix_caching:
             raise InvalidRequest(

@@ -20,16 +20,17 @@ from baton.worker.kv_spec import KvGroup, KvSpec
 
 
 class KvMemory:
-    """The memory of all groups, each with `num_blocks` blocks and the null block.
+    """The memory of all groups of tokens, each with `num_blocks` blocks and the null block.
 
     Groups of one shape share theirs: a block is then held in one of them at a time.
     """
 
     def __init__(self, spec: KvSpec, num_blocks: int, dtype: torch.dtype) -> None:
         self.null_block = num_blocks
-        largest = {spec.block_shape(group): group for group in sorted(spec.groups, key=lambda group: group.num_layers)}
+        groups = spec.token_groups
+        largest = {spec.block_shape(group): group for group in sorted(groups, key=lambda group: group.num_layers)}
         shared = {shape: GroupMemory(spec, group, num_blocks, dtype) for shape, group in largest.items()}
-        self.groups = tuple(shared[spec.block_shape(group)].part(group.num_layers) for group in spec.groups)
+        self.groups = tuple(shared[spec.block_shape(group)].part(group.num_layers) for group in groups)
         self._shared = tuple(shared.values())
         self.layers = [blocks for group in self.groups for blocks in group.bytes]  # each [num_blocks + 1, bytes]
         self.tensors = [blocks for group in self.groups for blocks in group.tensor.unbind()]  # the same, as values

@@ -57,13 +57,13 @@ class Draft:
         self.chunks.pop(state, None)
         self._decode_rows = None
 
-    def finalize(self, batch: Batch) -> ScheduledStep | None:
+    def finalize(self, batch: Batch, block_size: int) -> ScheduledStep | None:
         """Advances the batch by all decodes and the chunks, and returns the plan. None: there is nothing to run."""
         for state, chunk in list(self.chunks.items()):
-            self._name_partial(state)
+            first = int(batch.num_computed[state.row])
+            self._name_partial(state, first, first + chunk, block_size)
             # A remotely prefilled request continues as a decode at once. A prefill for another worker stays one: its
             # KV is pushed while it is computed.
-            first = int(batch.num_computed[state.row])
             whole = chunk == 1 and first + 1 == len(state.token_ids) and not state.request.prefill_only
             if whole and first >= state.request.num_prompt_tokens:
                 del self.chunks[state]
@@ -105,10 +105,13 @@ class Draft:
         )
         return ScheduledStep(plan, states, list(self.started.values()), sum(self.chunks.values()))
 
-    def _name_partial(self, state: RequestState) -> None:
-        """Names all window blocks of a prompt, since steps that did not compute it named none."""
-        if state.partial:
-            row = Row(state.row)
-            self.more_blocks[row] = [
-                MoreBlocks(row, blocks.group, blocks.first, list(blocks.block_ids)) for blocks in state.partial
-            ]
+    def _name_partial(self, state: RequestState, start: int, stop: int, block_size: int) -> None:
+        """Names all blocks of a prompt in partial groups, since steps that did not compute it named none."""
+        if not state.partial:
+            return
+        row = Row(state.row)
+        for blocks in state.partial:
+            blocks.write(start, stop, block_size)
+        self.more_blocks[row] = [
+            MoreBlocks(row, blocks.group, *span) for blocks in state.partial for span in blocks.named()
+        ]
