@@ -106,6 +106,7 @@ class Row:
 
 
 _ATTENTION = "baton.kernels.attention"
+_RECURRENCE = "baton.kernels.recurrence"
 _REFERENCE = "baton.kernels.reference"
 
 # Attention. With more `cells`, the generic kernel is faster.
@@ -278,11 +279,15 @@ TABLE = (
     Row("pick_vectors", f"{_REFERENCE}.pooling.pick:pick_vectors", device="cpu"),
     Row("finish_vectors", "baton.kernels.pooling.finish:finish_vectors"),
     Row("finish_vectors", f"{_REFERENCE}.pooling.finish:finish_vectors", device="cpu"),
+    Row("causal_conv", f"{_RECURRENCE}.causal_conv:causal_conv"),
     Row("causal_conv", f"{_REFERENCE}.recurrence.causal_conv:causal_conv", device="cpu"),
+    Row("gated_delta_step", f"{_RECURRENCE}.delta_step:gated_delta_step"),
     Row("gated_delta_step", f"{_REFERENCE}.recurrence.gated_delta:gated_delta_step", device="cpu"),
     Row("gated_delta_chunks", f"{_REFERENCE}.recurrence.gated_delta:gated_delta_chunks", device="cpu"),
+    Row("state_space_step", f"{_RECURRENCE}.state_space_step:state_space_step"),
     Row("state_space_step", f"{_REFERENCE}.recurrence.state_space:state_space_step", device="cpu"),
     Row("state_space_chunks", f"{_REFERENCE}.recurrence.state_space:state_space_chunks", device="cpu"),
+    Row("gated_rms_norm", f"{_RECURRENCE}.gated_norm:gated_rms_norm"),
     Row("gated_rms_norm", f"{_REFERENCE}.recurrence.gated_norm:gated_rms_norm", device="cpu"),
     Row("sample", "baton.kernels.sampling:sample_tokens"),
     Row("sample", f"{_REFERENCE}.sampling.draw:sample", device="cpu"),
