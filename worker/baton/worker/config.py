@@ -233,12 +233,15 @@ class WorkerConfig(ModelSettings):
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"
             )
-        if self.executor != "cuda":
-            for name, neutral in (("batch_invariant", False), ("kv_cache_dtype", "auto")):
-                if getattr(self, name) != neutral:
-                    raise InvalidRequest(
-                        f"{name}={getattr(self, name)} needs executor=cuda, got executor={self.executor}", field=name
-                    )
+        if self.executor == "sim" and self.batch_invariant:
+            raise InvalidRequest(
+                "batch_invariant=True needs executor=cpu or cuda, got executor=sim", field="batch_invariant"
+            )
+        if self.executor != "cuda" and self.kv_cache_dtype != "auto":
+            raise InvalidRequest(
+                f"kv_cache_dtype={self.kv_cache_dtype} needs executor=cuda, got executor={self.executor}",
+                field="kv_cache_dtype",
+            )
         if self.calculate_kv_scales and self.kv_cache_dtype == "auto":
             raise InvalidRequest(
                 "calculate_kv_scales=true needs kv_cache_dtype=fp8_e4m3: other KV has no scales",

@@ -203,7 +203,9 @@ class ModelSettings:
     )
     batch_invariant: bool = field(
         default=False,
-        metadata={"help": "Compute each request's tokens bit-identically in every batch. Slower; executor=cuda."},
+        metadata={
+            "help": "Compute each request's tokens bit-identically in every batch. Slower; executor=cpu or cuda."
+        },
     )
     logprobs_mode: str = field(
         default="raw_logprobs",

@@ -48,6 +48,20 @@ def check_products(weights: Any, experts: ExpertsSpec | None, device: Device[Any
             _check_experts(stack, params, experts, device)
 
 
+def linears_of(weights: Any) -> Iterator[tuple[QuantMethod, Params]]:
+    """Yields the linears of a tree of weights, parts apart."""
+    for method, params in _packed(weights):
+        if not isinstance(method, PackedExperts):
+            yield method, params
+
+
+def columns_of(method: QuantMethod, params: Params) -> int:
+    """Returns the number of a linear's inputs."""
+    if not isinstance(method, PackedMethod):
+        return params["weight"].shape[1]
+    return method.dequantized(params, next(method.blocks(params))).shape[1]
+
+
 def _check_linear(method: PackedMethod, params: Params, device: Device[Any]) -> None:
     stored = {name: one.to(_CPU) for name, one in params.items()}
     rows = next(method.blocks(stored))

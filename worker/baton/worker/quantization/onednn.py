@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
+from torch.nn import functional
 
 from baton.kernels.reference.linear.packed import fuses, pack, packed_linear, packed_sum
 from baton.worker.quantization.base import LinearOps, Params
@@ -34,3 +37,29 @@ class PackedOps(OneDnnOps):
     def prepared(self, params: Params) -> Params:
         """Returns the packed matrix, and the bias if there is one."""
         return {**params, "weight": pack(params["weight"])}
+
+
+class InvariantOps(OneDnnOps):
+    """Multiplies so that a row's result does not depend on other rows, bit for bit.
+
+    oneDNN sums the products of two rows or more in one order, for any number of them, and that of one row in another.
+    """
+
+    def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
+        product = _of_two_rows(super().multiply, params, x)
+        return product if out is None else out.copy_(product)
+
+    def activate(self, params: Params, stream: Stream, norm: Norm | None, activation: str) -> Tensor:
+        product = self.multiply(params, stream.normed(norm, self.kernels))
+        return self.kernels.activate(product, activation, gated=False)
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        update = self.multiply(params, x)
+        stream.settled().add_(update, alpha=scale)
+
+
+def _of_two_rows(multiply: Callable[[Params, Tensor], Tensor], params: Params, x: Tensor) -> Tensor:
+    """Returns the product of x [num_rows, in_features], padded with a row of zeros if it has only one."""
+    if len(x) != 1:
+        return multiply(params, x)
+    return multiply(params, functional.pad(x, (0, 0, 0, 1)))[:1]

@@ -20,6 +20,7 @@ from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, Ste
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead
+from baton.worker.executors.cpu.invariance import check_invariant
 from baton.worker.executors.cpu.pool_size import pool_size
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
@@ -107,15 +108,29 @@ class CpuExecutor:
         num_groups = len(self.kv_spec.groups)
         self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block, num_groups)
         self._steps: Steps = (
-            PagedSteps(self._rows, loaded.config, self.kv_spec.layer_groups, self._memory.tensors[0])
+            PagedSteps(
+                self._rows,
+                loaded.config,
+                self.kv_spec.layer_groups,
+                self._memory.tensors[0],
+                aligned=config.batch_invariant,
+            )
             if loaded.config.cached
             else WholeSteps(loaded.config)
         )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
         cache = [self._memory.tensors[number] for number in self._kv_layers]
-        self._device = CpuDevice(cache, cos_sin, packs=not loaded.config.cached, groups=self.kv_spec.layer_groups)
+        self._device = CpuDevice(
+            cache,
+            cos_sin,
+            packs=not loaded.config.cached,
+            groups=self.kv_spec.layer_groups,
+            batch_invariant=config.batch_invariant,
+        )
         check_products(loaded.weights, loaded.config.experts, self._device)
+        if config.batch_invariant:
+            check_invariant(loaded.config, loaded.weights, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []

@@ -81,6 +81,13 @@ class Rows:
         table[np.arange(width) >= num_blocks[:, None]] = self._null_block
         return table
 
+    def blocks_of(self, row: int, first: int, stop: int, num_used: int, group: int = 0) -> Int64:
+        """Returns blocks `first` to `stop` of a row's chain, with the null block from number `num_used` on."""
+        table = np.full(stop - first, self._null_block, np.int64)
+        used = max(0, min(stop, num_used) - first)
+        table[:used] = self._tables[group, row, first : first + used]
+        return table
+
     def blocks_at(self, rows: Int64, positions: Int64, group: int = 0) -> Int64:
         """Returns the blocks of these positions of these rows."""
         blocks: Int64 = self._tables[group][rows, positions // self.block_size].astype(np.int64)

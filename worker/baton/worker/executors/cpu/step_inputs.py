@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.attention.aligned_attention import TILE, AlignedPlan, plan_aligned, tile_keys
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
 from baton.worker.core import Int64, StepPlan
 from baton.worker.executors.cpu.rows import Rows
@@ -18,6 +19,7 @@ from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs, 
 # All sequences in a group of decodes read as many blocks as its longest. Each group costs one launch per layer; a short
 # sequence in the group of a long one reads blocks in vain.
 _GROUP_COST_BLOCKS = 32
+_MAX_GATHERED_BLOCKS = 1 << 15  # of a group, which verified drafts and recomputed outputs may exceed
 
 Plan = TypeVar("Plan", DecodePlan, PrefillPlan)
 
@@ -27,7 +29,23 @@ def views_of(windows: Sequence[int], groups: Sequence[int]) -> tuple[View, ...]:
     return tuple(dict.fromkeys(map(View, groups, windows)))
 
 
-def make_step_inputs(plan: StepPlan, rows: Rows, views: Sequence[View], cache: Tensor, scratch: Scratch) -> StepInputs:
+class _Queries(NamedTuple):
+    """Tokens whose attention is computed one by one, as that of a decode's token."""
+
+    tokens: Int64  # indices into the step's tokens
+    rows: Int64
+    seq_lens: Int64  # keys that each attends to
+
+
+def make_step_inputs(
+    plan: StepPlan,
+    rows: Rows,
+    views: Sequence[View],
+    cache: Tensor,
+    scratch: Scratch,
+    *,
+    aligned: bool = False,  # the attention of a token does not depend on the step, bit for bit
+) -> StepInputs:
     """Returns the inputs of a plan that `Rows.check` accepts. `cache` is that of any layer; only its shape is used."""
     groups = sorted({view.group for view in views})
     scheduled = plan.num_scheduled_tokens.astype(np.int64)
@@ -35,13 +53,19 @@ def make_step_inputs(plan: StepPlan, rows: Rows, views: Sequence[View], cache: T
     starts = np.cumsum(scheduled) - scheduled
     row_of_token = np.repeat(plan.rows, scheduled).astype(np.int64)
     positions = np.arange(len(row_of_token)) + np.repeat(computed - starts, scheduled)
+    alone = np.zeros(len(row_of_token), np.bool_)
+    alone[: int(scheduled[: plan.num_decodes].sum())] = True
+    if aligned:  # an output that is computed again gets the attention of its decodes
+        alone |= positions >= rows.num_prompt_tokens[row_of_token]
+    tokens = np.flatnonzero(alone)
+    queries = _Queries(tokens, row_of_token[tokens], positions[tokens] + 1)
     return StepInputs(
         token_ids=torch.from_numpy(rows.token_ids[row_of_token, positions].astype(np.int64)),
         positions=torch.from_numpy(positions),
         block_ids=[torch.from_numpy(rows.blocks_at(row_of_token, positions, group)) for group in groups],
         offsets=torch.from_numpy(positions % rows.block_size),
-        decodes=list(_decode_groups(plan, rows, views, cache, scratch)),
-        prefills=list(_prefill_chunks(plan, rows, views, starts, cache, scratch)),
+        decodes=list(_decode_groups(queries, rows, views, cache, scratch, aligned)),
+        prefills=list(_prefill_chunks(plan, rows, views, starts, cache, scratch, aligned)),
     )
 
 
@@ -62,28 +86,40 @@ def group_by_length(num_blocks: Int64, group_cost: int = _GROUP_COST_BLOCKS) -> 
 
 
 def _decode_groups(
-    plan: StepPlan, rows: Rows, views: Sequence[View], cache: Tensor, scratch: Scratch
+    queries: _Queries, rows: Rows, views: Sequence[View], cache: Tensor, scratch: Scratch, aligned: bool
 ) -> Iterator[DecodeGroup]:
-    count = plan.num_decodes
-    if count == 0:
+    if not len(queries.tokens):
         return
-    decode_rows = plan.rows[:count].astype(np.int64)
-    seq_lens = plan.num_computed_tokens[:count].astype(np.int64) + 1
-    groups = group_by_length(-(-seq_lens // rows.block_size))
-    for tokens in groups:
-        lengths = seq_lens[tokens]
-        table_of = partial(rows.block_table, decode_rows[tokens], lengths)
-        plans = _by_view(views, int(lengths.max()), table_of, partial(_plan_decode, cache, scratch, lengths))
-        yield DecodeGroup(torch.from_numpy(tokens) if len(groups) > 1 else None, len(tokens), plans)
+    num_blocks = -(-queries.seq_lens // rows.block_size)
+    groups = [part for group in group_by_length(num_blocks) for part in _within_memory(group, num_blocks)]
+    for group in groups:
+        lengths = queries.seq_lens[group]
+        table_of = partial(rows.block_table, queries.rows[group], lengths)
+        plans = _by_view(views, int(lengths.max()), table_of, partial(_plan_decode, cache, scratch, lengths, aligned))
+        first = len(groups) == 1 and int(queries.tokens[-1]) == len(group) - 1
+        yield DecodeGroup(None if first else torch.from_numpy(queries.tokens[group]), len(group), plans)
+
+
+def _within_memory(group: Int64, num_blocks: Int64) -> list[Int64]:
+    """Cuts a group into some that each gather at most _MAX_GATHERED_BLOCKS, or one sequence."""
+    most = max(1, _MAX_GATHERED_BLOCKS // int(num_blocks[group].max()))
+    return [group[start : start + most] for start in range(0, len(group), most)]
 
 
 def _prefill_chunks(
-    plan: StepPlan, rows: Rows, views: Sequence[View], starts: Int64, cache: Tensor, scratch: Scratch
+    plan: StepPlan, rows: Rows, views: Sequence[View], starts: Int64, cache: Tensor, scratch: Scratch, aligned: bool
 ) -> Iterator[PrefillChunk]:
     for index in range(plan.num_decodes, len(plan.rows)):
         start, count = int(starts[index]), int(plan.num_scheduled_tokens[index])
-        seq_len = int(plan.num_computed_tokens[index]) + count
-        table_of = partial(rows.block_table, plan.rows[index : index + 1].astype(np.int64), np.array([seq_len]))
+        computed, row = int(plan.num_computed_tokens[index]), int(plan.rows[index])
+        if aligned:
+            count = min(count, int(rows.num_prompt_tokens[row]) - computed)
+            if count > 0:
+                make = partial(_plan_aligned, cache, scratch, rows, row, computed, count)
+                yield PrefillChunk(start, start + count, {view: make(view) for view in views})
+            continue
+        seq_len = computed + count
+        table_of = partial(rows.block_table, np.array([row]), np.array([seq_len]))
         plans = _by_view(views, seq_len, table_of, partial(_plan_prefill, cache, scratch, seq_len, count))
         yield PrefillChunk(start, start + count, plans)
 
@@ -98,11 +134,16 @@ def _by_view(
     return {view: made[used] for view, used in needed.items()}
 
 
-def _plan_decode(cache: Tensor, scratch: Scratch, seq_lens: Int64, table: Int64, window: int) -> DecodePlan:
+def _plan_decode(
+    cache: Tensor, scratch: Scratch, seq_lens: Int64, aligned: bool, table: Int64, window: int
+) -> DecodePlan:
     block_size = cache.shape[3]
     if window:
         first = np.maximum(seq_lens - window, 0) // block_size
         table, seq_lens = blocks_between(table, first, -(-seq_lens // block_size)), seq_lens - first * block_size
+    if aligned:  # the sums over keys have an order that depends on the number of keys, but not of tiles
+        width = -(-table.shape[1] * block_size // TILE) * TILE // block_size
+        table = np.pad(table, ((0, 0), (0, max(0, width - table.shape[1]))), mode="edge")
     gather = plan_gather(torch.from_numpy(table), cache, scratch)
     return plan_decode(gather, torch.from_numpy(seq_lens), table.shape[1] * block_size, window)
 
@@ -115,6 +156,17 @@ def _plan_prefill(
         first = max(seq_len - num_tokens - window + 1, 0) // cache.shape[3]
         table, seq_len = table[:, first:], seq_len - first * cache.shape[3]
     return PrefillPlan(plan_gather(torch.from_numpy(table), cache, scratch), seq_len, num_tokens, window)
+
+
+def _plan_aligned(
+    cache: Tensor, scratch: Scratch, rows: Rows, row: int, start: int, num_tokens: int, view: View
+) -> AlignedPlan:
+    block_size = cache.shape[3]
+    first, end = tile_keys(start, num_tokens, view.window)
+    first //= block_size
+    table = rows.blocks_of(row, first, -(-end // block_size), -(-(start + num_tokens) // block_size), view.group)
+    gather = plan_gather(torch.from_numpy(table[None]), cache, scratch)
+    return plan_aligned(gather, first * block_size, start, num_tokens, view.window)
 
 
 def blocks_between(table: Int64, first: Int64, stop: Int64) -> Int64:

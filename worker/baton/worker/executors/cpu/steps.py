@@ -32,7 +32,10 @@ class Steps(Protocol):
 class PagedSteps:
     """Implements Steps over blocks."""
 
-    def __init__(self, rows: Rows, config: ModelConfig, groups: Sequence[int], cache: Tensor) -> None:
+    def __init__(
+        self, rows: Rows, config: ModelConfig, groups: Sequence[int], cache: Tensor, *, aligned: bool = False
+    ) -> None:
+        self._aligned = aligned
         self._rows = rows
         self._views = views_of(config.windows, groups)
         self._cache = cache  # of any layer: only its shape is used
@@ -46,7 +49,7 @@ class PagedSteps:
     def make(self, plan: StepPlan) -> StepInputs:
         self._rows.check_tokens(plan)
         self._rows.check_blocks(plan)
-        return make_step_inputs(plan, self._rows, self._views, self._cache, self._scratch)
+        return make_step_inputs(plan, self._rows, self._views, self._cache, self._scratch, aligned=self._aligned)
 
 
 class WholeSteps:

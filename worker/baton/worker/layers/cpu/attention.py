@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.attention.paged_attention import attend_decode, attend_prefill
+from baton.kernels.reference.attention.aligned_attention import AlignedPlan, attend_aligned
+from baton.kernels.reference.attention.paged_attention import PrefillPlan, attend_decode, attend_prefill
 from baton.kernels.reference.rope.rope_cache import normed_and_rotated, rotation, write_kv
 from baton.worker.layers.cpu.step import StepInputs, View
 from baton.worker.layers.rope_config import NO_ROPE
@@ -66,14 +67,14 @@ class CpuAttention:
         if len(step.decodes) == 1 and not step.prefills:
             return attend_decode(query, cache, step.decodes[0].plans[view], *scores).view(num_tokens, -1)
         if len(step.prefills) == 1 and not step.decodes:
-            return attend_prefill(query, cache, step.prefills[0].plans[view], *scores).view(num_tokens, -1)
+            return _attend_chunk(query, cache, step.prefills[0].plans[view], *scores).view(num_tokens, -1)
         attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in step.decodes:
             mine = slice(group.num_tokens) if group.tokens is None else group.tokens
             attended[mine] = attend_decode(query[mine], cache, group.plans[view], *scores)
         for chunk in step.prefills:
             part = slice(chunk.start, chunk.stop)
-            attended[part] = attend_prefill(query[part], cache, chunk.plans[view], *scores)
+            attended[part] = _attend_chunk(query[part], cache, chunk.plans[view], *scores)
         return attended.view(num_tokens, -1)
 
     def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -83,3 +84,18 @@ class CpuAttention:
             rope = self._spec.rope
             step.rotations[key] = rotation(self._cos_sin, step.positions, rope.rotary_dim, rope.interleaved)
         return step.rotations[key]
+
+
+def _attend_chunk(
+    query: Tensor,
+    cache: Tensor,
+    plan: PrefillPlan | AlignedPlan,
+    scale: float,
+    soft_cap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    if isinstance(plan, AlignedPlan):
+        assert not soft_cap, "refused at start"
+        assert sinks is None, "refused at start"
+        return attend_aligned(query, cache, plan, scale)
+    return attend_prefill(query, cache, plan, scale, soft_cap, sinks)

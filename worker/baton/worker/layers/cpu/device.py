@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.reference.linear.packed import can_pack
-from baton.kernels.table import Case, find
 from baton.worker.layers.cpu.attention import CpuAttention
+from baton.worker.layers.cpu.kernels import CpuKernels, InvariantKernels
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.layers.cpu.whole_attention import CpuWholeAttention
 from baton.worker.layers.rope import query_scales
@@ -19,21 +19,11 @@ from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
-from baton.worker.quantization.onednn import PackedOps
+from baton.worker.quantization.onednn import InvariantOps, PackedOps
 from baton.worker.quantization.quantized.few_rows import cpu_ops
 from baton.worker.quantization.registry import UNQUANTIZED
 
 CpuInputs = StepInputs | WholeInputs
-
-
-class CpuKernels:
-    """Implements Kernels."""
-
-    rms_norm = staticmethod(find("rms_norm", Case("cpu")).load())
-    layer_norm = staticmethod(find("layer_norm", Case("cpu")).load())
-    activate = staticmethod(find("activate", Case("cpu")).load())
-    silu_mul = staticmethod(find("silu_mul", Case("cpu")).load())
-    route = staticmethod(find("route", Case("cpu")).load())
 
 
 class CpuDevice:
@@ -46,13 +36,16 @@ class CpuDevice:
         *,
         packs: bool = False,  # linears multiply with packed copies of their matrices, where that is possible
         groups: Sequence[int] = (),  # of the KV, of each layer; empty: there is one
+        batch_invariant: bool = False,  # a token's results do not depend on other tokens, bit for bit
     ) -> None:
-        self.kernels = CpuKernels()
+        self.kernels = InvariantKernels() if batch_invariant else CpuKernels()
         self._groups = groups
         self._cache = cache  # per layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
-        if packs and can_pack(self.dtype):
+        if batch_invariant:
+            self._linear_ops[UNQUANTIZED.name] = InvariantOps(self.kernels)
+        elif packs and can_pack(self.dtype):
             self._linear_ops[UNQUANTIZED.name] = PackedOps(self.kernels)
 
     @property

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from baton.kernels.reference.attention.aligned_attention import AlignedPlan
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan
 from baton.kernels.reference.attention.whole_attention import Run
 
@@ -21,7 +22,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decoding sequences of similar length."""
+    """Queries of sequences of similar length: one of each decode, or several if a step verifies drafts."""
 
     tokens: Tensor | None  # indices of their tokens in the step; None: the first num_tokens
     num_tokens: int
@@ -34,7 +35,7 @@ class PrefillChunk:
 
     start: int
     stop: int
-    plans: dict[View, PrefillPlan]
+    plans: dict[View, PrefillPlan] | dict[View, AlignedPlan]
 
 
 @dataclass(frozen=True, slots=True)
