@@ -50,7 +50,7 @@ def check_products(weights: Any, experts: ExpertsSpec | None, device: Device[Any
 
 def linears_of(weights: Any) -> Iterator[tuple[QuantMethod, Params]]:
     """Yields the linears of a tree of weights, parts apart."""
-    for method, params in _packed(weights):
+    for method, params in packed_parts(weights):
         if not isinstance(method, PackedExperts):
             yield method, params
 
