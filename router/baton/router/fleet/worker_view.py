@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton.router.fleet.kv_parts import KvPart, kv_parts, moved_tokens
 from baton.router.learning.step_model import StepTimes
 from baton.v1 import kv_pb2, types_pb2, worker_pb2
 
@@ -88,6 +89,11 @@ class WorkerView:
     mixes_phases: bool = True  # decodes run beside the prefills that others ask of it
     stalled: bool = False  # its device is stalled; it may come back
     max_prompt_tokens: float = math.inf  # that its pool can ever hold, beside one token of output
+    kv_parts: tuple[KvPart, ...] = ()  # those of which not every token moves; empty: all tokens of all layers do
+
+    def moved_bytes(self, num_tokens: float) -> float:
+        """Returns the bytes of KV that move of so many tokens, to another worker or back from host memory."""
+        return moved_tokens(self.kv_parts, num_tokens) * self.kv_bytes_per_token
 
 
 def view_of(
@@ -136,6 +142,7 @@ def view_of(
         stalled=state.stalled,
         mixes_phases=state.role == types_pb2.WORKER_ROLE_BOTH,
         max_prompt_tokens=_max_prompt_tokens(state),
+        kv_parts=kv_parts(state.layout),
     )
 
 

@@ -79,8 +79,7 @@ def remote(
 ) -> Costs:
     """Returns the cost if another worker prefills and sends the KV while it computes."""
     seconds = prefill.prefill_seconds(demand) * traffic.remote_bias
-    num_bytes = max(0, demand.num_prompt_tokens - decode.num_cached_tokens) * decode.view.kv_bytes_per_token
-    moving = num_bytes / decode.rates.transfer_bytes_per_second
+    moving = moving_seconds(decode, demand)
     # Layers go as they are computed: the last one cannot hide, and neither can what takes longer than the prefill.
     exposed = max(moving - seconds, moving / max(1, decode.view.num_layers))
     restore = prefill.restore_seconds() + max(0.0, decode.restore_seconds() - seconds)
@@ -147,7 +146,9 @@ def screen(decodes: Sequence[WorkerSnapshot], demand: Demand, floor_seconds: flo
             alone += one.adapter_seconds(demand)
         excess = requests + num_choices - behind - view.max_num_requests
         queue = excess * seconds_per_seat(one, demand) if excess > 0 else 0.0
-        moving = (uncached if uncached > 0 else 0) * view.kv_bytes_per_token / rates.transfer_bytes_per_second
+        lacking = uncached if uncached > 0 else 0
+        num_bytes = view.moved_bytes(lacking) if view.kv_parts else lacking * view.kv_bytes_per_token
+        moving = num_bytes / rates.transfer_bytes_per_second
         there = alone + moving / (view.num_layers or 1) + _HANDOVER_SECONDS
         without.append(there)
         queued.append(there + queue)
@@ -215,7 +216,7 @@ def least_transfer(decode: WorkerSnapshot, demand: Demand) -> float:
 def moving_seconds(decode: WorkerSnapshot, demand: Demand) -> float:
     """Returns the seconds to send the KV that the decode worker lacks, if none of it were hidden."""
     num_tokens = max(0, demand.num_prompt_tokens - decode.num_cached_tokens)
-    return num_tokens * decode.view.kv_bytes_per_token / decode.rates.transfer_bytes_per_second
+    return decode.view.moved_bytes(num_tokens) / decode.rates.transfer_bytes_per_second
 
 
 def seconds_per_seat(decode: WorkerSnapshot, demand: Demand) -> float:

@@ -101,7 +101,7 @@ class WorkerSnapshot(NamedTuple):
         """Returns the seconds to copy cached tokens back from host memory."""
         if not self.num_host_tokens:
             return 0.0
-        return self.num_host_tokens * self.view.kv_bytes_per_token / self.rates.restore_bytes_per_second
+        return self.view.moved_bytes(self.num_host_tokens) / self.rates.restore_bytes_per_second
 
     def adapter_seconds(self, demand: Demand) -> float:
         """Returns the seconds to load the adapter, 0 if it is loaded."""
