@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from baton.v1 import kv_pb2
@@ -18,9 +19,9 @@ _BYTES = {
 
 
 class KvPart(NamedTuple):
-    """Groups of which as many tokens move at the most."""
+    """A group of which as many tokens move at the most."""
 
-    share: float  # of a block's bytes in all layers
+    share: float  # of a block's bytes in all layers that keep tokens; of states more than 1 if they are larger
     most_tokens: float
 
 
@@ -30,14 +31,13 @@ def kv_parts(layout: kv_pb2.KvLayout) -> tuple[KvPart, ...]:
     Of a window its tokens move, and at most a block more; of a state that of one block.
     """
     block_size = layout.block_size or 1
-    sizes: dict[float, int] = {}
-    for group in layout.groups:
-        most = _most_tokens(group, block_size)
-        sizes[most] = sizes.get(most, 0) + _block_bytes(group, block_size)
-    whole = sum(sizes.values())
-    if not whole or sizes.keys() == {math.inf}:
+    sizes = [_block_bytes(group, block_size) for group in layout.groups]
+    grow = [group.kind != kv_pb2.KV_GROUP_KIND_STATE for group in layout.groups]
+    most = [_most_tokens(group, block_size) for group in layout.groups]
+    whole = sum(compress(sizes, grow))
+    if not whole or set(most) == {math.inf}:
         return ()
-    return tuple(KvPart(size / whole, most) for most, size in sizes.items())
+    return tuple(KvPart(size / whole, num_tokens) for size, num_tokens in zip(sizes, most, strict=True))
 
 
 def moved_tokens(parts: Sequence[KvPart], num_tokens: float) -> float:
