@@ -18,8 +18,9 @@ class RouterSpec:
     score: Score = "softmax"
     scores_chosen: bool = False  # of the chosen experts' logits only, after the choice
     corrected: bool = False  # a bias an expert is added to scores for the choice, and not to weights
-    num_groups: int = 1  # equal runs of experts; a token chooses in those whose two best scores have the largest sums
+    num_groups: int = 1  # equal runs of experts; a token chooses in those whose best scores have the largest sums
     top_groups: int = 1
+    best_of_group: int = 2  # scores that such a sum has: 1 or 2
     renormalized: bool = False  # a token's weights sum to 1, before `scale`
     smallest_sum: float = 1e-20  # weights are divided by at least this
     scale: float = 1.0

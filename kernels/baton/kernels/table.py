@@ -225,6 +225,8 @@ TABLE = (
     HOPPER_PREFILL,
     PREFILL,
     Row("prefill_attention", f"{_REFERENCE}.attention.paged_attention:attend_prefill", device="cpu"),
+    Row("latent_decode_attention", f"{_REFERENCE}.attention.latent_attention:attend_latents_decode", device="cpu"),
+    Row("latent_prefill_attention", f"{_REFERENCE}.attention.latent_attention:attend_latents_prefill", device="cpu"),
     Row(
         "whole_attention",
         f"{_ATTENTION}.whole:whole_attention",

@@ -10,6 +10,8 @@ import pytest
 import torch
 from support.kernels.harness import cases
 from torch import Tensor
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4TopKRouter
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
@@ -65,6 +67,16 @@ def ernie(smallest_sum: float) -> tuple[Any, Tensor]:
     return corrected(Ernie4_5_MoeTopKRouter, moe_norm_min=smallest_sum)
 
 
+def deepseek_v2(method: str) -> tuple[Any, None]:
+    groups = {"n_group": 4, "topk_group": 2, "topk_method": method}
+    return plain(DeepseekV2TopkRouter, **groups, norm_topk_prob=False, routed_scaling_factor=2.5)
+
+
+def deepseek_v3() -> tuple[Any, Tensor]:
+    groups = {"n_group": 4, "topk_group": 2, "topk_method": "noaux_tc"}
+    return corrected(DeepseekV3TopkRouter, **groups, norm_topk_prob=True, routed_scaling_factor=2.5)
+
+
 def deepseek() -> tuple[Any, Tensor]:
     return corrected(DeepseekV4TopKRouter, scoring_func="sqrtsoftplus", routed_scaling_factor=1.5)
 
@@ -85,6 +97,12 @@ ROUTERS: dict[str, tuple[Callable[[], tuple[Any, Tensor | None]], dict[str, Any]
     "ernie4_5_moe": (lambda: ernie(1e-12), {**ERNIE, "smallest_sum": 1e-12}),
     "ernie4_5_moe, large sum": (lambda: ernie(0.4), {**ERNIE, "smallest_sum": 0.4}),
     "minimax_m2": (lambda: corrected(MiniMaxM2TopKRouter), BIASED),
+    "deepseek_v2": (lambda: deepseek_v2("greedy"), {"scale": 2.5}),
+    "deepseek_v2, groups": (
+        lambda: deepseek_v2("group_limited_greedy"),
+        {"scale": 2.5, "num_groups": 4, "top_groups": 2, "best_of_group": 1},
+    ),
+    "deepseek_v3": (deepseek_v3, GROUPS),
     "deepseek_v4": (deepseek, {**BIASED, "score": "sqrtsoftplus", "scale": 1.5}),
 }
 

@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 
 from support.engine.tiny_shape import SHAPE
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Glm4MoeConfig,
@@ -65,6 +69,25 @@ _LONG = {
     "long_mscale": 1.2,
     "original_max_position_embeddings": 512,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_LATENT_SHAPE = {**SHAPE, **_LATENT}
+_LATENT_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+_YARN_ALL = {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
 _PHI = {"num_local_experts": 8, "router_jitter_noise": 0.3, "lm_head_bias": True}
 
 MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
@@ -96,6 +119,22 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     ),
     "phimoe": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, **_PHI, attention_bias=True, sliding_window=9)),
     "phimoe-longrope": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, **_PHI, rope_parameters=_LONG)),
+    "deepseek_v2": lambda: DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            **_LATENT_SHAPE, **_LATENT_EXPERTS, topk_method="group_limited_greedy", rope_parameters=_YARN_ALL
+        )
+    ),
+    "deepseek_v2-lite": lambda: DeepseekV2ForCausalLM(
+        DeepseekV2Config(**{**_LATENT_SHAPE, "q_lora_rank": None}, **{**_LATENT_EXPERTS, "n_group": 1})
+    ),
+    "deepseek_v3": lambda: _corrected(
+        DeepseekV3ForCausalLM(DeepseekV3Config(**_LATENT_SHAPE, **_LATENT_EXPERTS, rope_parameters=_YARN_ALL))
+    ),
+    "deepseek_v3-halves": lambda: _corrected(
+        DeepseekV3ForCausalLM(
+            DeepseekV3Config(**_LATENT_SHAPE, **_LATENT_EXPERTS, rope_interleave=False, attention_bias=True)
+        )
+    ),
     "gpt_oss": lambda: _biased(GptOssForCausalLM(GptOssConfig(**SHAPE, **_WIDE, **_GPT_OSS))),
 }
 

@@ -63,6 +63,17 @@ def test_stacked_experts_have_the_tokens_of_their_dequantized_weights(name: str,
     assert made.facts.weight_bytes == weight_bytes(load_config(tmp_path), torch.float32)
 
 
+@pytest.mark.parametrize(
+    "name", ["fp8-blocks", "fp8-blocks-across-parts", "compressed-fp8-channel", "compressed-fp8-tensor"]
+)
+@pytest.mark.parametrize("model", ["deepseek_v2-lite", "deepseek_v3"])
+def test_packed_latents_have_the_tokens_of_their_dequantized_weights(name: str, model: str, tmp_path: Path) -> None:
+    """kv_b is dequantized at load: decodes multiply with its transpose."""
+    made = check_tokens(tmp_path, write(tmp_path, MODELS[model](), FORMATS[name]))
+    assert made.facts.weight_bytes == weight_bytes(load_config(tmp_path), torch.float32)
+    assert "unquantized" not in made.facts.weight_format
+
+
 def test_experts_of_gpt_oss_have_the_tokens_of_their_dequantized_weights(tmp_path: Path) -> None:
     check_tokens(tmp_path, packed_models.write_gpt_oss(tmp_path, MODELS["gpt_oss"]()))
     tensors = load_file(tmp_path / "model.safetensors")

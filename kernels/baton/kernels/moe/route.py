@@ -28,13 +28,19 @@ def _scored(logits, SCORE: tl.constexpr):
 
 
 @triton.jit
-def _within_groups(choice, NUM_EXPERTS: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr):
-    """Returns the scores in groups whose two best scores have the largest sums, and -inf elsewhere."""
+def _within_groups(
+    choice,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
+):
+    """Returns the scores in groups whose one or two best scores have the largest sums, and -inf elsewhere."""
     size: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
     groups = tl.arange(0, NUM_GROUPS)
     grouped = tl.reshape(choice, [NUM_GROUPS, size])
     best, place = tl.max(grouped, 1, return_indices=True)
-    if size > 1:
+    if size > 1 and BEST_OF_GROUP > 1:
         rest = tl.where(tl.arange(0, size)[None, :] == place[:, None], float("-inf"), grouped)
         best += tl.max(rest, 1)
     kept = tl.zeros([NUM_GROUPS], tl.int32)
@@ -63,6 +69,7 @@ def _route_kernel(
     CORRECTED: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
     RENORMALIZED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -83,7 +90,7 @@ def _route_kernel(
     if CORRECTED:
         choice += tl.load(bias_ptr + experts, mask=real, other=0.0)
     if NUM_GROUPS > 1:
-        choice = _within_groups(choice, NUM_EXPERTS, NUM_GROUPS, TOP_GROUPS)
+        choice = _within_groups(choice, NUM_EXPERTS, NUM_GROUPS, TOP_GROUPS, BEST_OF_GROUP)
     choice = tl.where(real, choice, float("-inf"))
     weights = tl.full([TOP_K_PAD], float("-inf"), tl.float32)
     ids = tl.zeros([TOP_K_PAD], tl.int32)
@@ -141,6 +148,7 @@ def route(logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor
         CORRECTED=bias is not None,
         NUM_GROUPS=spec.num_groups,
         TOP_GROUPS=spec.top_groups,
+        BEST_OF_GROUP=spec.best_of_group,
         RENORMALIZED=spec.renormalized,
         OVERLAP=overlap,
         num_warps=1 if padded <= 512 else 4,

@@ -44,7 +44,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 _WIDE = {**SHAPE, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "initializer_range": 0.1}
 _ALL_CHOSEN = {"num_experts_per_tok": 4}
 WHOLE, ROW = (10_000, 10_000), (1, 10_000)
-LINEARS = re.compile(r".*(_proj|_linear|\.w[123])\.weight")
+LINEARS = re.compile(r".*(_proj|_with_mqa|_linear|\.w[123])\.weight")
 
 
 def _compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -21,13 +21,23 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 # One for each kind of layer that steps meet; test_cpu_executor.py has chunks, batches and prefix hits of all.
-KINDS = ("llama3-rope", "mistral-window", "gemma3_text", "gpt2", "phi3-long", "mixtral", "gpt_oss", "storyteller-7m")
+KINDS = (
+    "llama3-rope",
+    "mistral-window",
+    "gemma3_text",
+    "gpt2",
+    "phi3-long",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v2",
+    "storyteller-7m",
+)
 FAMILIES = (
     *KINDS,
     *("qwen2", "qwen3", "phi3", "granite", "olmo2"),
     *("qwen3_moe", "qwen2_moe", "olmoe", "granitemoe", "glm4_moe", "ernie4_5_moe", "minimax_m2", "phimoe"),
     *("smollm3", "glm", "glm4", "granitemoehybrid", "olmo", "olmo3", "cohere-normed", "cohere2"),
-    *("gemma", "gemma2", "gpt_neox", "starcoder2", "ministral", "ministral3"),
+    *("gemma", "gemma2", "gpt_neox", "starcoder2", "ministral", "ministral3", "deepseek_v3"),
 )
 of_each_kind = pytest.mark.parametrize("subject", KINDS, indirect=True)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.rpc.errors import Mismatch
-from baton.worker.kv_spec import KvSpec, full_spec
+from baton.worker.kv_spec import KvGroup, KvKind, KvSpec, full_spec
 from baton.worker.transfer.base import Piece
 from baton.worker.transfer.conversion.blocks import conversion_to, worker_conversion
 from baton.worker.transfer.conversion.heads import heads_of, ranks_of, shared_heads, targets_of
@@ -309,6 +309,40 @@ def test_ranks_get_their_heads_of_the_whole(num_senders, num_receivers, heads, d
             data = torch.frombuffer(bytearray(both_ways(conversion, sent, piece)), dtype=wanted.dtype)
             made[:, :, :, first : first + count] = data.view(len(wanted), NUM_LAYERS, 2, count, to_size, 4)
         assert raw(made) == raw(wanted)
+
+
+def latents(dtype="bfloat16", block_size=16, tp=(1, 0), dim=6) -> KvSpec:
+    group = KvGroup(KvKind.LATENT, tuple(range(NUM_LAYERS)), dtype, 1, dim)
+    return KvSpec(bytes(16), block_size, (group,), *tp)
+
+
+@pytest.mark.parametrize(("from_size", "to_size"), [(16, 16), (16, 64), (64, 16), (4, 6)])
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16")])
+def test_latents_are_regrouped_and_converted(from_size, to_size, dtypes):
+    sender, receiver = latents(dtypes[0], from_size), latents(dtypes[1], to_size)
+    kv = random_kv(dtypes[0], 2, 70, 6, seed=from_size)[:, :1, :1]  # one part and one head
+    sent, wanted = blocks_of(kv, sender), blocks_of(kv.to(DTYPES[dtypes[1]]), receiver)
+    conversion = conversion_to(sender, receiver)
+    if conversion is None:
+        assert (from_size, dtypes[0]) == (to_size, dtypes[1])
+        return
+    piece = piece_of(sender, receiver, 70, 0, len(wanted))
+    assert both_ways(conversion, sent, piece) == raw(wanted)
+
+
+def test_every_rank_has_all_of_a_latent_and_one_sends_it():
+    for num_senders, num_receivers in ((1, 4), (4, 1), (2, 4), (4, 4)):
+        senders = ranks_of(latents(tp=(num_senders, 0)))
+        receivers = ranks_of(latents(tp=(num_receivers, 0)))
+        for receiver in receivers:
+            assert heads_of(receiver) == range(1)
+            assert sum(shared_heads(sender, receiver) is not None for sender in senders) == 1
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float8_e4m3"), ("float8_e4m3", "bfloat16")])
+def test_latents_of_8_bits_are_refused_by_name(dtypes):
+    with pytest.raises(Mismatch, match=f"has dtype={dtypes[0]}, the decode worker has dtype={dtypes[1]}"):
+        worker_conversion(latents(dtypes[0]), latents(dtypes[1]))
 
 
 @pytest.mark.parametrize(

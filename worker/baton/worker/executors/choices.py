@@ -11,7 +11,9 @@ from baton.kernels.reference.linear.packed import can_pack
 from baton.kernels.routing import RouterSpec
 from baton.kernels.table import TABLE, Case, Row, WeightsKind, find
 from baton.worker.executors.facts import KernelChoice, Off
+from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
@@ -59,7 +61,9 @@ def weight_formats(weights: Weights) -> tuple[str, ...]:
         return (UNQUANTIZED.name,)
     names: dict[str, None] = {}
     for layer in weights.layers:
-        names[layer.attention.qkv.method.name] = None
+        attention = layer.attention
+        first = attention.qkv if isinstance(attention, AttentionWeights) else attention.qkv_a
+        names[first.method.name] = None
         widest = layer.mlp.experts if isinstance(layer.mlp, ExpertsWeights) else layer.mlp.gate_up
         names[widest.method.name] = None
     return tuple(names)
@@ -109,7 +113,13 @@ def _unserved(model: ModelConfig) -> Iterator[Off]:
 
 
 def _attention(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
-    for (window, soft_cap, sinks), count in Counter(_properties(layer.attention) for layer in model.layers).items():
+    num_latent = sum(isinstance(layer.attention, LatentSpec) for layer in model.layers)
+    if num_latent:
+        own = replace(case, head_dim=model.head_dim)
+        yield _Use("latent_prefill_attention", _constant(own), 1, "", num_latent)
+        yield _Use("latent_decode_attention", _by_cells(own, 1), most, "requests", num_latent)
+    heads = [layer.attention for layer in model.layers if isinstance(layer.attention, AttentionSpec)]
+    for (window, soft_cap, sinks), count in Counter(map(_properties, heads)).items():
         own = replace(case, head_dim=model.head_dim, window=window, soft_cap=soft_cap, sinks=sinks)
         if not model.cached:
             yield _Use("whole_attention", _constant(own), 1, "", count)

@@ -42,13 +42,16 @@ class PartialGroups:
         """`spec`: None of one full group. `max_step_tokens`: of one request.
 
         `snapshot_blocks`: blocks from one state of a prompt that is kept to the next; 0: those of one step, and at
-        least as many as a state takes. Raises Unsupported for groups other than a full one, windows and states.
+        least as many as a state takes. Raises Unsupported for groups other than a full or latent one, windows and
+        states.
         """
         groups = () if spec is None else spec.groups
         kinds = [group.kind for group in groups]
-        if kinds and (kinds[0] is not KvKind.FULL or set(kinds[1:]) - {KvKind.WINDOW, KvKind.STATE}):
+        if kinds and (kinds[0] not in (KvKind.FULL, KvKind.LATENT) or set(kinds[1:]) - {KvKind.WINDOW, KvKind.STATE}):
             names = ", ".join(kind.value for kind in kinds)
-            raise Unsupported(f"KV groups {names}: the first must be full, and others windows or states", field="model")
+            raise Unsupported(
+                f"KV groups {names}: the first must be full or latent, and others windows or states", field="model"
+            )
         self._groups: list[PartialRules] = []
         self._states: list[StateRules] = []
         self._block_size = block_size

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
@@ -24,6 +25,17 @@ class AttentionOps(Protocol[S_contra]):
 
     def attend(self, query: Tensor, step: S_contra, out: Tensor | None) -> Tensor:
         """Returns the attention of the queries over the cache, [num_tokens, q heads * head_dim], in `out` if given."""
+
+
+class LatentOps(Protocol[S_contra]):
+    """The multi-head latent attention of one layer."""
+
+    def write(self, query: Tensor, latent: Tensor, step: S_contra) -> Tensor:
+        """Rotates the queries [num_tokens, q heads * (nope_dim + rope_dim)], which it may overwrite, norms and rotates
+        latent [num_tokens, kv_rank + rope_dim], and stores it. Rows may be apart. Returns queries for `attend`."""
+
+    def attend(self, query: Tensor, step: S_contra, out: Tensor | None) -> Tensor:
+        """Returns the attention of the queries over the cache, [num_tokens, q heads * value_dim], in `out` if given."""
 
 
 class Device(Protocol[S_contra]):
@@ -63,3 +75,6 @@ class Device(Protocol[S_contra]):
     ) -> AttentionOps[S_contra]:
         """Returns the ops of layer `index`. `q_norm` and `k_norm` apply to single heads; sinks [num_q_heads];
         relative [relative_buckets, num_q_heads]."""
+
+    def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> LatentOps[S_contra]:
+        """Returns the ops of layer `index`. kv_b [num_q_heads * (nope_dim + value_dim), kv_rank]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
+from baton.worker.layers.rope_config import NO_ROPE, RopeConfig, magnitude_scale
 
 
 def cos_sin_tables(ropes: Iterable[RopeConfig], head_dim: int, num_positions: int) -> dict[RopeConfig, Tensor]:
@@ -61,12 +61,8 @@ def attention_factor(rope: RopeConfig) -> float:
     if rope.kind == "longrope":
         return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_length))
     if rope.mscale and rope.mscale_all_dim:
-        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
-    return _mscale(rope.factor, 1.0)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return magnitude_scale(rope.factor, rope.mscale) / magnitude_scale(rope.factor, rope.mscale_all_dim)
+    return magnitude_scale(rope.factor, 1.0)
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:

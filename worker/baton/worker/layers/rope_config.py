@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
@@ -55,3 +56,8 @@ class RopeConfig:
     def extended_length(self) -> int:
         """Tokens that YaRN extends to; checkpoints keep max_position_embeddings at the unscaled length."""
         return int(self.factor * self.original_length) if self.kind == "yarn" else 0
+
+
+def magnitude_scale(factor: float, weight: float) -> float:
+    """Returns 0.1 weight log(factor) + 1, by which YaRN scales queries and keys of contexts longer by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

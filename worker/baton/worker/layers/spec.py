@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from baton.kernels.routing import Gate, RouterSpec
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope_config import RopeConfig
 
 # Norms of queries and keys: none, of each head, of each head with weights of its own, or of all heads of a token
@@ -62,6 +63,29 @@ class AttentionSpec:
         """Width of the keys, and of the values."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def rope_head_dim(self) -> int:
+        """Values that RoPE's tables are for."""
+        return self.head_dim
+
+    @property
+    def projected_size(self) -> int:
+        """Width of what attention takes of a token: queries, keys, values."""
+        return self.num_qkv_heads * self.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Width of attention's output."""
+        return self.q_size
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Returns the weights of all linears, without biases."""
+        return hidden_size * (self.projected_size + self.attended_size)
+
+
+# What mixes the tokens of a sequence in a layer.
+MixerSpec = AttentionSpec | LatentSpec
+
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
@@ -113,7 +137,7 @@ class LayerSpec:
     """residual += attention, then residual += MLP; each may norm its input, its output, both, or the sum. In a parallel
     layer both read the same residual."""
 
-    attention: AttentionSpec
+    attention: MixerSpec
     mlp: MlpSpec | ExpertsSpec
     input_norms: bool = True
     output_norms: bool = False
@@ -121,3 +145,9 @@ class LayerSpec:
     attention_input_norm: bool = True  # False: with input norms, the MLP alone has one
     residual_scale: float = 1.0  # of updates to the residual stream
     parallel: bool = False
+
+    @property
+    def grouped(self) -> AttentionSpec:
+        """The attention of a layer with keys and values of heads."""
+        assert isinstance(self.attention, AttentionSpec), "families have one kind of attention"
+        return self.attention

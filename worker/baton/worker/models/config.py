@@ -88,9 +88,19 @@ class ModelConfig:
         return self.layers[0].attention.num_kv_heads
 
     @property
-    def num_qkv_heads(self) -> int:
-        """Heads in the fused projection of each layer."""
-        return self.layers[0].attention.num_qkv_heads
+    def projected_size(self) -> int:
+        """Width of what a layer's attention takes of a token."""
+        return max(layer.attention.projected_size for layer in self.layers)
+
+    @property
+    def attended_size(self) -> int:
+        """Width of a layer's attention's output."""
+        return max(layer.attention.attended_size for layer in self.layers)
+
+    @property
+    def rope_head_dim(self) -> int:
+        """Values that RoPE's tables are for."""
+        return self.layers[0].attention.rope_head_dim
 
     @property
     def head_dim(self) -> int:
@@ -120,7 +130,7 @@ class ModelConfig:
         """Returns the config of a model that serves sequences of up to `wanted` tokens; 0: max_model_len."""
         longest = max(self.max_model_len, *(rope.longest_length for rope in self.ropes))
         length = min(wanted or self.max_model_len, longest)
-        ropes = {rope: rope.at_length(length, self.head_dim) for rope in self.ropes}
+        ropes = {rope: rope.at_length(length, self.rope_head_dim) for rope in self.ropes}
         if all(rope is resolved for rope, resolved in ropes.items()):
             return self
         layers = (

@@ -134,8 +134,7 @@ def _seen_by_all(computed: np.ndarray, scheduled: np.ndarray, window: int) -> tu
 
 def _active_values(hidden: int, layer: LayerSpec) -> int:
     """Returns the values of a layer's linears that one token is multiplied with."""
-    attention = layer.attention
-    values = hidden * attention.num_qkv_heads * attention.head_dim + attention.q_size * hidden
+    values = layer.attention.num_weights(hidden)
     if isinstance(layer.mlp, MlpSpec):
         return values + _mlp_values(hidden, layer.mlp)
     values += hidden * layer.mlp.router.num_experts + _active_experts(hidden, layer.mlp)

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.worker.core import HeadKind
-from baton.worker.layers.attention import Attention
+from baton.worker.layers.attention import Attention, AttentionWeights
 from baton.worker.layers.device import Device
 from baton.worker.layers.experts import Experts, ExpertsWeights
+from baton.worker.layers.latent_attention import LatentAttention, LatentWeights
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import Linear
 from baton.worker.layers.mlp import Mlp, MlpWeights
 from baton.worker.layers.norm import norm_of
@@ -49,8 +51,8 @@ class Buffers(NamedTuple):
     """The memory that recorded segments read and write."""
 
     residual: Tensor  # [num_tokens, hidden_size]
-    qkv: Tensor  # [num_tokens, num_qkv_heads * head_dim]
-    attended: Tensor  # [num_tokens, num_q_heads * head_dim]
+    qkv: Tensor  # [num_tokens, projected_size]
+    attended: Tensor  # [num_tokens, attended_size]
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class SegmentGraphs(Protocol[S_contra]):
 
 
 class _Layer(NamedTuple, Generic[S]):
-    attention: Attention[S]
+    attention: Attention[S] | LatentAttention[S]
     mlp: Mlp | Experts
     parallel: bool
 
@@ -114,15 +116,7 @@ class Decoder(Generic[S]):
         self._weights = weights
         self._layers = [
             _Layer(
-                Attention(
-                    index,
-                    spec.attention,
-                    layer.attention,
-                    config.norm,
-                    spec.residual_scale,
-                    device,
-                    norms_sum=spec.sum_norms,
-                ),
+                _attention(index, spec, layer.attention, config.norm, device),
                 _mlp(spec, layer.mlp, config.norm, device),
                 spec.parallel,
             )
@@ -224,6 +218,16 @@ def squashed(x: Tensor, squash: Squash) -> Tensor:
             return functional.gelu(x)
         case _:
             return x
+
+
+def _attention(
+    index: int, spec: LayerSpec, weights: AttentionWeights | LatentWeights, norm: NormSpec, device: Device[S]
+) -> Attention[S] | LatentAttention[S]:
+    scale, norms_sum = spec.residual_scale, spec.sum_norms
+    if isinstance(weights, LatentWeights):
+        assert isinstance(spec.attention, LatentSpec), "weights are built by the layer's spec"
+        return LatentAttention(index, spec.attention, weights, norm, scale, device, norms_sum=norms_sum)
+    return Attention(index, spec.grouped, weights, norm, scale, device, norms_sum=norms_sum)
 
 
 def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, norm: NormSpec, device: Device[S]) -> Mlp | Experts:

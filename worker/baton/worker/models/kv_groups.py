@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from baton.worker.kv_spec import KvKind, KvSpec, full_spec
+from baton.worker.kv_spec import KvGroup, KvKind, KvSpec, full_spec
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.models.config import ModelConfig
 
 _USUAL_TOKENS = 8192  # of a request
@@ -20,6 +21,9 @@ def kv_spec_of(
     config: ModelConfig, digest: bytes, block_size: int, dtype: str, kv_scales: tuple[float, ...] = ()
 ) -> KvSpec:
     """Returns the KV spec of a model on one rank. `dtype` is the cache's."""
+    if all(isinstance(layer.attention, LatentSpec) for layer in config.layers):
+        layers = tuple(range(config.num_layers))
+        return KvSpec(digest, block_size, (KvGroup(KvKind.LATENT, layers, dtype, 1, config.head_dim),))
     return full_spec(
         digest,
         dtype,

@@ -17,6 +17,19 @@ class Layout(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class LatentNames:
+    """Names of the parts of multi-head latent attention that other attention does not have."""
+
+    q: str = "self_attn.q_proj"  # of a layer whose queries have no low-rank values
+    q_a: str = "self_attn.q_a_proj"
+    q_a_norm: str = "self_attn.q_a_layernorm"
+    q_b: str = "self_attn.q_b_proj"
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"
+    kv_a_norm: str = "self_attn.kv_a_layernorm"
+    kv_b: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names without ".weight" and ".bias"; names in a layer are without the layer's prefix."""
 
@@ -30,6 +43,7 @@ class TensorNames:
     attention_input_norm: str = "input_layernorm"
     attention_output_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, in this order
+    latent: LatentNames = LatentNames()
     relative: str = ""  # one table for all layers
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

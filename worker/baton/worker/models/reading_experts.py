@@ -30,22 +30,25 @@ def read_router(
 
 def read_grouped_router(fields: Fields, num_experts_keys: tuple[str, ...]) -> RouterSpec:
     """Reads the choice by sigmoid and a bias among the experts of the best groups, as DeepSeek-V3 has it."""
-    router = read_router(fields, num_experts_keys)
+    router = replace(
+        read_router(fields, num_experts_keys),
+        score="sigmoid",
+        corrected=True,
+        renormalized=fields.flag("norm_topk_prob", default=True),
+        scale=fields.positive_float("routed_scaling_factor", default=1.0),
+    )
+    return with_groups(fields, router)
+
+
+def with_groups(fields: Fields, router: RouterSpec) -> RouterSpec:
+    """Reads in how many groups experts are, and in how many of them a token has some."""
     num_groups = fields.positive_int("n_group", default=1)
     top_groups = fields.positive_int("topk_group", default=1)
     if router.num_experts % num_groups:
         raise fields.error("n_group", f"a divisor of the number of experts ({router.num_experts})")
     if not router.top_k * num_groups <= top_groups * router.num_experts:
         raise fields.error("topk_group", f"so many groups that they hold num_experts_per_tok ({router.top_k}) experts")
-    return replace(
-        router,
-        score="sigmoid",
-        corrected=True,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        renormalized=fields.flag("norm_topk_prob", default=True),
-        scale=fields.positive_float("routed_scaling_factor", default=1.0),
-    )
+    return replace(router, num_groups=num_groups, top_groups=top_groups)
 
 
 def check_silu(fields: Fields) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights
+from baton.worker.layers.latent_attention import LatentWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
 from baton.worker.layers.tree import mapped, tensors_of
@@ -16,7 +17,7 @@ from baton.worker.layers.tree import mapped, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    attention: AttentionWeights
+    attention: AttentionWeights | LatentWeights
     mlp: MlpWeights | ExpertsWeights
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,20 +14,23 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest
 from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
-from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
+from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.names import Layout, TensorNames
+from baton.worker.models.names import Layout
 from baton.worker.models.weights import DenseWeights, LayerWeights, ModelWeights
-from baton.worker.quantization.base import LinearKind, LinearShape, Part, Source
+from baton.worker.quantization.base import LinearShape, Part, Source
 from baton.worker.quantization.experts import ExpertsShape
 from baton.worker.quantization.quantized.tensors import fill_dummy
 from baton.worker.quantization.registry import UNQUANTIZED
 from baton.worker.quantization.weight_format import WeightFormat
 from baton.worker.weights.files.safetensors_file import DTYPES
 from baton.worker.weights.kv_scales import is_kv_scale
-from baton.worker.weights.layouts import by_columns, by_head
+from baton.worker.weights.latent import make_latent_attention
+from baton.worker.weights.layer_maker import LayerMaker, make_norm
+from baton.worker.weights.layouts import by_columns
 from baton.worker.weights.makers import Allocator, Loader
 
 # Constants that models once kept beside their weights: frequencies and masks.
@@ -107,15 +110,15 @@ def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     types = None
     if config.num_token_types:
         types = maker.tensor(f"{names.token_types}.weight", (config.num_token_types, hidden))
-    embed_norm = _norm(maker, names.embed_norm, (hidden,), config.norm) if config.embedding_norm else None
-    norm = _norm(maker, names.norm, (hidden,), config.norm) if config.final_norm else None
+    embed_norm = make_norm(maker, names.embed_norm, (hidden,), config.norm) if config.embedding_norm else None
+    norm = make_norm(maker, names.norm, (hidden,), config.norm) if config.final_norm else None
     return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker), types, embed_norm)
 
 
 def _relative(config: ModelConfig, maker: Allocator) -> Tensor | None:
     """Makes the scores of distances."""
     attention = config.layers[0].attention
-    if not attention.relative_buckets:
+    if not isinstance(attention, AttentionSpec) or not attention.relative_buckets:
         return None
     return maker.tensor(f"{config.names.relative}.weight", (attention.relative_buckets, attention.num_q_heads))
 
@@ -125,25 +128,10 @@ def _dense(config: ModelConfig, maker: Allocator) -> tuple[DenseWeights, ...]:
     return tuple(
         DenseWeights(
             maker.linear(LinearShape([Part(spec.name, spec.out_features)], spec.in_features, spec.bias, "head")),
-            _norm(maker, spec.norm, (spec.out_features,), config.norm) if spec.norm else None,
+            make_norm(maker, spec.norm, (spec.out_features,), config.norm) if spec.norm else None,
         )
         for spec in specs
     )
-
-
-def _norm(maker: Allocator, name: str, shape: tuple[int, ...], norm: NormSpec) -> Tensor:
-    """Makes what `norm_of` takes."""
-    if not norm.weighted:
-        return torch.ones(shape, dtype=maker.dtype, device=maker.device)
-    if norm.offset:
-        # Half precision would round the sum, which is closer to 1 than the weight to 0.
-        return maker.fill(f"{name}.weight", shape, maker.empty(shape, torch.float32), norm.offset)
-    if not norm.bias:
-        return maker.tensor(f"{name}.weight", shape)
-    both = maker.empty((2, *shape))
-    maker.fill(f"{name}.weight", shape, both[0])
-    maker.fill(f"{name}.bias", shape, both[1])
-    return both
 
 
 def _lm_head(config: ModelConfig, maker: Allocator, embed: Tensor) -> LinearWeights:
@@ -154,55 +142,19 @@ def _lm_head(config: ModelConfig, maker: Allocator, embed: Tensor) -> LinearWeig
     return LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed, bias))
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerMaker:
-    """Makes the linears and norms of one layer."""
-
-    maker: Allocator
-    names: TensorNames
-    prefix: str
-    hidden: int
-    norms: NormSpec
-
-    def linear(
-        self,
-        suffixes: tuple[str, ...],
-        sizes: tuple[int, ...],
-        in_features: int,
-        bias: bool = False,
-        kind: LinearKind = "layer",
-    ) -> LinearWeights:
-        sizes = sizes if len(suffixes) > 1 else (sum(sizes),)
-        parts = [Part(self.prefix + suffix, size) for suffix, size in zip(suffixes, sizes, strict=True)]
-        return self.maker.linear(LinearShape(parts, in_features, bias, kind))
-
-    def in_fp32(self) -> _LayerMaker:
-        """Returns a maker of tensors in fp32."""
-        return replace(self, maker=replace(self.maker, dtype=torch.float32))
-
-    def qkv(self, attention: AttentionSpec) -> LinearWeights:
-        layer = self
-        if self.names.layout is Layout.QKV_BY_HEAD:
-            layer = replace(self, maker=self.maker.reading(partial(by_head, head_dim=attention.head_dim)))
-        sizes = (attention.q_size, attention.kv_size, attention.kv_size)
-        return layer.linear(self.names.qkv, sizes, self.hidden, attention.qkv_bias)
-
-    def norm(self, suffix: str, wanted: bool, shape: tuple[int, ...] = ()) -> Tensor | None:
-        """Makes a norm of hidden_size elements, or of `shape`."""
-        return _norm(self.maker, self.prefix + suffix, shape or (self.hidden,), self.norms) if wanted else None
-
-
 def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec, relative: Tensor | None) -> LayerWeights:
     names = config.names
     if names.layout is Layout.COLUMNS:
         maker = maker.reading(by_columns)
-    layer = _LayerMaker(maker, names, names.layer.format(index), config.hidden_size, config.norm)
+    layer = LayerMaker(maker, names, names.layer.format(index), config.hidden_size, config.norm)
     mlp = _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
+    if isinstance(spec.attention, LatentSpec):
+        return LayerWeights(make_latent_attention(layer, spec, spec.attention), mlp)
     return LayerWeights(replace(_attention(layer, spec), relative=relative), mlp)
 
 
-def _attention(layer: _LayerMaker, spec: LayerSpec) -> AttentionWeights:
-    names, hidden, attention = layer.names, layer.hidden, spec.attention
+def _attention(layer: LayerMaker, spec: LayerSpec) -> AttentionWeights:
+    names, hidden, attention = layer.names, layer.hidden, spec.grouped
     normed = attention.qk_norm != "none"
     return AttentionWeights(
         input_norm=layer.norm(names.attention_input_norm, spec.input_norms and spec.attention_input_norm),
@@ -221,7 +173,7 @@ def _qk_norm_shape(attention: AttentionSpec, num_heads: int) -> tuple[int, ...]:
     return shapes.get(attention.qk_norm, ())
 
 
-def _mlp(layer: _LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:
+def _mlp(layer: LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:
     names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
     gate_up = layer.linear(names.gate_up, (ffn, ffn) if mlp.gated else (ffn,), hidden, mlp.bias)
     if names.up_first:
@@ -246,7 +198,7 @@ def _put_gates_first(gate_up: LinearWeights) -> None:
         tensor.copy_(tensor.roll(len(tensor) // 2, 0))
 
 
-def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> ExpertsWeights:
+def _experts(layer: LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> ExpertsWeights:
     names, hidden, router = layer.names, layer.hidden, experts.router
     shape = ExpertsShape(
         names.experts, layer.prefix, router.num_experts, hidden, experts.intermediate_size, experts.bias
@@ -262,14 +214,14 @@ def _experts(layer: _LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> Exper
     )
 
 
-def _correction(layer: _LayerMaker, num_experts: int) -> Tensor:
+def _correction(layer: LayerMaker, num_experts: int) -> Tensor:
     """Makes it of full precision: experts differ by little of it."""
     shape = (1, num_experts) if layer.names.correction_is_row else (num_experts,)
     correction = layer.maker.empty(shape, torch.float32)
     return layer.maker.fill(layer.prefix + layer.names.router_correction, shape, correction).flatten()
 
 
-def _shared_expert(layer: _LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExpertWeights:
+def _shared_expert(layer: LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExpertWeights:
     names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
     return SharedExpertWeights(
         gate_up=layer.linear(names.shared_gate_up, (ffn, ffn), hidden, mlp.bias),

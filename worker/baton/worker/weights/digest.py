@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
+from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.tensors import Tensors
 
@@ -65,10 +65,10 @@ def kv_facts(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm.eps,
         "rope": _rope_facts(attention.rope),
         "tie_embeddings": config.tie_embeddings,
-        "qkv_bias": attention.qkv_bias,
-        "o_bias": attention.o_bias,
+        "qkv_bias": _of_heads(attention).qkv_bias,
+        "o_bias": _of_heads(attention).o_bias,
         "mlp_bias": first.mlp.bias,
-        "qk_norm": attention.qk_norm != "none",
+        "qk_norm": _of_heads(attention).qk_norm != "none",
         "windows": config.windows,
     }
     return facts | _later_facts(config)
@@ -82,14 +82,15 @@ def _rope_facts(rope: RopeConfig) -> dict[str, Any]:
 def _later_facts(config: ModelConfig) -> dict[str, Any]:
     first = config.layers[0]
     usual_scale = float(first.attention.head_dim) ** -0.5
+    heads = _of_heads(first.attention)
     found = {
         "score_scale": (first.attention.scale, usual_scale),
         "norm": (_changed(dataclasses.replace(config.norm, eps=0.0)), _changed(NormSpec(0.0))),
-        "norm_of_projection": (first.attention.qk_norm == "projection", False),
-        "norm_of_each_head": (first.attention.qk_norm == "each_head", False),
-        "qkv_clip": (first.attention.qkv_clip, 0.0),
-        "sinks": (first.attention.sinks, False),
-        "soft_cap": (first.attention.soft_cap, 0.0),
+        "norm_of_projection": (heads.qk_norm == "projection", False),
+        "norm_of_each_head": (heads.qk_norm == "each_head", False),
+        "qkv_clip": (heads.qkv_clip, 0.0),
+        "sinks": (heads.sinks, False),
+        "soft_cap": (heads.soft_cap, 0.0),
         "activation": (_activation(first.mlp), ("silu", True)),
         "parallel": (first.parallel, False),
         "input_norms": (first.input_norms, True),
@@ -107,12 +108,22 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "causal": (first.attention.causal, True),
         "sum_norms": (first.sum_norms, False),
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
+        "mixer": (None if heads is first.attention else _changed(first.attention), None),
         "other_layers": (_other_layers(config), {}),
         # Transformers rounds otherwise than our layers, so their KV differs.
         "weight_format": ("" if config.weight_format is None else config.weight_format.settings, ""),
         "transformers": ("" if config.transformers is None else config.transformers.raw_config, ""),
     }
     return {name: value for name, (value, assumed) in found.items() if value != assumed}
+
+
+def _of_heads(attention: MixerSpec) -> AttentionSpec:
+    """Returns a layer's attention; of other mixers, one of the same shape, for facts that they do not have."""
+    if isinstance(attention, AttentionSpec):
+        return attention
+    return AttentionSpec(
+        attention.num_q_heads, attention.num_kv_heads, attention.head_dim, attention.rope, attention.scale
+    )
 
 
 def _activation(mlp: MlpSpec | ExpertsSpec) -> tuple[str, bool]:
@@ -136,6 +147,8 @@ def _changed(spec: Any) -> dict[str, Any]:
 
 
 def _without_window(layer: LayerSpec) -> LayerSpec:
+    if not isinstance(layer.attention, AttentionSpec):
+        return layer
     return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=0))
 
 

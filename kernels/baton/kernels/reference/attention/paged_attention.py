@@ -12,22 +12,27 @@ from torch.nn import functional
 from baton.kernels.reference.kv.quantization import dequantize_kv
 
 _NEVER = float("-inf")
-_MASK_ELEMENTS = 1 << 22  # per tile of a prefill chunk
+MASK_ELEMENTS = 1 << 22  # per tile of a prefill chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
     """Gathers the blocks of sequences, so that the tokens of each head are contiguous."""
 
-    rows: Tensor  # [2 num_seqs num_kv_heads max_blocks], of the cache as [num_blocks 2 num_kv_heads, -1]
+    rows: Tensor  # [parts num_seqs num_kv_heads max_blocks], of the cache as [num_blocks parts num_kv_heads, -1]
     out: Tensor  # [the same, block_size * head_dim]: scratch shared by layers and plans
 
-    def keys_values(self, cache: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
-        """Returns both as [num_seqs, num_kv_heads, tokens, head_dim], valid until the scratch is used again."""
-        num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
-        by_head = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim)
+    def parts(self, cache: Tensor, num_seqs: int) -> Tensor:
+        """Returns [parts, num_seqs, num_kv_heads, tokens, head_dim] of cache [num_blocks, parts, num_kv_heads,
+        block_size, head_dim], valid until the scratch is used again."""
+        num_blocks, parts, num_kv_heads, block_size, head_dim = cache.shape
+        by_head = cache.view(num_blocks * parts * num_kv_heads, block_size * head_dim)
         torch.index_select(by_head, 0, self.rows, out=self.out)
-        keys, values = self.out.view(2, num_seqs, num_kv_heads, -1, head_dim).unbind(0)
+        return self.out.view(parts, num_seqs, num_kv_heads, -1, head_dim)
+
+    def keys_values(self, cache: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
+        """Returns both parts of a cache of keys and values."""
+        keys, values = self.parts(cache, num_seqs).unbind(0)
         return keys, values
 
 
@@ -65,10 +70,10 @@ class PrefillPlan:
 
 def plan_gather(block_table: Tensor, cache: Tensor, scratch: Scratch) -> Gather:
     """Returns the gather of block_table [num_seqs, max_blocks]."""
-    _, _, num_kv_heads, block_size, head_dim = cache.shape
-    sides = torch.arange(2, device=block_table.device).view(2, 1, 1, 1) * num_kv_heads
+    _, parts, num_kv_heads, block_size, head_dim = cache.shape
+    sides = torch.arange(parts, device=block_table.device).view(parts, 1, 1, 1) * num_kv_heads
     heads = torch.arange(num_kv_heads, device=block_table.device).view(1, 1, num_kv_heads, 1)
-    first = block_table.long().view(1, block_table.shape[0], 1, -1) * (2 * num_kv_heads)
+    first = block_table.long().view(1, block_table.shape[0], 1, -1) * (parts * num_kv_heads)
     rows = (first + sides + heads).view(-1)
     return Gather(rows, scratch.take(len(rows), block_size * head_dim))
 
@@ -127,12 +132,12 @@ def attend_prefill(
         return out.permute(2, 0, 1, 3).reshape(num_tokens, num_q_heads, head_dim)
     out = torch.empty(num_tokens, num_kv_heads, group, head_dim, dtype=query.dtype, device=query.device)
     # Tiles longer than the window would compute more masked keys.
-    tile = max(1, min(plan.window or num_tokens, _MASK_ELEMENTS // plan.seq_len))
+    tile = max(1, min(plan.window or num_tokens, MASK_ELEMENTS // plan.seq_len))
     for start in range(0, num_tokens, tile):
         stop = min(start + tile, num_tokens)
         end = plan.seq_len - num_tokens + stop  # after the last key of the tile's last query
         first = max(0, end - (stop - start) - plan.window + 1) if plan.window else 0
-        mask = _causal_mask(stop - start, end - first, plan.window, query)
+        mask = causal_mask(stop - start, end - first, plan.window, query)
         seen = (keys[:, :, first:end], values[:, :, first:end])
         tile_out = _attention(grouped[:, :, start:stop], *seen, mask, scale, soft_cap, by_head)
         out[start:stop] = tile_out.permute(2, 0, 1, 3)
@@ -157,7 +162,7 @@ def _attention(
     return torch.matmul(weights.to(values.dtype), values)
 
 
-def _causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:
+def causal_mask(num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:
     """Returns a mask [num_queries, num_keys], added to scores, for the last num_queries of num_keys positions."""
     positions = torch.arange(num_keys, device=like.device)
     own = positions[num_keys - num_queries :, None]

@@ -42,7 +42,7 @@ def route(logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor
 def _within_groups(choice: Tensor, spec: RouterSpec) -> Tensor:
     """Returns the scores of the best groups, and -inf elsewhere."""
     grouped = choice.view(len(choice), spec.num_groups, -1)
-    sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
+    sums = grouped.topk(min(spec.best_of_group, grouped.shape[-1]), dim=-1).values.sum(-1)
     best = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, sums.topk(spec.top_groups, dim=-1).indices, True)
     return grouped.masked_fill(~best.unsqueeze(-1), float("-inf")).flatten(-2)
 

@@ -119,7 +119,7 @@ class CpuExecutor:
             else WholeSteps(loaded.config)
         )
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
-        cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.head_dim, longest)
+        cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.rope_head_dim, longest)
         cache = [self._memory.tensors[number] for number in self._kv_layers]
         self._device = CpuDevice(
             cache,

@@ -161,7 +161,7 @@ class CudaExecutor(DeviceExecutor):
             self._heads[HeadKind.POOL] = self._make_pool_head(model, chunked=True)
         self._steps = LaunchedSteps(rows, self.depth, self._watch, self._wait, traced=bool(config.trace_steps))
         self._paged = PagedAttention(
-            model.layers[0].attention,
+            model.layers[0].grouped,
             model.windows,
             allocate_kv(self.kv_spec, self._kv_dtype, 1, device),
             self._batch.block_table,
@@ -172,7 +172,7 @@ class CudaExecutor(DeviceExecutor):
             more_tables=self._batch.block_tables[1:].unbind(),
             places=list(zip(spec.layer_groups, spec.layer_places, strict=True)),
         )
-        cos_sin = cos_sin_tables(model.ropes, model.head_dim, max_model_len)
+        cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, max_model_len)
         self._ops = CudaDevice(self._paged, cos_sin, batch_invariant=config.batch_invariant)
         self._decoder = make_model(model, loaded.weights, self._ops)
         self._stepper = Stepper(
@@ -197,7 +197,7 @@ class CudaExecutor(DeviceExecutor):
         most = self._config.max_num_batched_tokens
         num_groups = len(self.kv_spec.groups)
         plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most, num_groups)
-        found = compute_scales(self._paged, model.layers[0].attention, self.kv_spec, plans, run)
+        found = compute_scales(self._paged, model.layers[0].grouped, self.kv_spec, plans, run)
         self._batch.block_tables.zero_()  # before there is a pool, steps write to its first block
         self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)
 

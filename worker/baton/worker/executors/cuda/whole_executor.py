@@ -101,7 +101,7 @@ class WholeExecutor(DeviceExecutor):
         self._rows = WholeRows(has_types=model.num_token_types > 1)
         self._heads = {HeadKind.POOL: self._make_pool_head(model, chunked=False)}
         self._steps = LaunchedSteps(0, self.depth, self._watch, self._wait, traced=bool(config.trace_steps))
-        cos_sin = cos_sin_tables(model.ropes, model.head_dim, self._longest)
+        cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, self._longest)
         self._ops = WholeDevice(device, self._dtype, cos_sin, batch_invariant=config.batch_invariant)
         self._decoder = make_model(model, loaded.weights, self._ops)
         self._uploads = PinnedRing(_USUAL_UPLOAD, torch.int32)

@@ -11,8 +11,10 @@ from torch import Tensor
 from baton.kernels.reference.linear.packed import can_pack
 from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.kernels import CpuKernels, InvariantKernels
+from baton.worker.layers.cpu.latent_attention import CpuLatentAttention
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.layers.cpu.whole_attention import CpuWholeAttention
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
@@ -90,5 +92,12 @@ class CpuDevice:
             return CpuWholeAttention(spec, cos_sin, q_norm, k_norm, relative)
         assert relative is None, "no family with a cache has such scores"
         scales = query_scales(spec.rope, len(cos_sin))
-        group = self._groups[index] if self._groups else 0
-        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks, group)
+        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks, self._group(index))
+
+    def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> CpuLatentAttention:
+        """Returns layer `index`'s ops."""
+        cache, cos_sin = self._cache[index], self._cos_sin[spec.rope]
+        return CpuLatentAttention(cache, spec, cos_sin, kv_norm, kv_b, self.kernels, self._group(index))
+
+    def _group(self, index: int) -> int:
+        return self._groups[index] if self._groups else 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
 from baton.worker.layers.cuda.base import CudaLinears
 from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
@@ -65,6 +68,10 @@ class CudaDevice(CudaLinears):
             index, spec, self.paged, cos_sin, self._query_scales[spec.rope], q_norm, k_norm, sinks
         )
         return self._layers[index]
+
+    def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
+        """Raises Unsupported: a check at start refuses such models by name."""
+        raise Unsupported("executor=cuda has no kernels for latent attention; use executor=cpu", field="model")
 
     def reset(self) -> None:
         """Restores scratch memory after a step that failed midway."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from torch.nn import functional
 from baton.kernels.attention.whole import WholeTiles
 from baton.kernels.rope.rope_cache import rope_in_place
 from baton.kernels.table import Case, find
+from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.base import CudaLinears
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.relative import distance_buckets
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.layers.spec import AttentionSpec
@@ -139,3 +141,7 @@ class WholeDevice(CudaLinears):
     ) -> CudaWholeAttention:
         """Returns layer `index`'s ops."""
         return CudaWholeAttention(spec, self._dtype, self._cos_sin[spec.rope], q_norm, k_norm, relative)
+
+    def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
+        """Raises Unsupported: a check at start refuses such models by name."""
+        raise Unsupported("executor=cuda has no kernels for latent attention; use executor=cpu", field="model")

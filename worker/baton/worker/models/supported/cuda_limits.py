@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.kernels.limits import HEAD_DIMS, WIDTH_STEP
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.models.config import ModelConfig
 
 
@@ -13,6 +14,8 @@ def misfit(model: ModelConfig) -> str:
             f"the model's weights are in the format {model.weight_format.name}, which executor=cuda does not compute; "
             "use executor=cpu"
         )
+    if any(isinstance(layer.attention, LatentSpec) for layer in model.layers):
+        return f"executor=cuda has no kernels for the latent attention of {model.architecture}; use executor=cpu"
     if model.head_dim not in HEAD_DIMS:
         return (
             f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "

@@ -65,6 +65,8 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "MiniMaxM2ForCausalLM": "moe.minimax_m2",
     "GptOssForCausalLM": "moe.gpt_oss",
     "PhimoeForCausalLM": "moe.phi",
+    "DeepseekV2ForCausalLM": "deepseek.deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek.deepseek_v3",
 }
 
 

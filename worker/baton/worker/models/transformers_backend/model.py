@@ -79,7 +79,7 @@ class TransformersModel(Generic[S]):
         config, spec = self._config, self._spec
         sinks = [self._module.get_parameter(name) for name in spec.sinks] or [None] * config.num_layers
         for index, (name, layer) in enumerate(zip(spec.attentions, config.layers, strict=True)):
-            ops = self._device.attention(index, layer.attention, None, None, sinks[index])
+            ops = self._device.attention(index, layer.grouped, None, None, sinks[index])
             PagedLayer(index, ops, self._running, self._device.dtype).attach(self._module.get_submodule(name))
 
 

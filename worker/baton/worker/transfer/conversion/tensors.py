@@ -65,13 +65,14 @@ class Cast:
         self._tables: dict[int, NDArray[Any]] = {}  # by layer: [2, every value]
 
     def on_host(self, words: NDArray[Any], layer: int) -> NDArray[Any]:
-        """Converts values given as integers of their width: [blocks, layers, 2, heads, tokens, dim]."""
+        """Converts values given as integers of their width: [blocks, layers, parts, heads, tokens, dim]."""
         if words.itemsize > 2:
             return self._on_host(words, layer)
         made = np.empty(words.shape, self._table(layer).dtype)
         for index in range(words.shape[1]):
-            for part, table in enumerate(self._table(layer + index)):
-                made[:, index, part] = table.take(words[:, index, part], mode="clip")
+            tables = self._table(layer + index)
+            for part in range(words.shape[2]):
+                made[:, index, part] = tables[part].take(words[:, index, part], mode="clip")
         return made
 
     def _table(self, layer: int) -> NDArray[Any]:

@@ -92,7 +92,7 @@ def allocate_kv(spec: KvSpec, dtype: torch.dtype, num_blocks: int, device: torch
 
 def graph_bytes(config: ModelConfig, dtype: torch.dtype, sizes: list[int]) -> int:
     """Estimates the memory of captured steps of these sizes: the activations of the largest, and the nodes of each."""
-    width = 2 * config.hidden_size + config.num_qkv_heads * config.head_dim + 3 * config.intermediate_size
+    width = 2 * config.hidden_size + config.projected_size + 3 * config.intermediate_size
     return len(sizes) * _BYTES_PER_GRAPH + 4 * max(sizes) * width * dtype.itemsize
 
 

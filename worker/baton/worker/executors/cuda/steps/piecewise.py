@@ -46,7 +46,7 @@ def piece_size(sizes: Sequence[int], num_tokens: int) -> int | None:
 def piece_bytes(model: ModelConfig, dtype: torch.dtype, max_tokens: int) -> int:
     """Estimates the memory of all graphs on the device."""
     sizes = piece_sizes(model, max_tokens)
-    width = 3 * model.hidden_size + 2 * model.num_qkv_heads * model.head_dim + 3 * model.intermediate_size
+    width = 3 * model.hidden_size + 2 * model.projected_size + 3 * model.intermediate_size
     return len(sizes) * (model.num_layers + 1) * _BYTES_PER_GRAPH + 2 * max(sizes, default=0) * width * dtype.itemsize
 
 
@@ -70,8 +70,8 @@ class Pieces:
         self._inputs = torch.zeros(2 + num_groups, most, dtype=torch.int32, device=device)
         self._buffers = Buffers(
             torch.zeros(most, model.hidden_size, dtype=dtype, device=device),
-            torch.zeros(most, model.num_qkv_heads * model.head_dim, dtype=dtype, device=device),
-            torch.zeros(most, model.num_q_heads * model.head_dim, dtype=dtype, device=device),
+            torch.zeros(most, model.projected_size, dtype=dtype, device=device),
+            torch.zeros(most, model.attended_size, dtype=dtype, device=device),
         )
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._size = 0  # of the step in replay

@@ -20,7 +20,7 @@ def read(fields: Fields) -> ModelConfig:
     """Reads a config whose layers are all alike."""
     normed = fields.flag("use_qk_norm", default=False)
     layer = read_layer(fields)
-    layer = replace(layer, attention=replace(layer.attention, qk_norm="each_head" if normed else "none"))
+    layer = replace(layer, attention=replace(layer.grouped, qk_norm="each_head" if normed else "none"))
     return read_around(fields, ARCHITECTURE, [layer] * read_num_layers(fields))
 
 

@@ -19,9 +19,9 @@ def read(fields: Fields) -> ModelConfig:
     fields = Fields({"sliding_window": 4096, **fields.raw}, fields.source)
     layer = read_layer(fields)
     usual = all_but_every(fields.positive_int("sliding_window_pattern", default=4), read_num_layers(fields))
-    full = replace(layer.attention, rope=RopeConfig(NO_ROPE, 0.0))
+    full = replace(layer.grouped, rope=RopeConfig(NO_ROPE, 0.0))
     layers = [
-        replace(layer, attention=replace(layer.attention, window=window) if window else full)
+        replace(layer, attention=replace(layer.grouped, window=window) if window else full)
         for window in read_windows(fields, len(usual), usual)
     ]
     return read_around(fields, ARCHITECTURE, layers)

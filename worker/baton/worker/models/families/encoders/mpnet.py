@@ -31,7 +31,7 @@ def read(fields: Fields) -> ModelConfig:
     if config.max_position_embeddings <= _FIRST_POSITION:
         raise fields.error("max_position_embeddings", f"more than {_FIRST_POSITION}")
     layers = tuple(
-        replace(layer, attention=replace(layer.attention, relative_buckets=buckets)) for layer in config.layers
+        replace(layer, attention=replace(layer.grouped, relative_buckets=buckets)) for layer in config.layers
     )
     hidden = DenseSpec("classifier.dense", config.hidden_size, config.hidden_size, squash="tanh")
     classifier = ClassifierSpec(

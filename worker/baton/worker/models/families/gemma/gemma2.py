@@ -35,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
     )
     num_layers = read_num_layers(fields)
     windows = read_windows(fields, num_layers, all_but_every(2, num_layers))
-    layers = [replace(layer, attention=replace(layer.attention, window=window)) for window in windows]
+    layers = [replace(layer, attention=replace(layer.grouped, window=window)) for window in windows]
     cap = read_cap(fields, "final_logit_softcapping", 30.0)
     return read_around(fields, ARCHITECTURE, layers, names=NAMES, cap=cap)
 

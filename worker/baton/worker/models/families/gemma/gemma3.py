@@ -30,7 +30,7 @@ def read(fields: Fields) -> ModelConfig:
     layer = read_layer(fields, replace(read_attention(fields, full), qk_norm="head"))
     usual = all_but_every(fields.positive_int("sliding_window_pattern", default=6), read_num_layers(fields))
     layers = [
-        replace(layer, attention=replace(layer.attention, rope=sliding if slides else full, window=window))
+        replace(layer, attention=replace(layer.grouped, rope=sliding if slides else full, window=window))
         for slides, window in zip(read_slides(fields, usual), read_windows(fields, len(usual), usual), strict=True)
     ]
     cap = read_cap(fields, "final_logit_softcapping", 0.0)

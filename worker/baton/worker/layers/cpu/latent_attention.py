@@ -1,0 +1,74 @@
+"""Computes one layer's multi-head latent attention on a CPU with PyTorch's ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.reference.attention.latent_attention import (
+    attend_latents_decode,
+    attend_latents_prefill,
+    write_latents,
+)
+from baton.kernels.reference.attention.paged_attention import PrefillPlan
+from baton.kernels.reference.rope.rope_cache import rotate, rotation
+from baton.worker.layers.cpu.step import StepInputs, View
+from baton.worker.layers.latent_spec import LatentSpec
+from baton.worker.quantization.neighbours import Kernels, Norm
+
+
+class CpuLatentAttention:
+    """Implements LatentOps over cache [num_blocks, 1, 1, block_size, kv_rank + rope_dim]."""
+
+    def __init__(
+        self,
+        cache: Tensor,
+        spec: LatentSpec,
+        cos_sin: Tensor,
+        kv_norm: Norm,
+        kv_b: Tensor,
+        kernels: Kernels,
+        group: int = 0,  # of the KV
+    ) -> None:
+        self._view = View(group, 0)
+        self._cache = cache
+        self._spec = spec
+        self._cos_sin = cos_sin
+        self._kv_norm = kv_norm
+        self._kv_b = kv_b.view(spec.num_q_heads, -1, spec.kv_rank)
+        self._kernels = kernels
+
+    def write(self, query: Tensor, latent: Tensor, step: StepInputs) -> Tensor:
+        """Stores the latents. Returns the rotated queries, [num_tokens, num_q_heads, nope_dim + rope_dim]."""
+        spec = self._spec
+        cos, sin = self._rotation(step)
+        heads = query.view(-1, spec.num_q_heads, spec.qk_dim)
+        rotated = heads[..., spec.nope_dim :]
+        rotated.copy_(rotate(rotated, cos, sin, spec.rope.interleaved))
+        normed = self._kv_norm.apply(latent[:, : spec.kv_rank].contiguous(), self._kernels)
+        key = rotate(latent[:, None, spec.kv_rank :], cos, sin, spec.rope.interleaved)[:, 0]
+        stored = torch.cat((normed, key), 1)
+        write_latents(self._cache, step.block_ids[self._view.group], step.offsets, stored)
+        return heads
+
+    def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
+        """Returns the attention of the queries that `write` returned. Ignores `out`."""
+        assert out is None
+        spec, view = self._spec, self._view
+        attended = query.new_empty(len(query), spec.num_q_heads, spec.value_dim)
+        for group in step.decodes:
+            mine = slice(group.num_tokens) if group.tokens is None else group.tokens
+            attended[mine] = attend_latents_decode(query[mine], self._cache, group.plans[view], self._kv_b, spec.scale)
+        for chunk in step.prefills:
+            part = slice(chunk.start, chunk.stop)
+            plan = chunk.plans[view]
+            assert isinstance(plan, PrefillPlan), "batch-invariant steps are refused at start"
+            attended[part] = attend_latents_prefill(query[part], self._cache, plan, self._kv_b, spec.scale)
+        return attended.view(len(query), -1)
+
+    def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Returns the cosines and sines of the step's positions. Layers with the same RoPE share them."""
+        key = id(self._cos_sin)
+        if key not in step.rotations:
+            step.rotations[key] = rotation(self._cos_sin, step.positions, 0, self._spec.rope.interleaved)
+        return step.rotations[key]
