@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -12,6 +11,7 @@ from support.kernels.harness import BOUNDS, NAMES, cases, relative_error
 from support.kernels.recurrence import (
     bounds_of,
     make_states,
+    on_cpu,
     part_of,
     random_delta,
     random_state_space,
@@ -24,7 +24,7 @@ from baton.kernels.recurrence.causal_conv import causal_conv
 from baton.kernels.recurrence.delta_step import gated_delta_step
 from baton.kernels.recurrence.gated_norm import gated_rms_norm
 from baton.kernels.recurrence.state_space_step import state_space_step
-from baton.kernels.recurrent_states import DeltaGates, States, StepSizes
+from baton.kernels.recurrent_states import States
 
 Kind = Literal["delta", "channel", "space"]
 KERNELS: dict[str, Any] = {"delta": gated_delta_step, "channel": gated_delta_step, "space": state_space_step}
@@ -77,15 +77,6 @@ GRID = [
     Shape("space", 8, 32, 128, 64, 1, torch.bfloat16, torch.float32),
     Shape("space", 1, 8, 256, 64, 4, torch.float16, torch.float32),
 ]
-
-
-def on_cpu(value: Any) -> Any:
-    if isinstance(value, DeltaGates | StepSizes):
-        moved = {
-            name: on_cpu(getattr(value, name)) for name in value.__slots__ if isinstance(getattr(value, name), Tensor)
-        }
-        return replace(value, **moved)
-    return value.cpu() if isinstance(value, Tensor) else value
 
 
 @pytest.mark.parametrize(("shape", "device"), cases(SMALL, GRID))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -110,6 +111,16 @@ def part_of(value: Any, tokens: slice) -> Any:
     if isinstance(value, StepSizes):
         return StepSizes(value.step[tokens], value.log_rate, value.bias, value.limits)
     return value[tokens]
+
+
+def on_cpu(value: Any) -> Any:
+    """Returns a tensor, gates or step sizes on the CPU."""
+    if isinstance(value, DeltaGates | StepSizes):
+        moved = {
+            name: on_cpu(getattr(value, name)) for name in value.__slots__ if isinstance(getattr(value, name), Tensor)
+        }
+        return replace(value, **moved)
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def naive_delta(

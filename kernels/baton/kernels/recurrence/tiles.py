@@ -45,6 +45,14 @@ def owner_of(bounds_ptr, slot, num_seqs, SIZE: tl.constexpr):
     return low
 
 
+@triton.jit
+def chunk_of(bounds_ptr, slot, num_seqs, SIZE: tl.constexpr):
+    """Returns a slot's first token and the end of its sequence, which may lie before it"""
+    seq = owner_of(bounds_ptr, slot, num_seqs, SIZE)
+    start = tl.load(bounds_ptr + seq)
+    return start + (slot - (start // SIZE + seq)) * SIZE, tl.load(bounds_ptr + seq + 1)
+
+
 def num_slots(num_tokens: int, num_seqs: int, size: int) -> int:
     """Returns the slots of all sequences, of which some have no tokens."""
     return num_tokens // size + num_seqs
@@ -59,6 +67,24 @@ def softplus(x):
 def unit_rows(x):
     """x / sqrt(sum_c x_c^2 + 1e-6) of x [rows, columns] fp32"""
     return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+
+
+@triton.jit
+def load_rows(at, first, rows, end, stride, dims, DIM: tl.constexpr, NORMALIZE: tl.constexpr):
+    """Returns tokens [first + rows, dims] in fp32, zero outside, each divided by its L2 norm with NORMALIZE"""
+    inside = (first + rows < end)[:, None] & (dims < DIM)[None, :]
+    where = at + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    x = tl.load(where, mask=inside, other=0.0).to(tl.float32)
+    if NORMALIZE:
+        x = unit_rows(x)
+    return x
+
+
+@triton.jit
+def store_rows(at, x, first, rows, end, stride, dims):
+    """Stores x at tokens [first + rows, dims]"""
+    where = at + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    tl.store(where, x.to(at.dtype.element_ty), mask=(first + rows < end)[:, None])
 
 
 @triton.jit
