@@ -12,9 +12,10 @@ from bench.kernels.timing import num_copies
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.linear.quantized.choice import FEW, TWO_PARTS
 from baton.kernels.linear.quantized.dequantize import dequantize
 from baton.kernels.linear.quantized.fp8 import scaled_mm_linear
-from baton.kernels.linear.quantized.linear import FEW, TWO_PARTS, quantized_linear
+from baton.kernels.linear.quantized.linear import quantized_linear
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.packed.weight import PackedWeight, rounds
 
