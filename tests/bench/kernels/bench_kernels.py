@@ -24,7 +24,7 @@ from bench.kernels.timing import Ceilings, Timing, measure_ceilings, time_launch
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.models.presets import PRESETS
 
-_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts", "quantized")
+_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts", "quantized", "recurrence")
 _PARTS = ("quantized_experts",)  # of groups
 
 
@@ -108,6 +108,11 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
         return experts_cases()
 
+    def recurrence() -> list[Case]:
+        from bench.kernels.recurrence import recurrence_cases
+
+        return recurrence_cases()
+
     def quantized() -> list[Case]:
         from bench.kernels.quantized import quantized_cases
 
@@ -126,6 +131,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         "sampling": sampling,
         "experts": experts,
         "quantized": quantized,
+        "recurrence": recurrence,
         "quantized_experts": quantized_experts,
     }
     return [case for name in options.only or _GROUPS for case in groups[name]()]

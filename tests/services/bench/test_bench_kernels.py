@@ -20,7 +20,8 @@ def test_without_a_gpu_there_is_one_clear_line(monkeypatch, capsys):
 def test_every_kernel_has_rows():
     ops = {case.op for case in cases()}
     wanted = {"decode attention", "prefill attention, generic", "small linear", "rms_norm + residual", "rope_cache",
-              "silu_mul", "sampling, greedy"}  # fmt: skip
+              "silu_mul", "sampling, greedy", "gated_delta_step", "gated_delta_chunks", "state_space_step",
+              "state_space_chunks", "causal_conv", "gated_rms_norm"}  # fmt: skip
     assert wanted <= ops
 
 
@@ -43,3 +44,10 @@ def test_one_long_sequence_among_short_ones_is_a_row_of_its_own():
 
 def test_figures_for_other_shapes_are_not_compared_with():
     assert {case.peer_us for case in cases("--only", "decode", "--model", "qwen3-0.6b")} == {None}
+
+
+def test_a_step_of_recurrences_counts_one_read_and_one_write_of_each_state():
+    steps = [case for case in cases("--only", "recurrence") if case.peer_us is not None]
+    assert [case.peer_us for case in steps] == [60.3]
+    states = 2 * 256 * 8 * 128 * 128 * 4
+    assert states < steps[0].work < 1.02 * states
