@@ -175,3 +175,20 @@ def test_a_bar_on_a_terminal_is_overwritten():
     assert "\rPrompts: 1 [" in file.getvalue()
     assert file.getvalue().endswith("\n")
     Progress(False, None).close()
+
+
+def test_texts_of_all_lengths_are_encoded_as_alone(llm):
+    tokenizer = llm.get_tokenizer()
+    texts = ["The cat", "", "A dog. " * 40, "The big " + "red " * 90, "One more"]
+    prompts = [*texts[:1], *texts[2:], {"prompt": "The cat", "cache_salt": "other"}, [5, 6, 7]]
+    found = llm.generate(prompts, SHORT, use_tqdm=False)
+    expected = [*(tokenizer.encode(text) for text in (texts[0], *texts[2:], "The cat")), [5, 6, 7]]
+    assert [output.prompt_token_ids for output in found] == expected
+
+
+def test_a_text_that_cannot_be_encoded_is_named_among_others(llm):
+    with pytest.raises(InvalidRequest, match=r"^prompts\[2\]: .*surrogate"):
+        llm.generate(["The cat", "A dog", "\ud800", "One more"], SHORT, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match=r"^prompts\[1\]: .*context length"):
+        llm.generate(["The cat", "a " * 3000, "One more"], SHORT, use_tqdm=False)
+    assert llm.generate("still here", SHORT, use_tqdm=False)[0].finished

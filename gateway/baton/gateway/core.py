@@ -22,6 +22,7 @@ class GenerationRequest:
     prompt_token_ids: list[int]
     sampling: types_pb2.SamplingParams = field(default_factory=types_pb2.SamplingParams)
     stop: types_pb2.StopConditions = field(default_factory=types_pb2.StopConditions)
+    seed: int | None = None  # replaces that of `sampling`
     n: int = 1
     priority: int = 0  # lower runs earlier
     cache_salt: str = ""

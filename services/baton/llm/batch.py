@@ -10,8 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from baton.gateway.core import Generation
 from baton.llm.engine.local_engine import LocalEngine
+from baton.llm.garbage import rare_collections
 from baton.llm.loop_thread import LoopThread
-from baton.llm.requests.prepared import Encoded, Work, encode
+from baton.llm.requests.prepared import Encoded, Work, encode_each
 from baton.rpc.errors import ServiceError
 
 R = TypeVar("R")
@@ -60,6 +61,10 @@ class Batch(Generic[R]):
 
     def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, R]]:
         """Yields each request with its output. A failed request raises, and ends the others."""
+        with rare_collections():
+            yield from self._run(works)
+
+    def _run(self, works: Iterable[Work]) -> Iterator[tuple[Work, R]]:
         open_works: dict[int, Work] = {}  # that were started and not returned, by their place in `works`
         ready: dict[int, R] = {}
         following = iter(works)
@@ -112,7 +117,11 @@ class Batch(Generic[R]):
             task.add_done_callback(self._tasks.discard)
 
     async def _start_group(self, items: Sequence[tuple[int, Work]]) -> None:
-        found = await asyncio.gather(*(encode(self._engine, work) for _, work in items), return_exceptions=True)
+        found: Sequence[Encoded | BaseException]
+        try:
+            found = await encode_each(self._engine, [work for _, work in items])
+        except Exception as error:
+            found = [error] * len(items)
         for (index, work), encoded in zip(items, found, strict=True):
             if isinstance(encoded, BaseException):
                 self._end(index, encoded)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
 from baton.gateway.core import Generation, GenerationRequest, Sink
 from baton.gateway.generation.hashed_prompt import hash_prompt
 from baton.gateway.generation.output.choice import Choice
@@ -13,12 +16,13 @@ from baton.gateway.generation.pooler import WorkerPooler
 from baton.gateway.generation.running import GenerationServices, RunningGeneration
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
-from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, resolve
+from baton.gateway.models.sampling import RequestLimits, ResolvedRequest, Resolver
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.models.tasks import check_generates
 from baton.gateway.models.tokenization.bad_words import forbid_words
 from baton.gateway.models.tokenization.detokenizer import NoText
-from baton.gateway.routers.placer import Placer
+from baton.gateway.models.tokenization.tokenizer import Tokenizer
+from baton.gateway.routers.placer import Placed, Placer
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
@@ -36,18 +40,20 @@ class WorkerGenerator:
         limits: RequestLimits | None = None,
         tracing: GatewayTracing | None = None,
         stream_interval: int = 1,
+        fixed: Callable[[Collection[str]], Placed] | None = None,
     ) -> None:
         self._catalog = catalog
-        self._limits = limits or RequestLimits()
         self._hashes = PromptHashes()
-        self._services = GenerationServices(router, streams, counters, tracing, stream_interval)
+        self._resolver = Resolver(limits or RequestLimits())
+        self._services = GenerationServices(router, streams, counters, tracing, stream_interval, fixed)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
         model = self._catalog.get(request.model)
         info = model.require_info()
         check_generates(model.name, info)
-        resolved = resolve(request, model.defaults, info, self._limits)
-        await forbid_words(resolved.sampling, model.tokenizer, info.vocab_size)
+        resolved = self._resolver.resolve(request, model.defaults, info)
+        if resolved.sampling.bad_words:
+            resolved = await _without_words(resolved, model.tokenizer, info.vocab_size)
         self._services.counters.requested_choices.observe(request.n)
         self._services.counters.requested_tokens.observe(resolved.stop.max_tokens)
         choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
@@ -65,6 +71,14 @@ class WorkerGenerator:
         """Ends the running generations with an error for their clients."""
         for generation in tuple(self._services.running):
             generation.shut_down()
+
+
+async def _without_words(resolved: ResolvedRequest, tokenizer: Tokenizer, vocab_size: int) -> ResolvedRequest:
+    """Returns the request with its bad_words as tokens. Raises InvalidRequest that names the word."""
+    sampling = types_pb2.SamplingParams()
+    sampling.CopyFrom(resolved.sampling)
+    await forbid_words(sampling, tokenizer, vocab_size)
+    return replace(resolved, sampling=sampling)
 
 
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.gateway.core import GenerationRequest, PoolRequest
-from baton.rpc.block_hash import cache_namespace
+from baton.rpc.block_hash import cache_namespace, pack_tokens
 from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
 
@@ -16,16 +16,18 @@ class HashedPrompt:
     """A prompt with its block hashes, as sent to routers and workers."""
 
     token_ids: Sequence[int]
+    packed: bytes  # the tokens as little-endian uint32
     namespace: bytes
     block_hashes: bytes
 
 
 def hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> HashedPrompt:
-    namespace = namespace_of(request, info)
+    namespace, packed = namespace_of(request, info), pack_tokens(request.prompt_token_ids)
     return HashedPrompt(
         token_ids=request.prompt_token_ids,
+        packed=packed,
         namespace=namespace,
-        block_hashes=hashes.hash_blocks(namespace, request.prompt_token_ids, info.block_size),
+        block_hashes=b"".join(hashes.hash_runs(namespace, packed, info.block_size)),
     )
 
 

@@ -45,11 +45,10 @@ class RequestMessages:
         )
 
     def submit(self, choice: Choice, placed: router_pb2.PlaceResponse, timeout_ms: int) -> worker_pb2.SubmitRequest:
-        """Returns the submission of one choice to its worker, with its output so far."""
+        """Returns the submission of one choice to its worker, with its output so far; its stream adds the prompt."""
         request = self.request
         submit = worker_pb2.SubmitRequest(
             request_id=request.request_id,
-            prompt_token_ids=self.prompt.token_ids,
             sampling=self.resolved.sampling,
             stop=self.resolved.stop,
             cache_namespace=self.prompt.namespace,
@@ -61,9 +60,9 @@ class RequestMessages:
         )
         if self.tokens_per_message > 1 and not choice.may_end_itself:
             submit.tokens_per_message = self.tokens_per_message
+        submit.sampling.seed = seed_of_choice(self.resolved.seed, choice.index)
         if self.num_choices > 1:
             submit.request_id = f"{request.request_id}-{choice.index}"
-            submit.sampling.seed = seed_of_choice(self.resolved.sampling.seed, choice.index)
         if choice.prompt_logprobs is None:
             submit.sampling.ClearField("prompt_logprobs")
         # Prefill workers do not transfer the prompt's log-probabilities.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from baton.gateway.core import GenerationRequest, Sink, Usage
@@ -37,6 +37,7 @@ _COUNTS_SECONDS = 1.0
 
 # Tokens that workers send together for a response that is read at its end. A lost worker's are computed again.
 _WHOLE_INTERVAL = 32
+_BACKGROUND_INTERVAL = 256  # the same for requests of a priority above 0, whose clients do not wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class GenerationServices:
     counters: GenerationCounters
     tracing: GatewayTracing | None = None  # None: tracing is disabled
     stream_interval: int = 1  # tokens of a delta
+    fixed: Callable[[Collection[str]], Placed] | None = None  # places on other than these workers, without a router
     running: set[RunningGeneration] = field(default_factory=set)
 
 
@@ -67,7 +69,9 @@ class RunningGeneration:
         self._request = request
         self._resolved = resolved
         self._prompt = prompt
-        interval = _WHOLE_INTERVAL if request.whole else services.stream_interval
+        interval = services.stream_interval
+        if request.whole:
+            interval = _BACKGROUND_INTERVAL if request.priority > 0 else _WHOLE_INTERVAL
         self._messages = RequestMessages(request, resolved, prompt, model, len(choices), interval)
         self._choices = choices
         self._services = services
@@ -312,6 +316,8 @@ class RunningGeneration:
         self._submit(choices, placed)
 
     async def _ask(self, choices: Sequence[Choice]) -> Placed:
+        if self._services.fixed is not None:
+            return self._services.fixed(self._excluded)
         message = self._messages.place(choices, self._excluded, self._remaining_ms())
         avoided = self._silent.union(self._services.streams.avoided())
         return await place(self._trace, self._services.router, message, avoided)
@@ -323,7 +329,7 @@ class RunningGeneration:
             run = ChoiceRun(self, choice, use, stream)
             self._runs[choice.index] = run
             message = self._messages.submit(choice, placed.response, self._remaining_ms())
-            run.slot = stream.submit(use.signed(message), run)
+            run.slot = stream.submit(use.signed(message), run, self._prompt)
 
     def _remaining_ms(self) -> int:
         if self._deadline is None:

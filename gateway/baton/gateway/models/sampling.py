@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,16 +71,13 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request's parameters with every value set. The seed is that of the first choice."""
+    """A request's parameters with every value set. Requests share the messages, which are not changed."""
 
-    sampling: types_pb2.SamplingParams
+    sampling: types_pb2.SamplingParams  # without the seed
     stop: types_pb2.StopConditions  # includes max_tokens; the gateway handles stop strings
     eos_ids: frozenset[int]  # empty with ignore_eos
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Returns the end-of-sequence and stop tokens, any of which ends the output."""
-        return self.eos_ids.union(self.stop.stop_token_ids)
+    stop_ids: frozenset[int]  # the end-of-sequence and stop tokens, any of which ends the output
+    seed: int  # of the first choice
 
     def end_of(self, output_token_ids: Sequence[int]) -> tuple[str, int | None] | None:
         """Returns the finish reason and stop token of a complete output, or None."""
@@ -91,35 +89,127 @@ class ResolvedRequest:
         return ("length", None) if len(output_token_ids) >= self.stop.max_tokens else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """What does not depend on a request's prompt and seed."""
+
+    sampling: types_pb2.SamplingParams
+    stop: types_pb2.StopConditions
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    max_tokens: int | None  # None: as many as the context holds
+
+
+class Resolver:
+    """Validates requests and applies defaults. What equal parameters have in common is read once in a row."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._known: _Parameters | None = None
+        self._messages: tuple[object, ...] = ()  # those that `_known` was read from
+        self._key: tuple[object, ...] = ()  # their content, and the model's part
+
+    def resolve(
+        self, request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo
+    ) -> ResolvedRequest:
+        """Returns the parameters of a request. Raises InvalidRequest that names the field."""
+        _check_request(request, self._limits)
+        max_output = _max_output_tokens(request, info)
+        known = self._parameters(request, defaults, info)
+        check_prompt_ids(request.prompt_token_ids, info.vocab_size)
+        given = request.sampling
+        seed = request.seed if request.seed is not None or not given.HasField("seed") else given.seed
+        if seed is None:
+            seed = random.getrandbits(64)
+        return ResolvedRequest(known.sampling, _fitting(known, max_output), known.eos_ids, known.stop_ids, seed)
+
+    def _parameters(
+        self, request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo
+    ) -> _Parameters:
+        messages = (request.sampling, request.stop, defaults, info)
+        if self._known is not None and all(map(operator.is_, messages, self._messages)):
+            return self._known
+        sampling = types_pb2.SamplingParams()
+        sampling.CopyFrom(request.sampling)
+        sampling.ClearField("seed")
+        key = (
+            sampling.SerializeToString(),
+            request.stop.SerializeToString(),
+            defaults,
+            info.vocab_size,
+            tuple(info.eos_token_ids),
+        )
+        if self._known is None or key != self._key:
+            self._known = _parameters_of(_filled(sampling, defaults.values), request.stop, defaults, info, self._limits)
+            self._key = key
+        self._messages = messages
+        return self._known
+
+
 def resolve(
     request: GenerationRequest, defaults: SamplingDefaults, info: types_pb2.ModelInfo, limits: RequestLimits
 ) -> ResolvedRequest:
-    """Validates a request for the model and applies defaults. Raises InvalidRequest that names the field."""
-    _check_request(request, limits)
-    max_output = _max_output_tokens(request, info)
-    sampling = _filled(request.sampling, defaults.values)
+    """Validates one request for the model and applies defaults. Raises InvalidRequest that names the field."""
+    return Resolver(limits).resolve(request, defaults, info)
+
+
+def _parameters_of(
+    sampling: types_pb2.SamplingParams,
+    given: types_pb2.StopConditions,
+    defaults: SamplingDefaults,
+    info: types_pb2.ModelInfo,
+    limits: RequestLimits,
+) -> _Parameters:
+    _check_parameters(sampling, given, info.vocab_size, limits)
+    stop = types_pb2.StopConditions()
+    stop.CopyFrom(given)
+    del stop.stop[:]
+    if stop.HasField("max_tokens") and stop.max_tokens < 1:
+        raise _out_of_range("max_tokens", stop.max_tokens, "at least 1")
+    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
+        raise _out_of_range("min_tokens", stop.min_tokens, f"at most max_tokens, which is {stop.max_tokens}")
+    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else None
+    if max_tokens is None and defaults.max_tokens is not None:
+        max_tokens = max(defaults.max_tokens, stop.min_tokens)
+    if max_tokens is not None:
+        stop.max_tokens = max_tokens
+    eos_ids = frozenset(() if stop.ignore_eos else info.eos_token_ids)
+    parameters = _Parameters(sampling, stop, eos_ids, eos_ids.union(stop.stop_token_ids), max_tokens)
+    _check_something_is_left(parameters, info.vocab_size)
+    return parameters
+
+
+def _fitting(known: _Parameters, max_output: int) -> types_pb2.StopConditions:
+    """Returns the stop conditions with a max_tokens that the context has room for."""
+    if known.max_tokens is not None and known.max_tokens <= max_output:
+        return known.stop
+    stop = types_pb2.StopConditions()
+    stop.CopyFrom(known.stop)
+    stop.max_tokens = max_output
+    if stop.min_tokens > max_output:
+        raise _out_of_range("min_tokens", stop.min_tokens, f"at most {max_output}, which the context has room for")
+    return stop
+
+
+def _check_parameters(
+    sampling: types_pb2.SamplingParams, stop: types_pb2.StopConditions, vocab_size: int, limits: RequestLimits
+) -> None:
+    """Raises InvalidRequest for what does not depend on the prompt."""
     check_sampling(sampling)
     if sampling.HasField("logprobs") and sampling.logprobs > limits.max_logprobs:
         raise _out_of_range("logprobs", sampling.logprobs, f"at most {limits.max_logprobs}")
     if sampling.HasField("prompt_logprobs") and sampling.prompt_logprobs > limits.max_logprobs:
         raise _out_of_range("prompt_logprobs", sampling.prompt_logprobs, f"at most {limits.max_logprobs}")
-    check_prompt_ids(request.prompt_token_ids, info.vocab_size)
-    _check_ids("logit_bias", sampling.logit_bias_token_ids, info.vocab_size)
-    _check_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
-    _check_ids("stop_token_ids", request.stop.stop_token_ids, info.vocab_size)
-    _check_known("logprob_token_ids", sampling.logprob_token_ids, info.vocab_size)
+    _check_ids("logit_bias", sampling.logit_bias_token_ids, vocab_size)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+    _check_ids("stop_token_ids", stop.stop_token_ids, vocab_size)
+    _check_known("logprob_token_ids", sampling.logprob_token_ids, vocab_size)
     if sampling.logprob_token_ids and not sampling.HasField("logprobs"):
         raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
     if len(sampling.logprob_token_ids) > limits.max_logprob_token_ids:
         shown = f"{len(sampling.logprob_token_ids)} tokens"
         raise _out_of_range("logprob_token_ids", shown, f"at most {limits.max_logprob_token_ids}")
-    _check_repetition(request.stop)
-    if not sampling.HasField("seed"):
-        sampling.seed = random.getrandbits(64)
-    stop = _resolve_stop(request, max_output, limits, defaults.max_tokens)
-    resolved = ResolvedRequest(sampling, stop, frozenset(() if stop.ignore_eos else info.eos_token_ids))
-    _check_something_is_left(resolved, info.vocab_size)
-    return resolved
+    _check_repetition(stop)
 
 
 def seed_of_choice(seed: int, index: int) -> int:
@@ -201,23 +291,6 @@ def _max_output_tokens(request: GenerationRequest, info: types_pb2.ModelInfo) ->
     return info.max_model_len - num_tokens
 
 
-def _resolve_stop(
-    request: GenerationRequest, max_output: int, limits: RequestLimits, default: int | None
-) -> types_pb2.StopConditions:
-    stop = types_pb2.StopConditions()
-    stop.CopyFrom(request.stop)
-    if stop.HasField("max_tokens") and stop.max_tokens < 1:
-        raise _out_of_range("max_tokens", stop.max_tokens, "at least 1")
-    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
-        raise _out_of_range("min_tokens", stop.min_tokens, f"at most max_tokens, which is {stop.max_tokens}")
-    wanted = stop.max_tokens if stop.HasField("max_tokens") else max(default or max_output, stop.min_tokens)
-    stop.max_tokens = min(wanted, max_output)
-    if stop.min_tokens > stop.max_tokens:
-        raise _out_of_range("min_tokens", stop.min_tokens, f"at most {stop.max_tokens}, which the context has room for")
-    del stop.stop[:]
-    return stop
-
-
 def _check_repetition(stop: types_pb2.StopConditions) -> None:
     wanted, field = stop.repetition_detection, "repetition_detection"
     if not wanted.max_pattern_size:
@@ -234,7 +307,7 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise _out_of_range(name, value, f"from {low} to {high}")
 
 
-def _check_something_is_left(resolved: ResolvedRequest, vocab_size: int) -> None:
+def _check_something_is_left(resolved: _Parameters, vocab_size: int) -> None:
     """Raises InvalidRequest if every allowed token would end the output before min_tokens."""
     if not resolved.stop.min_tokens:
         return

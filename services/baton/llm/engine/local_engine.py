@@ -17,13 +17,13 @@ from baton.gateway.metrics.gateway import GatewayMetrics
 from baton.gateway.metrics.phase_times import PhaseTimes
 from baton.gateway.models.served import ModelCatalog, ServedModel, load_served_model
 from baton.llm.engine.arguments import EngineArguments
+from baton.llm.engine.local_stream import LocalStreams
 from baton.llm.engine.placer import LocalPlacer
 from baton.rpc.errors import Unavailable, error_from_rpc
 from baton.rpc.in_process import InProcessServer
 from baton.v1 import control_pb2, control_pb2_grpc, types_pb2
 from baton.worker.front.control_service import ControlServicer
 from baton.worker.front.engine_client import EngineClient
-from baton.worker.front.worker_service import WorkerFront
 
 T = TypeVar("T")
 
@@ -70,8 +70,7 @@ async def open_engine(arguments: EngineArguments, pace_seconds: float = 0.0) -> 
     """
     client = EngineClient(arguments.config, pace_seconds)
     server = InProcessServer()
-    front = WorkerFront(client)
-    WorkerFront.register(front, server)  # type: ignore[arg-type]
+    local = LocalStreams(client)
     control = ControlServicer(client, _ignore_readiness)
     control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)  # type: ignore[arg-type]
     counters, phases = GenerationCounters(), PhaseTimes()
@@ -79,7 +78,7 @@ async def open_engine(arguments: EngineArguments, pace_seconds: float = 0.0) -> 
         loading = asyncio.create_task(asyncio.to_thread(_load_model, arguments))
         await client.start(_WORKER_ID, "")
         cleanup.push_async_callback(client.stop)
-        cleanup.callback(front.close, Unavailable("the engine was closed"))
+        cleanup.callback(local.close, Unavailable("the engine was closed"))
         try:
             await _ready(client)
         finally:
@@ -87,9 +86,7 @@ async def open_engine(arguments: EngineArguments, pace_seconds: float = 0.0) -> 
             loading.exception()  # marks it as retrieved: the engine's own error comes first
         catalog = ModelCatalog([loading.result()])
         cleanup.callback(catalog.close)
-        streams = WorkerStreams(
-            counters, _FOREVER, _FOREVER, silence_seconds=0, dial=lambda address, window_bytes=0: server.connect()
-        )
+        streams = WorkerStreams(counters, _FOREVER, _FOREVER, silence_seconds=0, open_stream=local.open)
         await cleanup.enter_async_context(streams)
         placer = LocalPlacer(types_pb2.Endpoint(worker_id=_WORKER_ID), lambda: client.end, phases.observe)
         limits, model = arguments.limits, catalog.models()[0]
@@ -99,8 +96,15 @@ async def open_engine(arguments: EngineArguments, pace_seconds: float = 0.0) -> 
             arguments,
             model,
             catalog,
-            WorkerGenerator(catalog, placer, streams, counters, limits),
-            WorkerGenerator(catalog, placer, streams, counters, replace(limits, max_logprobs=_ANY_LOGPROBS)),
+            WorkerGenerator(catalog, placer, streams, counters, limits, fixed=placer.fixed),
+            WorkerGenerator(
+                catalog,
+                placer,
+                streams,
+                counters,
+                replace(limits, max_logprobs=_ANY_LOGPROBS),
+                fixed=placer.fixed,
+            ),
             metrics,
             control_pb2_grpc.ControlServiceStub(server.connect()),
             client,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from baton.gateway.core import Generation, GenerationRequest
 from baton.gateway.fields.adopted import requested_constraint
 from baton.gateway.fields.sampling import sampling_of, stop_of
 from baton.gateway.fields.validation import (
+    check_context,
     check_fields,
     check_for_model,
     check_logprob_token_ids,
@@ -26,8 +28,9 @@ from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.llm.engine.local_engine import LocalEngine
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import RequestOutputKind, SamplingParams
-from baton.llm.requests.prompts import Chat
+from baton.llm.requests.prompts import Chat, Prompt
 from baton.llm.results.collector import Collector
+from baton.rpc.errors import InvalidRequest
 from baton.v1 import types_pb2
 
 _UINT64 = 2**64 - 1
@@ -113,6 +116,53 @@ async def encode(engine: LocalEngine, work: Work) -> Encoded:
     return Encoded(text, token_ids, received)
 
 
+async def encode_each(engine: LocalEngine, works: Sequence[Work]) -> list[Encoded | BaseException]:
+    """Returns the prompts of requests as tokens, or why one has none: short texts together, others one by one."""
+    received = time.perf_counter()
+    texts: dict[int, Prompt] = {}
+    others: dict[int, Awaitable[tuple[str | None, list[int]]]] = {}
+    found: dict[int, Encoded | BaseException] = {}
+    for place, work in enumerate(works):
+        source = work.source
+        if not isinstance(source, Prompt) or (source.token_ids is None and source.is_long):
+            others[place] = source.encode(engine.model)
+        elif source.token_ids is None:
+            texts[place] = source
+        else:
+            found[place] = _encoded(engine, source.text, source.token_ids, received)
+    for added in (True, False):
+        chosen = {place: prompt for place, prompt in texts.items() if prompt.add_special_tokens is added}
+        found.update(zip(chosen, await _encode_texts(engine, list(chosen.values()), added, received), strict=True))
+    results = await asyncio.gather(*others.values(), return_exceptions=True)
+    for place, result in zip(others, results, strict=True):
+        found[place] = result if isinstance(result, BaseException) else Encoded(*result, received)
+    return [found[place] for place in range(len(works))]
+
+
+async def _encode_texts(
+    engine: LocalEngine, prompts: Sequence[Prompt], add_special_tokens: bool, received: float
+) -> list[Encoded | BaseException]:
+    texts = [prompt.text or "" for prompt in prompts]
+    if not texts:
+        return []
+    try:
+        encoded = await engine.model.encode_texts(texts, add_special_tokens=add_special_tokens)
+    except InvalidRequest as error:
+        if len(texts) == 1:
+            return [error]
+        each = [_encode_texts(engine, [prompt], add_special_tokens, received) for prompt in prompts]  # names the wrong
+        return [one for (one,) in await asyncio.gather(*each)]
+    return [_encoded(engine, text, token_ids, received) for text, token_ids in zip(texts, encoded, strict=True)]
+
+
+def _encoded(engine: LocalEngine, text: str | None, token_ids: list[int], received: float) -> Encoded | BaseException:
+    try:
+        check_context(len(token_ids), engine.model.require_info().max_model_len, "prompt")
+    except InvalidRequest as error:
+        return error
+    return Encoded(text, token_ids, received)
+
+
 async def start(
     engine: LocalEngine, work: Work, encoded: Encoded, on_change: Callable[[Collector], None]
 ) -> tuple[Collector, Generation]:
@@ -135,6 +185,7 @@ async def start(
         prompt_token_ids=token_ids,
         sampling=_sampling(engine, work, token_ids),
         stop=prepared.stop,
+        seed=_seed(engine, work),
         n=prepared.n,
         priority=work.priority,
         cache_salt=work.source.cache_salt,
@@ -148,17 +199,21 @@ async def start(
 
 
 def _sampling(engine: LocalEngine, work: Work, token_ids: list[int]) -> types_pb2.SamplingParams:
-    prepared, seed = work.prepared, engine.arguments.seed
-    budget = prepared.thinking_token_budget
-    draws = not prepared.sampling.HasField("seed") and seed is not None
-    if not draws and budget is None:
+    prepared, budget = work.prepared, work.prepared.thinking_token_budget
+    if budget is None:
         return prepared.sampling
     sampling = types_pb2.SamplingParams()
     sampling.CopyFrom(prepared.sampling)
-    if draws and seed is not None:
-        sampling.seed = seed_of_choice(seed & _UINT64, work.number + 1)
     limit_reasoning(sampling, engine.model, token_ids, budget)
     return sampling
+
+
+def _seed(engine: LocalEngine, work: Work) -> int | None:
+    """Returns the seed of a request that has none, drawn from that of the engine; None: it stays as it is."""
+    seed = engine.arguments.seed
+    if seed is None or work.prepared.sampling.HasField("seed"):
+        return None
+    return seed_of_choice(seed & _UINT64, work.number + 1)
 
 
 def _constraint(engine: LocalEngine, work: Work, token_ids: list[int]) -> types_pb2.Constraint | None:

@@ -18,6 +18,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _UNSUPPORTED = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "encoder_prompt")
+_SHORT_CHARS = 8 << 10  # of a text that is encoded together with others
 _TOKENIZATION = ("add_special_tokens",)
 
 
@@ -29,6 +30,11 @@ class Prompt:
     token_ids: list[int] | None = None  # replaces the text
     cache_salt: str = ""
     add_special_tokens: bool = True
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the text is encoded by itself, within the limits of long texts."""
+        return len(self.text or "") > _SHORT_CHARS
 
     async def encode(self, model: ServedModel) -> tuple[str | None, list[int]]:
         """Returns the text and the token ids. Raises InvalidRequest, ContextTooLong."""

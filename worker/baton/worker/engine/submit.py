@@ -48,12 +48,40 @@ _RANGES = {
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
+class ParameterMemo:
+    """The parameters that were read last: many requests in a row differ only in their seeds."""
+
+    def __init__(self) -> None:
+        self._key: tuple[bytes, bytes] | None = None
+        self._read: tuple[SamplingParams, StopConditions] | None = None
+
+    def read(self, submit: worker_pb2.SubmitRequest, model: ModelSpec) -> tuple[SamplingParams, StopConditions]:
+        """Returns how tokens are sampled and when the request ends. Raises InvalidRequest."""
+        sampling = submit.sampling
+        if not sampling.HasField("seed"):
+            return _parameters_of(submit, model)
+        seed = sampling.seed
+        sampling.ClearField("seed")
+        key = (sampling.SerializeToString(), submit.stop.SerializeToString())
+        sampling.seed = seed
+        if key != self._key or self._read is None:
+            self._read = _parameters_of(submit, model)
+            self._key = key
+        params, stop = self._read
+        return (params if params.seed == seed else replace(params, seed=seed)), stop
+
+
 def generation_of(
-    submit: worker_pb2.SubmitRequest, model: ModelSpec, name: str, now: float, known: KnownPrompt = _UNKNOWN
+    submit: worker_pb2.SubmitRequest,
+    model: ModelSpec,
+    name: str,
+    now: float,
+    known: KnownPrompt = _UNKNOWN,
+    memo: ParameterMemo | None = None,
 ) -> Request:
     """Returns the request to run as `name`, which arrived at `now`. Raises InvalidRequest with the field.
 
-    `known`: what this worker's front read of the prompt.
+    `known`: what this worker's front read of the prompt. `memo`: of requests to the same model.
     """
     if submit.adapter:
         raise Unsupported(f"adapter {submit.adapter!r} is not loaded; this worker has no adapters", field="adapter")
@@ -62,8 +90,9 @@ def generation_of(
     if submit.HasField("pooling"):
         return pooled_of(submit, model, name, now, prompt, known.block_hashes)
     output = submit.resume.output_token_ids
-    _check_tokens(output, model.vocab_size, "resume.output_token_ids")
-    stop = stop_conditions_of(submit.stop, model)
+    if output:
+        _check_tokens(output, model.vocab_size, "resume.output_token_ids")
+    sampling, stop = (memo or ParameterMemo()).read(submit, model)
     # Exactly max_tokens is valid: only the Finish was lost with the other worker.
     if len(output) > stop.max_tokens:
         raise InvalidRequest(
@@ -75,7 +104,7 @@ def generation_of(
         token_ids=TokenIds(np.concatenate((prompt, as_token_ids(output))) if output else prompt),
         num_prompt_tokens=len(prompt),
         block_hashes=known.block_hashes,
-        sampling=_with_prompt_logprobs(sampling_of(submit.sampling, stop, model.vocab_size), submit.sampling, model),
+        sampling=sampling,
         stop=stop,
         cache_namespace=submit.cache_namespace,
         priority=submit.priority,
@@ -199,6 +228,12 @@ def sampling_of(sampling: types_pb2.SamplingParams, stop: StopConditions, vocab_
         reasoning_limit=_limit_of(sampling.reasoning_limit, vocab_size) if "reasoning_limit" in present else None,
         extra_args=extra_args_of(sampling) if "extra_args" in present else (),
     )
+
+
+def _parameters_of(submit: worker_pb2.SubmitRequest, model: ModelSpec) -> tuple[SamplingParams, StopConditions]:
+    stop = stop_conditions_of(submit.stop, model)
+    sampling = sampling_of(submit.sampling, stop, model.vocab_size)
+    return _with_prompt_logprobs(sampling, submit.sampling, model), stop
 
 
 def _check_alternatives(count: int, vocab_size: int, field: str) -> None:

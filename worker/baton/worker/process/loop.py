@@ -31,6 +31,7 @@ from baton.worker.process.step_trace import StepTrace
 from baton.worker.process.steps.step_costs import StepCosts
 from baton.worker.process.weight_updates import WeightUpdates
 from baton.worker.requests.outputs import EngineListener, StepOutputs
+from baton.worker.scheduling.background import is_background
 
 _log = logging.getLogger(__name__)
 
@@ -224,10 +225,11 @@ class EngineLoop(EngineListener, HandoverListener):
     def _report_outputs(self, outputs: StepOutputs) -> None:
         """Reports outputs to other workers first, then to gateways, then to logs and traces."""
         self._handover.on_step(outputs)
-        self._sessions.emit(outputs)
+        self._sessions.emit(outputs, may_wait=self._engine.has_work())
         for first in outputs.first_tokens:
             facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
-            _log.info("prefill finished", extra=facts)
+            level = logging.DEBUG if is_background(first.request.priority) else logging.INFO
+            _log.log(level, "prefill finished", extra=facts)
         if self._spans is not None and (outputs.finishes or outputs.failures):
             self._spans.finished(outputs.finishes)
             self._spans.failed(outputs.failures)
@@ -269,7 +271,7 @@ class EngineLoop(EngineListener, HandoverListener):
         if self._engine.has_work() and not self._engine.waits:
             return 0.0
         due = self._state.deadline(self._changing)
-        parts = (self._events, self._control, self._handover)
+        parts = (self._events, self._control, self._handover, self._sessions)
         for deadline in (self._engine.next_deadline(), *(part.deadline for part in parts)):
             if deadline is not None and deadline < due:
                 due = deadline

@@ -16,14 +16,18 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import ModelSpec, Request, TokenLogprobs
-from baton.worker.engine.submit import generation_of
+from baton.worker.engine.submit import ParameterMemo, generation_of
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import KnownPrompt
 from baton.worker.process.held_tokens import HeldTokens
 from baton.worker.process.slot_messages import finish_message, log_finish, logprobs_message
 from baton.worker.requests.outputs import Finish, StepOutputs
+from baton.worker.scheduling.background import is_background
 
 _log = logging.getLogger(__name__)
+
+# How long the frames of background requests may wait for more. A frame costs each end about 0.2 ms.
+_PATIENCE_SECONDS = 0.02
 
 Send = Callable[[int, int, bytes], None]  # kind, channel, payload
 
@@ -62,6 +66,9 @@ class _Session:
     frame: worker_pb2.GenerateStreamResponse | None = None  # sent next
     first: worker_pb2.GenerateStreamResponse | None = None  # first tokens, sent before `frame`: they may overtake
     held: HeldTokens = field(default_factory=HeldTokens)
+    patient: set[int] = field(default_factory=set)  # slots of background requests whose tokens are sent together
+    urgent: bool = False  # whether a frame has more than what concerns patient slots
+    due: float = 0.0  # until then, frames for patient slots wait for more
 
 
 class Sessions:
@@ -85,6 +92,7 @@ class Sessions:
         self._clock = clock
         self._counted = counted
         self._serial = itertools.count(1)
+        self._parameters = ParameterMemo()
         self._sessions: dict[int, _Session] = {}
         self._session_of: dict[Request, _Session] = {}
         self._unsent: list[_Session] = []  # sessions with a frame
@@ -152,7 +160,8 @@ class Sessions:
             session = self._session_of.get(request)
             if session is not None and not self._engine.is_running(request.request_id):
                 self._waiting.add(request)
-                self._frame_of(session).waiting_slots.append(session.slots[request])
+                slot = session.slots[request]
+                self._frame_of(session, slot).waiting_slots.append(slot)
 
     def report_starts(self, requests: Sequence[Request]) -> bool:
         """Reports the start of requests that were reported as waiting. Returns whether there are any."""
@@ -179,8 +188,11 @@ class Sessions:
             frame = worker_pb2.GenerateStreamResponse(peer_losses=[loss], step=self._step)
             self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
 
-    def emit(self, outputs: StepOutputs) -> None:
-        """Sends a step's outputs and earlier failures: one frame a stream, and one for first tokens."""
+    def emit(self, outputs: StepOutputs, may_wait: bool = False) -> None:
+        """Sends a step's outputs and earlier failures: one frame a stream, and one for first tokens.
+
+        `may_wait`: another call follows by `deadline`, so that frames of background requests may wait for more.
+        """
         self._step = max(self._step, outputs.step)
         for request, first, entries in outputs.prompt_logprobs:
             self._add_prompt_logprobs(request, first, entries)
@@ -196,18 +208,31 @@ class Sessions:
                 self._send_held(session, slot)
                 self._forget(session, slot, failure.request)
                 self._fail(session, slot, failure.error)
-        for session in self._unsent:
-            if frame := session.first:
-                session.first = None
-                frame.step = self._step
-                self._send(Kind.GENERATE_FIRST, session.channel, frame.SerializeToString())
-            if frame := session.frame:
-                session.frame = None
-                frame.step = self._step
-                more = frame.logprobs or frame.prompt_logprobs or frame.waiting_slots or frame.pooled
-                kind = Kind.GENERATE if more else Kind.GENERATE_PLAIN
-                self._send(kind, session.channel, frame.SerializeToString())
-        self._unsent.clear()
+        now = self._clock()
+        unsent, self._unsent = self._unsent, []
+        for session in unsent:
+            if may_wait and not session.urgent and now < session.due:
+                self._unsent.append(session)
+            else:
+                self._send_frames(session)
+                session.urgent, session.due = False, now + _PATIENCE_SECONDS
+
+    @property
+    def deadline(self) -> float | None:
+        """When a frame that waits must be sent, on the clock; None: none waits."""
+        return min((session.due for session in self._unsent), default=None)
+
+    def _send_frames(self, session: _Session) -> None:
+        if frame := session.first:
+            session.first = None
+            frame.step = self._step
+            self._send(Kind.GENERATE_FIRST, session.channel, frame.SerializeToString())
+        if frame := session.frame:
+            session.frame = None
+            frame.step = self._step
+            more = frame.logprobs or frame.prompt_logprobs or frame.waiting_slots or frame.pooled
+            kind = Kind.GENERATE if more else Kind.GENERATE_PLAIN
+            self._send(kind, session.channel, frame.SerializeToString())
 
     def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: KnownPrompt) -> None:
         if self.draining:
@@ -220,7 +245,7 @@ class Sessions:
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
         name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
-        request = generation_of(submit, self._model, name, self._clock(), known)
+        request = generation_of(submit, self._model, name, self._clock(), known, self._parameters)
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
             self._remote.expect(request, submit.prefill)
@@ -229,6 +254,8 @@ class Sessions:
         session.fresh.add(submit.slot)
         if submit.tokens_per_message > 1:
             session.held.expect(submit.slot, submit.tokens_per_message)
+            if is_background(request.priority):
+                session.patient.add(submit.slot)
         self._session_of[request] = session
         self._submitted.append(request)
 
@@ -267,7 +294,7 @@ class Sessions:
     def _add_rows(
         self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> None:
-        frame = self._frame_of(session)
+        frame = self._frame_of(session, *slots)
         self._write_columns(frame, slots, token_ids)
         records: dict[int, worker_pb2.SlotLogprobs] = {}
         for row in sorted(logprobs):
@@ -308,6 +335,7 @@ class Sessions:
         if session.first is None:
             self._will_send(session)
             session.first = worker_pb2.GenerateStreamResponse()
+        session.urgent = session.urgent or not session.patient.issuperset(fresh)
         self._write_columns(session.first, [slots[row] for row in first], [token_ids[row] for row in first])
         rest = sorted(set(range(len(slots))).difference(first))
         return (
@@ -338,13 +366,13 @@ class Sessions:
             return
         slot = session.slots[finish.request]
         follows_held = self._send_held(session, slot)
-        self._forget(session, slot, finish.request)
         log_finish(finish)
         frame = session.first
         if frame is None or follows_held or slot not in frame.slots:
-            frame = self._frame_of(session)
+            frame = self._frame_of(session, slot)
         num_prefill_cached = self._remote.num_prefill_cached_tokens(finish.request) if self._remote else 0
         frame.finishes.append(finish_message(slot, finish, num_prefill_cached))
+        self._forget(session, slot, finish.request)
 
     def _fail(self, session: _Session, slot: int, error: ServiceError) -> None:
         detail = error.detail
@@ -356,8 +384,11 @@ class Sessions:
         self._waiting.discard(request)
         session.fresh.discard(slot)
         session.held.forget(slot)
+        session.patient.discard(slot)
 
-    def _frame_of(self, session: _Session) -> worker_pb2.GenerateStreamResponse:
+    def _frame_of(self, session: _Session, *slots: int) -> worker_pb2.GenerateStreamResponse:
+        """Returns the frame that is sent next, for content that concerns these slots; none: it is sent at once."""
+        session.urgent = session.urgent or not slots or not session.patient.issuperset(slots)
         if session.frame is None:
             self._will_send(session)
             session.frame = worker_pb2.GenerateStreamResponse()

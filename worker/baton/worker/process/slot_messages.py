@@ -7,6 +7,7 @@ import logging
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import FinishReason, TokenLogprobs, TransferTimes
 from baton.worker.requests.outputs import Finish
+from baton.worker.scheduling.background import is_background
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,11 @@ def logprobs_message(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
 
 
 def log_finish(finish: Finish) -> None:
-    """Logs how a request ended."""
+    """Logs how a request ended. Those of background requests, such as lines of batches, are details."""
     request = finish.request
+    level = logging.DEBUG if is_background(request.priority) else logging.INFO
+    if not _log.isEnabledFor(level):
+        return
     facts = {
         "request_id": request.request_id,
         "reason": finish.reason.value,
@@ -59,4 +63,4 @@ def log_finish(finish: Finish) -> None:
         "num_cached_tokens": finish.num_cached_tokens,
         "num_transferred_tokens": finish.num_transferred_tokens,
     }
-    _log.info("request finished", extra=facts)
+    _log.log(level, "request finished", extra=facts)

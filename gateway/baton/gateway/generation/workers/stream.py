@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from baton.gateway.generation.hashed_prompt import HashedPrompt
 from baton.gateway.generation.retry_budget import Loss, WorkerLost
 from baton.gateway.generation.workers.frame_order import BATCH_SECONDS, Piece, batches, merged_pieces
 from baton.gateway.generation.workers.slot_receiver import IgnoredSlot, SlotReceiver
@@ -121,10 +122,20 @@ class WorkerStream:
             self._wants_ping = True
             self._wake.set()
 
-    def submit(self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver) -> int:
-        """Queues a request; sets its slot and returns it. Raises WorkerLost once the stream has ended."""
+    def submit(
+        self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver, prompt: HashedPrompt | None = None
+    ) -> int:
+        """Queues a request; sets its slot and returns it. Raises WorkerLost once the stream has ended.
+
+        `prompt`: the request's tokens; None: the message has them.
+        """
         if self._ended:
             raise self._loss("the stream ended", False)
+        if prompt is not None:
+            request.prompt_token_ids.extend(prompt.token_ids)
+        return self._queue(request, receiver)
+
+    def _queue(self, request: worker_pb2.SubmitRequest, receiver: SlotReceiver) -> int:
         if self._free_slots:
             slot = self._free_slots.pop()
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -30,8 +31,10 @@ class WorkerStreams:
         stall_seconds: float = 120.0,
         silence_seconds: float = 0.3,  # 0: unlimited
         dial: OpenChannel = _PLAIN,
+        open_stream: Callable[..., WorkerStream] = WorkerStream,  # takes the arguments of WorkerStream
     ) -> None:
         self._counters = counters
+        self._open_stream = open_stream
         self._dial = dial
         self._idle_seconds = idle_seconds
         self._stall_seconds = stall_seconds
@@ -67,7 +70,7 @@ class WorkerStreams:
         stream = self._streams.get(key)
         if stream is None or stream.ended:
             silence_factor = self._silence_limits.of(endpoint.worker_id, endpoint.epoch, time.monotonic())
-            stream = WorkerStream(
+            stream = self._open_stream(
                 endpoint.worker_id,
                 endpoint.address,
                 self._remove,
