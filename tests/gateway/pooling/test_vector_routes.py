@@ -267,6 +267,9 @@ GENERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages/count_tokens", {"model": "storyteller-7m", "messages": MESSAGES}),
     ("/v1/responses", {"input": "a"}),
     ("/v1/responses", {"input": "a", "background": True}),
+    # Before anything is encoded: the text is also longer than the model.
+    ("/v1/completions", {"prompt": "fox " * 5000}),
+    ("/v1/chat/completions/batch", {"messages": [MESSAGES]}),
 ]
 
 

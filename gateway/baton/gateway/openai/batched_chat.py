@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from baton.gateway.bodies.decoder import BodyDecoder
+from baton.gateway.bodies.thread import INLINE_BYTES
 from baton.gateway.core import GenerationRequest
 from baton.gateway.fields.chat import chat_num_logprobs
 from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
@@ -31,6 +32,7 @@ from baton.gateway.serving.request_lists import check_shared_lists
 from baton.rpc.errors import InvalidRequest
 
 _MAX_TOKENS = 320 << 10  # of all conversations together: 0.4 s of work. A single one may fill the context
+_INLINE_BYTES = 2 << 10  # of a body that is checked at once
 _MAX_SHARED_CHARS = 16 << 20  # of what each conversation's template is given anew
 
 # Fields of one chat, or of an answer to one.
@@ -65,7 +67,10 @@ class BatchedChats:
     async def __call__(self, exchange: Exchange) -> None:
         serving = self._serving
         with serving.counting_rejections():
-            chats = await serving.bodies.run(partial(self._check, exchange), exchange.num_body_bytes, exchange.owner)
+            # A chat of some thirty bytes takes as long to check as kilobytes of text.
+            size = exchange.num_body_bytes
+            size = INLINE_BYTES + 1 if _INLINE_BYTES < size <= INLINE_BYTES else size
+            chats = await serving.bodies.run(partial(self._check, exchange), size, exchange.owner)
             request_id = serving.admit(exchange, chats[0].request, len(chats))
             generations = []
             most, num_tokens = max(_MAX_TOKENS, chats[0].model.require_info().max_model_len), 0

@@ -18,6 +18,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import check_prompt_ids
 from baton.gateway.models.served import ServedModel
+from baton.gateway.models.tasks import check_generates
 from baton.gateway.openai.completion_answer import CompletionDocument, CompletionForm, CompletionStream, EncodedPrompt
 from baton.gateway.openai.logprobs import form_of
 from baton.gateway.schemas.requests import CompletionRequest
@@ -111,6 +112,7 @@ def checked_completion(serving: ServingContext, exchange: Exchange, request: Com
     requested = requested_constraint(request)
     model = serving.model(exchange, request.model)
     info = model.require_info()
+    check_generates(model.name, info)
     check_for_model(request, info)
     expand_logprobs(request, info.vocab_size)
     sources = prompts_of(request)

@@ -83,6 +83,25 @@ async def test_short_prompts_do_not_wait_for_long_ones(worker, streams, monkeypa
     assert sent == [[3, 5, 20_000], [20_000], [30_000]]
 
 
+async def test_long_constraints_are_not_written_in_one_message(worker, streams, monkeypatch):
+    sizes = []
+    take = WorkerStream._take_message
+
+    def take_message(stream):
+        message = take(stream)
+        sizes.append(message.ByteSize())
+        return message
+
+    monkeypatch.setattr(WorkerStream, "_take_message", take_message)
+    receivers = [Receiver() for _ in range(100)]
+    constraint = types_pb2.Constraint(regex="[a-z]{1,4}" * 1600)
+    for receiver in receivers:
+        streams.get(worker.endpoint).submit(submit(1, constraint=constraint), receiver)
+    await finish_of(*receivers)
+    assert sum(sizes) > 100 * constraint.ByteSize()
+    assert max(sizes) < 300_000
+
+
 async def test_many_requests_share_one_stream(worker, streams):
     receivers = [Receiver() for _ in range(20)]
     for at, receiver in enumerate(receivers):

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 # Maximum prompt tokens in one message; a burst of long prompts is split.
 _MAX_MESSAGE_TOKENS = 32 << 10  # of prompts per message; more are split
+_CONSTRAINT_BYTES_PER_TOKEN = 8  # a constraint's text counts as the tokens that take as long to write
 
 # A small flow-control window: while the gateway lags, frames wait at the worker, which merges them, so that a new
 # request's first token is among the next.
@@ -363,6 +364,8 @@ class WorkerStream:
         for slot in sorted(self._submits, key=lambda slot: len(self._submits[slot].prompt_token_ids)):
             submit = self._submits[slot]
             num_tokens += len(submit.prompt_token_ids)
+            if submit.HasField("constraint"):
+                num_tokens += submit.constraint.ByteSize() // _CONSTRAINT_BYTES_PER_TOKEN
             if message.submits and num_tokens > _MAX_MESSAGE_TOKENS:
                 break
             message.submits.append(self._submits.pop(slot))
