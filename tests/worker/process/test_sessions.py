@@ -42,6 +42,7 @@ class Bench:
 
     engine: FakeEngine = field(default_factory=FakeEngine)
     frames: list[tuple[int, int, bytes]] = field(default_factory=list)
+    now: float = 50.0
 
     def __post_init__(self) -> None:
         self.sessions = self.make_sessions()
@@ -49,17 +50,17 @@ class Bench:
     def make_sessions(self, counted: bool = False) -> Sessions:
         model = ModelSpec(bytes(16), 100, 1000, (2,))
         send = lambda *frame: self.frames.append(frame)  # noqa: E731
-        return Sessions(self.engine, model, "w1", send, clock=lambda: 50.0, counted=counted)
+        return Sessions(self.engine, model, "w1", send, clock=lambda: self.now, counted=counted)
 
     def submit(self, channel: int, *slots: int, **fields: object) -> list[Request]:
         message = worker_pb2.GenerateStreamRequest(submits=[submit(slot, [5, 6], **fields) for slot in slots])
         self.sessions.receive(channel, message.SerializeToString())
         return self.engine.requests[-len(slots) :]
 
-    def emit(self, **outputs: object) -> dict[int, worker_pb2.GenerateStreamResponse]:
+    def emit(self, may_wait: bool = False, **outputs: object) -> dict[int, worker_pb2.GenerateStreamResponse]:
         """The frames of one step, by channel."""
         self.frames.clear()
-        self.sessions.emit(StepOutputs(**outputs))
+        self.sessions.emit(StepOutputs(**outputs), may_wait)
         frames = {channel: worker_pb2.GenerateStreamResponse.FromString(data) for _, channel, data in self.frames}
         assert len(frames) == len(self.frames), "two frames for one stream"
         return frames
@@ -350,3 +351,59 @@ def test_repeated_token_ids_do_not_reach_the_engine(bench: Bench, part: str, fie
     (record,) = bench.emit()[1].failures
     assert (record.code, record.detail.field) == (3, f"{part}.{field}")
     assert not bench.engine.requests
+
+
+BACKGROUND = {"priority": 1000, "tokens_per_message": 256}
+
+
+def test_frames_of_background_requests_wait_for_more_and_no_longer_than_until_the_deadline(bench: Bench) -> None:
+    a, b = bench.submit(1, 4, 7, **BACKGROUND)
+    bench.emit(step=1, requests=[a, b], token_ids=[11, 12], may_wait=True)
+    assert bench.sessions.deadline is None
+    assert (
+        bench.emit(step=2, requests=[a], token_ids=[13], finishes=[Finish(a, FinishReason.LENGTH)], may_wait=True) == {}
+    )
+    due = bench.sessions.deadline
+    assert due is not None
+    assert 0 < due - bench.now <= 0.1
+    bench.now = due
+    frame = bench.emit(step=3, requests=[b], token_ids=[14], finishes=[Finish(b, FinishReason.LENGTH)], may_wait=True)[
+        1
+    ]
+    assert (list(frame.slots), list(frame.token_ids), [one.slot for one in frame.finishes]) == (
+        [4, 7],
+        [13, 14],
+        [4, 7],
+    )
+    assert bench.sessions.deadline is None
+
+
+def test_background_frames_leave_with_those_of_others_and_at_the_end_of_the_work(bench: Bench) -> None:
+    background, urgent = *bench.submit(1, 4, **BACKGROUND), *bench.submit(1, 5)
+    bench.emit(step=1, requests=[background], token_ids=[11], may_wait=True)
+    ends = [Finish(background, FinishReason.LENGTH)]
+    assert bench.emit(step=2, finishes=ends, may_wait=True) == {}
+    assert [one.slot for one in bench.emit(step=3)[1].finishes] == [4]
+    (again,) = bench.submit(1, 4, **BACKGROUND)
+    assert bench.emit(step=4, requests=[again], token_ids=[12], may_wait=True) == {}
+    bench.sessions.emit(StepOutputs(step=5, requests=[urgent], token_ids=[13]), may_wait=True)
+    frame = worker_pb2.GenerateStreamResponse.FromString(bench.frames[-1][2])
+    assert sorted(zip(frame.slots, frame.token_ids, strict=True)) == [(4, 12), (5, 13)]
+
+
+def test_a_failure_of_a_background_request_is_not_delayed(bench: Bench) -> None:
+    a, b = bench.submit(1, 4, 7, **BACKGROUND)
+    bench.emit(step=1, requests=[a, b], token_ids=[11, 12], may_wait=True)
+    failures = [Failure(a, DeadlineExceeded("late"))]
+    assert [one.slot for one in bench.emit(step=2, failures=failures, may_wait=True)[1].failures] == [4]
+
+
+def test_a_start_before_its_wait_was_reported_needs_no_report(bench: Bench) -> None:
+    first, waits = bench.submit(1, 4, 7, **BACKGROUND)
+    bench.engine.running = {first.request_id}
+    bench.emit(step=1, requests=[first], token_ids=[11], may_wait=True)
+    bench.sessions.report_waits()
+    assert bench.emit(step=2, may_wait=True) == {}
+    assert not bench.sessions.report_starts([waits])
+    frames = bench.emit(step=3)
+    assert all(not frame.waiting_slots and not frame.started_slots for frame in frames.values())

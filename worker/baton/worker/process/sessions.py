@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ from baton.worker.core import ModelSpec, Request, TokenLogprobs
 from baton.worker.engine.submit import ParameterMemo, generation_of
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import KnownPrompt
-from baton.worker.process.held_tokens import HeldTokens
+from baton.worker.process.session import Session
 from baton.worker.process.slot_messages import finish_message, log_finish, logprobs_message
 from baton.worker.requests.outputs import Finish, StepOutputs
 from baton.worker.scheduling.background import is_background
@@ -55,22 +54,6 @@ class RemotePrefills(Protocol):
         """Returns how many of a finished request's transferred tokens the prefill worker had cached."""
 
 
-@dataclass(slots=True, eq=False)
-class _Session:
-    """One stream. The client is not known here."""
-
-    channel: int
-    requests: dict[int, Request] = field(default_factory=dict)  # by slot
-    slots: dict[Request, int] = field(default_factory=dict)  # the inverse
-    fresh: set[int] = field(default_factory=set)  # slots for which nothing was sent
-    frame: worker_pb2.GenerateStreamResponse | None = None  # sent next
-    first: worker_pb2.GenerateStreamResponse | None = None  # first tokens, sent before `frame`: they may overtake
-    held: HeldTokens = field(default_factory=HeldTokens)
-    patient: set[int] = field(default_factory=set)  # slots of background requests whose tokens are sent together
-    urgent: bool = False  # whether a frame has more than what concerns patient slots
-    due: float = 0.0  # until then, frames for patient slots wait for more
-
-
 class Sessions:
     """All open streams. Only the engine thread uses it."""
 
@@ -93,9 +76,9 @@ class Sessions:
         self._counted = counted
         self._serial = itertools.count(1)
         self._parameters = ParameterMemo()
-        self._sessions: dict[int, _Session] = {}
-        self._session_of: dict[Request, _Session] = {}
-        self._unsent: list[_Session] = []  # sessions with a frame
+        self._sessions: dict[int, Session] = {}
+        self._session_of: dict[Request, Session] = {}
+        self._unsent: list[Session] = []  # sessions with a frame
         self._submitted: list[Request] = []  # since the last report of waits
         self._waiting: set[Request] = set()  # reported as waiting
         self._step = 0
@@ -107,7 +90,7 @@ class Sessions:
         return len(self._session_of)
 
     def open(self, channel: int) -> None:
-        self._sessions[channel] = _Session(channel)
+        self._sessions[channel] = Session(channel)
 
     def receive(self, channel: int, payload: bytes, prompts: Sequence[KnownPrompt] = ()) -> None:
         """Handles one GenerateStreamRequest. An invalid request fails its slot, never the stream.
@@ -161,17 +144,22 @@ class Sessions:
             if session is not None and not self._engine.is_running(request.request_id):
                 self._waiting.add(request)
                 slot = session.slots[request]
-                self._frame_of(session, slot).waiting_slots.append(slot)
+                self._frame_of(session, slot)
+                session.waits[slot] = None
 
     def report_starts(self, requests: Sequence[Request]) -> bool:
         """Reports the start of requests that were reported as waiting. Returns whether there are any."""
-        started: dict[_Session, list[int]] = {}
+        started: dict[Session, list[int]] = {}
         for request in requests:
             if request not in self._waiting:
                 continue
             self._waiting.remove(request)
             session = self._session_of[request]
-            started.setdefault(session, []).append(session.slots[request])
+            slot = session.slots[request]
+            if slot in session.waits:
+                del session.waits[slot]  # its wait was not reported
+            else:
+                started.setdefault(session, []).append(slot)
         for session, slots in started.items():
             frame = worker_pb2.GenerateStreamResponse(started_slots=slots, step=self._step)
             self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
@@ -222,7 +210,7 @@ class Sessions:
         """When a frame that waits must be sent, on the clock; None: none waits."""
         return min((session.due for session in self._unsent), default=None)
 
-    def _send_frames(self, session: _Session) -> None:
+    def _send_frames(self, session: Session) -> None:
         if frame := session.first:
             session.first = None
             frame.step = self._step
@@ -230,11 +218,13 @@ class Sessions:
         if frame := session.frame:
             session.frame = None
             frame.step = self._step
+            frame.waiting_slots.extend(session.waits)
+            session.waits.clear()
             more = frame.logprobs or frame.prompt_logprobs or frame.waiting_slots or frame.pooled
             kind = Kind.GENERATE if more else Kind.GENERATE_PLAIN
             self._send(kind, session.channel, frame.SerializeToString())
 
-    def _submit(self, session: _Session, submit: worker_pb2.SubmitRequest, known: KnownPrompt) -> None:
+    def _submit(self, session: Session, submit: worker_pb2.SubmitRequest, known: KnownPrompt) -> None:
         if self.draining:
             raise Unavailable("the worker is draining and accepts no new requests", phase=types_pb2.PHASE_QUEUE)
         if running := session.requests.get(submit.slot):
@@ -266,7 +256,7 @@ class Sessions:
             if None not in slots:
                 self._add_columns(session, cast(list[int], slots), outputs.token_ids, outputs.logprobs)
                 return
-        rows: dict[_Session, list[int]] = {}
+        rows: dict[Session, list[int]] = {}
         for row, request in enumerate(outputs.requests):
             if owner := self._session_of.get(request):
                 rows.setdefault(owner, []).append(row)
@@ -279,7 +269,7 @@ class Sessions:
             )
 
     def _add_columns(
-        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+        self, session: Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> None:
         if session.held:
             slots, token_ids, logprobs = session.held.add(slots, token_ids, logprobs)
@@ -292,7 +282,7 @@ class Sessions:
         self._add_rows(session, slots, token_ids, logprobs)
 
     def _add_rows(
-        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+        self, session: Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> None:
         frame = self._frame_of(session, *slots)
         self._write_columns(frame, slots, token_ids)
@@ -303,7 +293,7 @@ class Sessions:
                 records[slot] = frame.logprobs.add(slot=slot)
             records[slot].tokens.append(logprobs_message(logprobs[row]))
 
-    def _send_held(self, session: _Session, slot: int) -> bool:
+    def _send_held(self, session: Session, slot: int) -> bool:
         """Adds the tokens that wait for more of the slot to the frame. Returns whether there are any."""
         slots, token_ids, logprobs = session.held.take(slot)
         if slots:
@@ -324,7 +314,7 @@ class Sessions:
         frame.token_ids.extend(itertools.chain.from_iterable(tokens_of.values()))
 
     def _without_first(
-        self, session: _Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
+        self, session: Session, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs]
     ) -> tuple[list[int], list[int], Mapping[int, TokenLogprobs]]:
         """Moves plain first tokens to the first frame. Returns the other columns."""
         fresh = session.fresh.intersection(slots)
@@ -374,19 +364,20 @@ class Sessions:
         frame.finishes.append(finish_message(slot, finish, num_prefill_cached))
         self._forget(session, slot, finish.request)
 
-    def _fail(self, session: _Session, slot: int, error: ServiceError) -> None:
+    def _fail(self, session: Session, slot: int, error: ServiceError) -> None:
         detail = error.detail
         detail.worker_id = detail.worker_id or self._worker_id
         self._frame_of(session).failures.add(slot=slot, code=error.code.value[0], message=error.message, detail=detail)
 
-    def _forget(self, session: _Session, slot: int, request: Request) -> None:
+    def _forget(self, session: Session, slot: int, request: Request) -> None:
         del session.requests[slot], session.slots[request], self._session_of[request]
         self._waiting.discard(request)
         session.fresh.discard(slot)
         session.held.forget(slot)
         session.patient.discard(slot)
+        session.waits.pop(slot, None)
 
-    def _frame_of(self, session: _Session, *slots: int) -> worker_pb2.GenerateStreamResponse:
+    def _frame_of(self, session: Session, *slots: int) -> worker_pb2.GenerateStreamResponse:
         """Returns the frame that is sent next, for content that concerns these slots; none: it is sent at once."""
         session.urgent = session.urgent or not slots or not session.patient.issuperset(slots)
         if session.frame is None:
@@ -394,6 +385,6 @@ class Sessions:
             session.frame = worker_pb2.GenerateStreamResponse()
         return session.frame
 
-    def _will_send(self, session: _Session) -> None:
+    def _will_send(self, session: Session) -> None:
         if session.frame is None and session.first is None:
             self._unsent.append(session)
