@@ -16,8 +16,8 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import SamplingParams
 from baton.worker.executors.base import ServingExecutor
 from baton.worker.executors.cuda.start import start_cuda_executor
-from baton.worker.executors.cuda.startup.kv_scales import scale_plans
-from baton.worker.layers.cuda.kv_scale_meter import E4M3_MAX, HEADROOM
+from baton.worker.executors.kv_scales import scale_plans
+from baton.worker.layers.kv_scale_meter import E4M3_MAX, HEADROOM
 
 pytestmark = pytest.mark.interpreted
 

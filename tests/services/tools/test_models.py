@@ -123,7 +123,6 @@ def test_a_model_that_no_executor_runs_is_refused_by_its_reason(ask, folder, fie
     ("words", "said"),
     [
         (("--max-model-len", 99_999_999), "--max-model-len: 99999999 is not allowed; give 0 to 65536"),
-        (("--kv-cache-dtype", "fp8_e4m3"), "needs --executor cuda"),
         (("--executor", "cuda"), "give its memory by --memory-gib"),
     ],
 )

@@ -14,6 +14,7 @@ from support.engine.tiny_moe_models import MOE_MODELS
 from transformers import AutoModelForCausalLM
 
 from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.experts import Experts, ExpertsWeights
 from baton.worker.layers.spec import ExpertsSpec
 from baton.worker.models.weights import ModelWeights
@@ -43,7 +44,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     ][-1]
     assert isinstance(weights, ExpertsWeights)
     assert isinstance(spec, ExpertsSpec)
-    device = CpuDevice([torch.zeros(1, 2, 1, 8, 16, dtype=torch.bfloat16)], {})
+    device = CpuDevice(PagedKv([torch.zeros(1, 2, 1, 8, 16, dtype=torch.bfloat16)]), {})
     with torch.inference_mode():
         yield Pair(layer, spec, weights, Experts(spec, weights, ours.config.norm, 1.0, device))
 

@@ -237,9 +237,9 @@ class WorkerConfig(ModelSettings):
             raise InvalidRequest(
                 "batch_invariant=True needs executor=cpu or cuda, got executor=sim", field="batch_invariant"
             )
-        if self.executor != "cuda" and self.kv_cache_dtype != "auto":
+        if self.executor == "sim" and self.kv_cache_dtype != "auto":
             raise InvalidRequest(
-                f"kv_cache_dtype={self.kv_cache_dtype} needs executor=cuda, got executor={self.executor}",
+                f"kv_cache_dtype={self.kv_cache_dtype} needs executor=cpu or cuda, got executor=sim",
                 field="kv_cache_dtype",
             )
         if self.calculate_kv_scales and self.kv_cache_dtype == "auto":

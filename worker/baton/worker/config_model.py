@@ -188,7 +188,7 @@ class ModelSettings:
     kv_cache_dtype: str = field(
         default="auto",
         metadata={
-            "help": "Of KV; auto: as --dtype. fp8_e4m3, also fp8, needs executor=cuda.",
+            "help": "Of KV; auto: as --dtype. fp8_e4m3, also fp8, has 8 bits and scales.",
             "choices": ("auto", "fp8_e4m3"),
             "words": {"fp8": "fp8_e4m3"},
             "refused": OTHER_KV_DTYPES,

@@ -70,8 +70,6 @@ def examine(options: argparse.Namespace) -> ModelFit:
     memory = _memory(options.executor, options.memory_gib)
     dtype = compute_dtype_name(memory.executor, options.dtype, model.dtype)
     kv_dtype = kv_dtype_name(options.kv_cache_dtype, dtype)
-    if memory.executor == "cpu" and kv_dtype != dtype:
-        raise InvalidRequest(f"--kv-cache-dtype: {options.kv_cache_dtype} needs --executor cuda")
     loaded = facts.weight_bytes if facts.is_quantized else weight_bytes(facts.num_values, dtype)
     kv_bytes = model.kv_values_per_token * BYTES_PER_VALUE[kv_dtype]
     return ModelFit(

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.executors.cpu.step_inputs import make_step_inputs, views_of
+from baton.worker.executors.cpu.step_inputs import Gathers, make_step_inputs, views_of
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.cuda.step import StepInputs
@@ -48,7 +48,7 @@ class Cpu:
     def __init__(self, config: ModelConfig, weights: Weights, tokens: Tensor) -> None:
         self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW + 1, 2, 1, BLOCK_SIZE, 16)
         tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
-        self.decoder = make_model(config, weights, CpuDevice(self.cache, tables))
+        self.decoder = make_model(config, weights, CpuDevice(PagedKv(self.cache.unbind()), tables))
         self._views = views_of(config.windows, [0] * config.num_layers)
         self._rows = Rows(len(tokens), MAX_LEN, BLOCK_SIZE, null_block=len(tokens) * BLOCKS_A_ROW)
         for row, token_ids in enumerate(tokens.numpy().astype(np.int32)):
@@ -65,7 +65,7 @@ class Cpu:
             samples=np.ones(len(chunks), np.bool_),
             num_decodes=num_decodes,
         )
-        inputs = make_step_inputs(plan, self._rows, self._views, self.cache[0], Scratch(self.cache))
+        inputs = make_step_inputs(plan, self._rows, self._views, Gathers(self.cache[0], self.cache.dtype))
         return self.decoder.forward(inputs)
 
 

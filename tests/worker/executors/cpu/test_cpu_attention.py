@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.kernels.reference.rope.rope_cache import rope_and_cache
 from baton.worker.layers.cpu.attention import CpuAttention
+from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.rope import cos_sin_table
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
@@ -21,7 +22,7 @@ POSITIONS = torch.tensor([0, 3, 5])
 def attention(rope: RopeConfig, norm: Norm | None = None) -> tuple[CpuAttention, Tensor]:
     spec = AttentionSpec(4, 2, HEAD_DIM, rope, 1.0)
     cache = torch.zeros(2, 2, 2, BLOCK_SIZE, HEAD_DIM)
-    return CpuAttention(cache, spec, cos_sin_table(rope, HEAD_DIM, 16), None, norm, norm, None), cache
+    return CpuAttention(0, PagedKv([cache]), spec, cos_sin_table(rope, HEAD_DIM, 16), None, norm, norm, None), cache
 
 
 def step() -> StepInputs:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from baton.rpc.errors import InvalidRequest
 from baton.worker.weights.tensors import Tensors
 
 _SUFFIXES = (".k_scale", ".v_scale", ".kv_scale")
@@ -23,7 +26,10 @@ def unit_scales(num_layers: int) -> Tensor:
 
 
 def load_kv_scales(checkpoint: Tensors, num_layers: int) -> Tensor:
-    """Reads the scales of keys and values, [num_layers, 2] fp32 on the host. Missing scales are 1."""
+    """Reads the scales of keys and values, [num_layers, 2] fp32 on the host. Missing scales are 1.
+
+    Those that are not one number are NaN.
+    """
     scales = unit_scales(num_layers)
     present = {name for name in checkpoint.names if is_kv_scale(name)}
     for layer in range(num_layers) if present else ():
@@ -36,5 +42,19 @@ def load_kv_scales(checkpoint: Tensors, num_layers: int) -> Tensor:
     return scales
 
 
+def check_kv_scales(scales: Tensor) -> None:
+    """Raises InvalidRequest for scales of a checkpoint, [num_layers, 2], by which nothing can be divided."""
+    wrong = ~(torch.isfinite(scales) & (scales > 0))
+    for layer in wrong.any(1).nonzero().flatten().tolist():
+        keys, values = scales[layer].tolist()
+        raise InvalidRequest(
+            f"the checkpoint's scales of layer {layer}'s KV are {keys} of keys and {values} of values; each must be "
+            "one number above 0. Give calculate_kv_scales=true, which computes them, or kv_cache_dtype=auto",
+            field="kv_cache_dtype",
+        )
+
+
 def _number(checkpoint: Tensors, name: str) -> float:
-    return float(checkpoint.tensor(name, checkpoint.entry(name).shape).reshape(-1)[0])
+    """Returns a tensor's number; NaN if it has several, which differ, or none."""
+    values = checkpoint.tensor(name, checkpoint.entry(name).shape).reshape(-1)
+    return float(values[0]) if len(values) and bool((values == values[0]).all()) else math.nan

@@ -46,12 +46,17 @@ def tile_keys(start: int, num_tokens: int, window: int) -> tuple[int, int]:
     return first, end
 
 
-def attend_aligned(query: Tensor, cache: Tensor, plan: AlignedPlan, scale: float) -> Tensor:
-    """Returns softmax_{j <= i}(scale q_i K_j) V_j for the query [num_tokens, num_q_heads, head_dim] of one chunk."""
+def attend_aligned(
+    query: Tensor, cache: Tensor, plan: AlignedPlan, scale: float, kv_scale: Tensor | None = None
+) -> Tensor:
+    """Returns softmax_{j <= i}(scale q_i K_j) V_j for the query [num_tokens, num_q_heads, head_dim] of one chunk.
+
+    `kv_scale` [2, num_kv_heads] multiplies a quantized cache.
+    """
     num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     group = num_q_heads // num_kv_heads
-    keys, values = plan.gather.keys_values(cache, 1)
+    keys, values = plan.gather.keys_values(cache, 1, kv_scale)
     keys, values = (side[0].repeat_interleave(group, 0) for side in (keys, values))
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     stop = plan.start + num_tokens

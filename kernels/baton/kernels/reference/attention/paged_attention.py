@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.reference.kv.quantization import dequantize_kv
+from baton.kernels.reference.kv.quantization import dequantize_into, dequantize_kv
 
 _NEVER = float("-inf")
 MASK_ELEMENTS = 1 << 22  # per tile of a prefill chunk
@@ -21,26 +21,35 @@ class Gather:
 
     rows: Tensor  # [parts num_seqs num_kv_heads max_blocks], of the cache as [num_blocks parts num_kv_heads, -1]
     out: Tensor  # [the same, block_size * head_dim]: scratch shared by layers and plans
+    stored: Tensor | None = None  # the same in e4m3, as bytes, of a quantized cache
 
     def parts(self, cache: Tensor, num_seqs: int) -> Tensor:
         """Returns [parts, num_seqs, num_kv_heads, tokens, head_dim] of cache [num_blocks, parts, num_kv_heads,
         block_size, head_dim], valid until the scratch is used again."""
         num_blocks, parts, num_kv_heads, block_size, head_dim = cache.shape
         by_head = cache.view(num_blocks * parts * num_kv_heads, block_size * head_dim)
-        torch.index_select(by_head, 0, self.rows, out=self.out)
+        if self.stored is None:
+            torch.index_select(by_head, 0, self.rows, out=self.out)
+        else:
+            torch.index_select(by_head.view(torch.uint8), 0, self.rows, out=self.stored)
+            dequantize_into(self.out, self.stored)
         return self.out.view(parts, num_seqs, num_kv_heads, -1, head_dim)
 
-    def keys_values(self, cache: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
-        """Returns both parts of a cache of keys and values."""
-        keys, values = self.parts(cache, num_seqs).unbind(0)
+    def keys_values(self, cache: Tensor, num_seqs: int, kv_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns both parts of a cache of keys and values. `kv_scale` [2, num_kv_heads] multiplies a quantized one."""
+        found = self.parts(cache, num_seqs)
+        if kv_scale is not None:
+            found.mul_(kv_scale.to(found.dtype)[:, None, :, None, None])
+        keys, values = found.unbind(0)
         return keys, values
 
 
 class Scratch:
     """Memory that grows and is never freed, because new pages cost more than the copy into them."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._memory = torch.empty(0, dtype=like.dtype, device=like.device)
+    def __init__(self, like: Tensor, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: of the memory; None: that of `like`."""
+        self._memory = torch.empty(0, dtype=dtype or like.dtype, device=like.device)
 
     def take(self, num_rows: int, size: int) -> Tensor:
         """Returns [num_rows, size] of the scratch, shared by all callers."""
@@ -68,14 +77,15 @@ class PrefillPlan:
     window: int  # keys that a query attends to, including its own; 0: all
 
 
-def plan_gather(block_table: Tensor, cache: Tensor, scratch: Scratch) -> Gather:
-    """Returns the gather of block_table [num_seqs, max_blocks]."""
+def plan_gather(block_table: Tensor, cache: Tensor, scratch: Scratch, stored: Scratch | None = None) -> Gather:
+    """Returns the gather of block_table [num_seqs, max_blocks]. `stored`: bytes, for a quantized cache."""
     _, parts, num_kv_heads, block_size, head_dim = cache.shape
     sides = torch.arange(parts, device=block_table.device).view(parts, 1, 1, 1) * num_kv_heads
     heads = torch.arange(num_kv_heads, device=block_table.device).view(1, 1, num_kv_heads, 1)
     first = block_table.long().view(1, block_table.shape[0], 1, -1) * (parts * num_kv_heads)
     rows = (first + sides + heads).view(-1)
-    return Gather(rows, scratch.take(len(rows), block_size * head_dim))
+    size = block_size * head_dim
+    return Gather(rows, scratch.take(len(rows), size), None if stored is None else stored.take(len(rows), size))
 
 
 def plan_decode(gather: Gather, seq_lens: Tensor, max_tokens: int, window: int = 0) -> DecodePlan:
@@ -96,12 +106,14 @@ def attend_decode(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """Returns softmax(cap tanh(scale q K^T / cap)) V for query [num_seqs, num_q_heads, head_dim], without a cap
-    softmax(scale q K^T) V. `sinks` [num_q_heads] are further scores in each softmax, which belong to no value."""
+    softmax(scale q K^T) V. `sinks` [num_q_heads] are further scores in each softmax, which belong to no value.
+    `kv_scale` [2, num_kv_heads] multiplies a quantized cache."""
     num_seqs, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
-    keys, values = plan.gather.keys_values(cache, num_seqs)
+    keys, values = plan.gather.keys_values(cache, num_seqs, kv_scale)
     grouped = query.view(num_seqs, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
     by_head = None if sinks is None else sinks.view(num_kv_heads, -1, 1)
     out = _attention(grouped, keys, values, plan.mask, scale, soft_cap, by_head)
@@ -115,13 +127,14 @@ def attend_prefill(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """Returns softmax_{j <= i}(cap tanh(scale q_i K_j / cap)) V_j for the query [num_tokens, num_q_heads, head_dim] of
-    one chunk, without a cap softmax_{j <= i}(scale q_i K_j) V_j. `sinks` as in `attend_decode`."""
+    one chunk, without a cap softmax_{j <= i}(scale q_i K_j) V_j. `sinks` and `kv_scale` as in `attend_decode`."""
     num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
     group = num_q_heads // num_kv_heads
-    keys, values = plan.gather.keys_values(cache, 1)
+    keys, values = plan.gather.keys_values(cache, 1, kv_scale)
     # The query heads of a group read one KV head, through a stride of 0.
     keys = keys[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)
     values = values[0, :, None, : plan.seq_len].expand(-1, group, -1, -1)

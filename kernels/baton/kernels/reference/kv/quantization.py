@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1 << 18  # values, which stay in a core's cache
 _LARGEST = 448.0  # of e4m3; larger numbers would become NaN
 
 
@@ -17,3 +18,20 @@ def quantize_kv(kv: Tensor, kv_scale: Tensor) -> Tensor:
 def dequantize_kv(cache: Tensor, kv_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns cache [num_blocks, 2, num_kv_heads, block_size, head_dim] * kv_scale [2, num_kv_heads]."""
     return cache.to(dtype) * kv_scale.to(dtype)[:, :, None, None]
+
+
+def floats_of(stored: Tensor) -> Tensor:
+    """Returns e4m3 numbers, as such or as bytes, in fp32. NaN becomes 480.
+
+    As float16, whose exponents are 8 larger: several times faster than PyTorch's own conversion.
+    """
+    halves = (stored.view(torch.int8).to(torch.int16) << 7) & ~(1 << 14)
+    return halves.view(torch.float16).float().mul_(256)
+
+
+def dequantize_into(out: Tensor, stored: Tensor) -> Tensor:
+    """Fills out with e4m3 numbers [...], which are given as bytes, some at a time."""
+    flat, wide = stored.view(-1), out.view(-1)
+    for start in range(0, len(flat), _AT_ONCE):
+        wide[start : start + _AT_ONCE].copy_(floats_of(flat[start : start + _AT_ONCE]))
+    return out

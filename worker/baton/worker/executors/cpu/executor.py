@@ -21,6 +21,7 @@ from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.invariance import check_invariant
+from baton.worker.executors.cpu.kv_scales import compute_scales
 from baton.worker.executors.cpu.pool_size import pool_size
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
@@ -30,16 +31,24 @@ from baton.worker.executors.heads import Head
 from baton.worker.executors.host.cache import HostMemory
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.host.resources import usable_cores
+from baton.worker.executors.kv_dtype import kv_dtype
+from baton.worker.executors.kv_scales import (
+    check_same_scales,
+    kv_scales_of,
+    scale_plans,
+    scaled_kv_spec,
+    with_start_scales,
+)
 from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
 from baton.worker.executors.model_len import fitting_model_len, wanted_model_len
 from baton.worker.executors.pool_head import PoolHead
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.costs import model_costs
-from baton.worker.models.kv_groups import window_spec_of
 from baton.worker.models.model import Model, Weights, make_model
 from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.sampling.logprobs_mode import LogprobsMode
@@ -81,14 +90,14 @@ class CpuExecutor:
         self._options = model_options(config, plugins)
         self._logprobs_mode = LogprobsMode(config.logprobs_mode)
         loaded = load_model(config.model, config.load_format, dtype, options=self._options)
+        loaded = with_start_scales(loaded, config)
         self._config = loaded.config
         self._source = config.model
         self._load_format = config.load_format
         self._dtype = dtype
         self._asleep = False
-        self.kv_spec = window_spec_of(
-            loaded.config, loaded.digest, config.block_size, str(dtype).removeprefix("torch.")
-        )
+        self._kv_dtype = kv_dtype(config, dtype)
+        self.kv_spec = scaled_kv_spec(loaded.config, loaded, config.block_size, self._kv_dtype)
         self.num_blocks = pool_size(config, loaded.config, self.kv_spec)
         self._kv_layers = self.kv_spec.kv_layers
         self._longest = wanted_model_len(config.max_model_len, loaded.config.max_model_len)  # RoPE may depend on it
@@ -98,7 +107,7 @@ class CpuExecutor:
             max_model_len = fitting_model_len(config.max_model_len, loaded.config.max_model_len, capacity)
         self.model = _model_spec(loaded, max_model_len)
         self._layer_hook: LayerHook | None = None
-        self._memory = KvMemory(self.kv_spec, self.num_blocks, dtype)
+        self._memory = KvMemory(self.kv_spec, self.num_blocks, self._kv_dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = self._memory.layers
         num_slots = config.num_host_blocks(self.kv_spec.page_bytes)
         self.host = HostMemory(self._memory, num_slots) if num_slots else None
@@ -113,6 +122,7 @@ class CpuExecutor:
                 loaded.config,
                 self.kv_spec.layer_groups,
                 self._memory.tensors[0],
+                dtype,
                 aligned=config.batch_invariant,
             )
             if loaded.config.cached
@@ -121,17 +131,18 @@ class CpuExecutor:
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.rope_head_dim, longest)
         cache = [self._memory.tensors[number] for number in self._kv_layers]
+        scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None
+        self._kv = PagedKv(cache, dtype, self.kv_spec.layer_groups, scales)
         self._device = CpuDevice(
-            cache,
-            cos_sin,
-            packs=not loaded.config.cached,
-            groups=self.kv_spec.layer_groups,
-            batch_invariant=config.batch_invariant,
+            self._kv, cos_sin, packs=not loaded.config.cached, batch_invariant=config.batch_invariant
         )
         check_products(loaded.weights, loaded.config.experts, self._device)
         if config.batch_invariant:
             check_invariant(loaded.config, loaded.weights, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
+        self._computes_scales = config.calculate_kv_scales
+        if self._computes_scales:
+            self._compute_scales(loaded, longest, config)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
         self._undrawn: _Launched | None = None
@@ -199,6 +210,8 @@ class CpuExecutor:
         options = other_options(self._options, self._longest, is_same=source == self._source)
         check_same(self._config, read_config(source, self._load_format, options), source)
         loaded = load_model(source, self._load_format, self._dtype, options=options)
+        if not self._computes_scales:  # else those of the start stay
+            check_same_scales(self.kv_spec, loaded, self._kv_dtype, source)
         check_products(loaded.weights, loaded.config.experts, self._device)
         return NewWeights(source, loaded.digest, loaded.weights)
 
@@ -234,6 +247,22 @@ class CpuExecutor:
         self._asleep = self._asleep and MemoryPart.KV_CACHE not in parts
         if new is not None:
             self.use_weights(new)
+
+    def _compute_scales(self, loaded: LoadedModel, longest: int, config: WorkerConfig) -> None:
+        """Sets the scales of the KV from steps of random tokens."""
+        decoder, spec = self._decoder, self.kv_spec
+        assert decoder is not None, "the model is loaded"
+
+        def run(plan: StepPlan) -> None:
+            self._apply(plan)
+            decoder.forward(self._steps.make(plan))
+
+        most, num_groups = config.max_num_batched_tokens, len(spec.groups)
+        plans = scale_plans(loaded.config.vocab_size, longest, config.block_size, most, num_groups)
+        with torch.inference_mode():
+            found = compute_scales(self._kv, spec, plans, run)
+        scaled = dataclasses.replace(loaded, kv_scales=found)
+        self.kv_spec = scaled_kv_spec(loaded.config, scaled, config.block_size, self._kv_dtype)
 
     def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[Any, Any, StepResult]:
         num_rows = self._num_rows

@@ -21,6 +21,11 @@ def pool_size(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
                 "it must be 0",
                 field="host_cache_gb",
             )
+        if config.kv_cache_dtype != "auto":
+            raise InvalidRequest(
+                f"kv_cache_dtype={config.kv_cache_dtype}: {model.architecture} keeps no KV; it must be auto",
+                field="kv_cache_dtype",
+            )
         return 0
     if not config.num_blocks:
         return _num_blocks_for(config.kv_cache_memory, spec)

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from baton.kernels.reference.attention.aligned_attention import TILE, AlignedPlan, plan_aligned, tile_keys
-from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan, Scratch, plan_decode, plan_gather
+from baton.kernels.reference.attention.paged_attention import (
+    DecodePlan,
+    Gather,
+    PrefillPlan,
+    Scratch,
+    plan_decode,
+    plan_gather,
+)
 from baton.worker.core import Int64, StepPlan
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs, View
@@ -29,6 +36,21 @@ def views_of(windows: Sequence[int], groups: Sequence[int]) -> tuple[View, ...]:
     return tuple(dict.fromkeys(map(View, groups, windows)))
 
 
+class Gathers:
+    """Makes the gathers of block tables, over scratch memory that all share."""
+
+    def __init__(self, cache: Tensor, dtype: torch.dtype) -> None:
+        """`cache`: of any layer, whose shape is used; `dtype`: what it is computed in."""
+        self.block_size = cache.shape[3]
+        self._cache = cache
+        self._scratch = Scratch(cache, dtype)
+        self._stored = None if cache.dtype is dtype else Scratch(cache, torch.uint8)
+
+    def of(self, table: Int64) -> Gather:
+        """Returns the gather of a block table [num_seqs, max_blocks]."""
+        return plan_gather(torch.from_numpy(table), self._cache, self._scratch, self._stored)
+
+
 class _Queries(NamedTuple):
     """Tokens whose attention is computed one by one, as that of a decode's token."""
 
@@ -41,12 +63,11 @@ def make_step_inputs(
     plan: StepPlan,
     rows: Rows,
     views: Sequence[View],
-    cache: Tensor,
-    scratch: Scratch,
+    gathers: Gathers,
     *,
     aligned: bool = False,  # the attention of a token does not depend on the step, bit for bit
 ) -> StepInputs:
-    """Returns the inputs of a plan that `Rows.check` accepts. `cache` is that of any layer; only its shape is used."""
+    """Returns the inputs of a plan that `Rows.check` accepts."""
     groups = sorted({view.group for view in views})
     scheduled = plan.num_scheduled_tokens.astype(np.int64)
     computed = plan.num_computed_tokens.astype(np.int64)
@@ -64,8 +85,8 @@ def make_step_inputs(
         positions=torch.from_numpy(positions),
         block_ids=[torch.from_numpy(rows.blocks_at(row_of_token, positions, group)) for group in groups],
         offsets=torch.from_numpy(positions % rows.block_size),
-        decodes=list(_decode_groups(queries, rows, views, cache, scratch, aligned)),
-        prefills=list(_prefill_chunks(plan, rows, views, starts, cache, scratch, aligned)),
+        decodes=list(_decode_groups(queries, rows, views, gathers, aligned)),
+        prefills=list(_prefill_chunks(plan, rows, views, starts, gathers, aligned)),
     )
 
 
@@ -86,7 +107,7 @@ def group_by_length(num_blocks: Int64, group_cost: int = _GROUP_COST_BLOCKS) -> 
 
 
 def _decode_groups(
-    queries: _Queries, rows: Rows, views: Sequence[View], cache: Tensor, scratch: Scratch, aligned: bool
+    queries: _Queries, rows: Rows, views: Sequence[View], gathers: Gathers, aligned: bool
 ) -> Iterator[DecodeGroup]:
     if not len(queries.tokens):
         return
@@ -95,7 +116,7 @@ def _decode_groups(
     for group in groups:
         lengths = queries.seq_lens[group]
         table_of = partial(rows.block_table, queries.rows[group], lengths)
-        plans = _by_view(views, int(lengths.max()), table_of, partial(_plan_decode, cache, scratch, lengths, aligned))
+        plans = _by_view(views, int(lengths.max()), table_of, partial(_plan_decode, gathers, lengths, aligned))
         first = len(groups) == 1 and int(queries.tokens[-1]) == len(group) - 1
         yield DecodeGroup(None if first else torch.from_numpy(queries.tokens[group]), len(group), plans)
 
@@ -107,7 +128,7 @@ def _within_memory(group: Int64, num_blocks: Int64) -> list[Int64]:
 
 
 def _prefill_chunks(
-    plan: StepPlan, rows: Rows, views: Sequence[View], starts: Int64, cache: Tensor, scratch: Scratch, aligned: bool
+    plan: StepPlan, rows: Rows, views: Sequence[View], starts: Int64, gathers: Gathers, aligned: bool
 ) -> Iterator[PrefillChunk]:
     for index in range(plan.num_decodes, len(plan.rows)):
         start, count = int(starts[index]), int(plan.num_scheduled_tokens[index])
@@ -115,12 +136,12 @@ def _prefill_chunks(
         if aligned:
             count = min(count, int(rows.num_prompt_tokens[row]) - computed)
             if count > 0:
-                make = partial(_plan_aligned, cache, scratch, rows, row, computed, count)
+                make = partial(_plan_aligned, gathers, rows, row, computed, count)
                 yield PrefillChunk(start, start + count, {view: make(view) for view in views})
             continue
         seq_len = computed + count
         table_of = partial(rows.block_table, np.array([row]), np.array([seq_len]))
-        plans = _by_view(views, seq_len, table_of, partial(_plan_prefill, cache, scratch, seq_len, count))
+        plans = _by_view(views, seq_len, table_of, partial(_plan_prefill, gathers, seq_len, count))
         yield PrefillChunk(start, start + count, plans)
 
 
@@ -134,39 +155,31 @@ def _by_view(
     return {view: made[used] for view, used in needed.items()}
 
 
-def _plan_decode(
-    cache: Tensor, scratch: Scratch, seq_lens: Int64, aligned: bool, table: Int64, window: int
-) -> DecodePlan:
-    block_size = cache.shape[3]
+def _plan_decode(gathers: Gathers, seq_lens: Int64, aligned: bool, table: Int64, window: int) -> DecodePlan:
+    block_size = gathers.block_size
     if window:
         first = np.maximum(seq_lens - window, 0) // block_size
         table, seq_lens = blocks_between(table, first, -(-seq_lens // block_size)), seq_lens - first * block_size
     if aligned:  # the sums over keys have an order that depends on the number of keys, but not of tiles
         width = -(-table.shape[1] * block_size // TILE) * TILE // block_size
         table = np.pad(table, ((0, 0), (0, max(0, width - table.shape[1]))), mode="edge")
-    gather = plan_gather(torch.from_numpy(table), cache, scratch)
-    return plan_decode(gather, torch.from_numpy(seq_lens), table.shape[1] * block_size, window)
+    return plan_decode(gathers.of(table), torch.from_numpy(seq_lens), table.shape[1] * block_size, window)
 
 
-def _plan_prefill(
-    cache: Tensor, scratch: Scratch, seq_len: int, num_tokens: int, table: Int64, window: int
-) -> PrefillPlan:
+def _plan_prefill(gathers: Gathers, seq_len: int, num_tokens: int, table: Int64, window: int) -> PrefillPlan:
     if window:
         # First key that the chunk's first query attends to.
-        first = max(seq_len - num_tokens - window + 1, 0) // cache.shape[3]
-        table, seq_len = table[:, first:], seq_len - first * cache.shape[3]
-    return PrefillPlan(plan_gather(torch.from_numpy(table), cache, scratch), seq_len, num_tokens, window)
+        first = max(seq_len - num_tokens - window + 1, 0) // gathers.block_size
+        table, seq_len = table[:, first:], seq_len - first * gathers.block_size
+    return PrefillPlan(gathers.of(table), seq_len, num_tokens, window)
 
 
-def _plan_aligned(
-    cache: Tensor, scratch: Scratch, rows: Rows, row: int, start: int, num_tokens: int, view: View
-) -> AlignedPlan:
-    block_size = cache.shape[3]
+def _plan_aligned(gathers: Gathers, rows: Rows, row: int, start: int, num_tokens: int, view: View) -> AlignedPlan:
+    block_size = gathers.block_size
     first, end = tile_keys(start, num_tokens, view.window)
     first //= block_size
     table = rows.blocks_of(row, first, -(-end // block_size), -(-(start + num_tokens) // block_size), view.group)
-    gather = plan_gather(torch.from_numpy(table[None]), cache, scratch)
-    return plan_aligned(gather, first * block_size, start, num_tokens, view.window)
+    return plan_aligned(gathers.of(table[None]), first * block_size, start, num_tokens, view.window)
 
 
 def blocks_between(table: Int64, first: Int64, stop: Int64) -> Int64:

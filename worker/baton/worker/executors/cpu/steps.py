@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.reference.attention.paged_attention import Scratch
 from baton.kernels.reference.attention.whole_attention import runs_of
 from baton.worker.core import StepPlan
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.executors.cpu.step_inputs import make_step_inputs, views_of
+from baton.worker.executors.cpu.step_inputs import Gathers, make_step_inputs, views_of
 from baton.worker.executors.host.whole_rows import WholeRows
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.models.config import ModelConfig
@@ -33,13 +32,20 @@ class PagedSteps:
     """Implements Steps over blocks."""
 
     def __init__(
-        self, rows: Rows, config: ModelConfig, groups: Sequence[int], cache: Tensor, *, aligned: bool = False
+        self,
+        rows: Rows,
+        config: ModelConfig,
+        groups: Sequence[int],
+        cache: Tensor,
+        dtype: torch.dtype,
+        *,
+        aligned: bool = False,
     ) -> None:
+        """`cache`: of any layer; `dtype`: what it is computed in."""
         self._aligned = aligned
         self._rows = rows
         self._views = views_of(config.windows, groups)
-        self._cache = cache  # of any layer: only its shape is used
-        self._scratch = Scratch(cache)
+        self._gathers = Gathers(cache, dtype)
 
     def apply(self, plan: StepPlan) -> None:
         """Stores the blocks of groups after the first."""
@@ -49,7 +55,7 @@ class PagedSteps:
     def make(self, plan: StepPlan) -> StepInputs:
         self._rows.check_tokens(plan)
         self._rows.check_blocks(plan)
-        return make_step_inputs(plan, self._rows, self._views, self._cache, self._scratch, aligned=self._aligned)
+        return make_step_inputs(plan, self._rows, self._views, self._gathers, aligned=self._aligned)
 
 
 class WholeSteps:

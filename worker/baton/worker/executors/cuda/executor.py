@@ -31,30 +31,28 @@ from baton.worker.executors.cuda.kv.host_pieces import HostPieces
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.startup.facts import device_facts
-from baton.worker.executors.cuda.startup.kv_scales import (
-    NoHead,
-    check_same_scales,
-    compute_scales,
-    kv_scales_of,
-    scale_plans,
-    scaled_kv_spec,
-)
+from baton.worker.executors.cuda.startup.kv_scales import compute_scales
 from baton.worker.executors.cuda.startup.memory import (
     allocate_kv,
     graph_bytes,
     num_kv_blocks,
 )
 from baton.worker.executors.cuda.startup.phases import StartPhases
-from baton.worker.executors.cuda.startup.support import (
-    dtype_name,
-    kv_dtype,
-)
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.executors.cuda.startup.warm_up_pooled import largest_pooled_steps, small_pooled_steps
 from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
+from baton.worker.executors.kv_dtype import dtype_name, kv_dtype
+from baton.worker.executors.kv_scales import (
+    NoHead,
+    check_same_scales,
+    kv_scales_of,
+    scale_plans,
+    scaled_kv_spec,
+    with_start_scales,
+)
 from baton.worker.executors.model_len import fitting_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
@@ -80,7 +78,7 @@ class CudaExecutor(DeviceExecutor):
     def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
         config, device, phases = self._config, self._device, StartPhases(self._wait)
-        loaded = self._load(plugins)
+        loaded = with_start_scales(self._load(plugins), config)
         phases.end("weights")
         model_config, dtype, max_model_len = self._model_config, self._dtype, self._longest
         self._kv_dtype = kv_dtype(config, dtype)

@@ -24,12 +24,12 @@ from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.startup.facts import device_facts
 from baton.worker.executors.cuda.startup.phases import StartPhases
-from baton.worker.executors.cuda.startup.support import dtype_name
 from baton.worker.executors.cuda.startup.warm_up_pooled import largest_pooled_steps, small_pooled_steps
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps
 from baton.worker.executors.cuda.steps.whole import WholeStepper
 from baton.worker.executors.cuda.steps.whole_graphs import WholeGraphs, whole_graph_bytes
 from baton.worker.executors.host.whole_rows import WholeRows
+from baton.worker.executors.kv_dtype import dtype_name
 from baton.worker.layers.cuda.whole import WholeDevice
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products

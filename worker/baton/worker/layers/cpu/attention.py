@@ -7,7 +7,9 @@ from torch import Tensor
 
 from baton.kernels.reference.attention.aligned_attention import AlignedPlan, attend_aligned
 from baton.kernels.reference.attention.paged_attention import PrefillPlan, attend_decode, attend_prefill
+from baton.kernels.reference.kv.quantization import quantize_kv
 from baton.kernels.reference.rope.rope_cache import normed_and_rotated, rotation, write_kv
+from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cpu.step import StepInputs, View
 from baton.worker.layers.rope_config import NO_ROPE
 from baton.worker.layers.spec import AttentionSpec
@@ -15,22 +17,22 @@ from baton.worker.quantization.neighbours import Norm
 
 
 class CpuAttention:
-    """Implements AttentionOps over cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    """Implements AttentionOps for layer `index`."""
 
     def __init__(
         self,
-        cache: Tensor,
+        index: int,
+        kv: PagedKv,
         spec: AttentionSpec,
         cos_sin: Tensor,
         query_scale: Tensor | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
         sinks: Tensor | None,
-        group: int = 0,  # of the KV
     ) -> None:
-        self._view = View(group, spec.window)
+        self._view = View(kv.group_of(index), spec.window)
         self._query_scale = query_scale  # [max_model_len] fp32
-        self._cache = cache
+        self._index, self._kv = index, kv
         self._spec = spec
         self._sinks = sinks
         self._cos_sin = cos_sin
@@ -53,16 +55,26 @@ class CpuAttention:
             heads[:, num_q : num_q + num_kv] = rotated[:, num_q:]
             queries = rotated[:, :num_q]
         keys_values = heads[:, num_q:].view(-1, 2, num_kv, spec.head_dim)
-        write_kv(self._cache, step.block_ids[self._view.group], step.offsets, keys_values)
+        self._store(keys_values, step)
         if self._query_scale is None:
             return queries
         return (queries * self._query_scale.index_select(0, step.positions).view(-1, 1, 1)).to(queries.dtype)
 
+    def _store(self, keys_values: Tensor, step: StepInputs) -> None:
+        """Writes keys and values [num_tokens, 2, num_kv_heads, head_dim], in 8 bits if they have scales."""
+        kv, index = self._kv, self._index
+        if kv.meter is not None:
+            kv.meter.observe(index, keys_values)
+        cache, scale = kv.cache[index], kv.scale_of(index)
+        if scale is not None:  # as bytes, which all versions of PyTorch can index
+            keys_values, cache = quantize_kv(keys_values, scale).view(torch.uint8), cache.view(torch.uint8)
+        write_kv(cache, step.block_ids[self._view.group], step.offsets, keys_values)
+
     def attend(self, query: Tensor, step: StepInputs, out: Tensor | None) -> Tensor:
         """Returns the attention of the queries that `write` returned. Ignores `out`."""
         assert out is None
-        cache, view = self._cache, self._view
-        scores = (self._spec.scale, self._spec.soft_cap, self._sinks)
+        cache, view = self._kv.cache[self._index], self._view
+        scores = (self._spec.scale, self._spec.soft_cap, self._sinks, self._kv.scale_of(self._index))
         num_tokens = query.shape[0]
         if len(step.decodes) == 1 and not step.prefills:
             return attend_decode(query, cache, step.decodes[0].plans[view], *scores).view(num_tokens, -1)
@@ -93,9 +105,10 @@ def _attend_chunk(
     scale: float,
     soft_cap: float,
     sinks: Tensor | None,
+    kv_scale: Tensor | None,
 ) -> Tensor:
     if isinstance(plan, AlignedPlan):
         assert not soft_cap, "refused at start"
         assert sinks is None, "refused at start"
-        return attend_aligned(query, cache, plan, scale)
-    return attend_prefill(query, cache, plan, scale, soft_cap, sinks)
+        return attend_aligned(query, cache, plan, scale, kv_scale)
+    return attend_prefill(query, cache, plan, scale, soft_cap, sinks, kv_scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from baton.kernels.reference.linear.packed import can_pack
 from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.kernels import CpuKernels, InvariantKernels
+from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cpu.latent_attention import CpuLatentAttention
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.layers.cpu.whole_attention import CpuWholeAttention
@@ -33,16 +34,14 @@ class CpuDevice:
 
     def __init__(
         self,
-        cache: Sequence[Tensor],
+        kv: PagedKv,
         cos_sin: Mapping[RopeConfig, Tensor],
         *,
         packs: bool = False,  # linears multiply with packed copies of their matrices, where that is possible
-        groups: Sequence[int] = (),  # of the KV, of each layer; empty: there is one
         batch_invariant: bool = False,  # a token's results do not depend on other tokens, bit for bit
     ) -> None:
         self.kernels = InvariantKernels() if batch_invariant else CpuKernels()
-        self._groups = groups
-        self._cache = cache  # per layer: [num_blocks, 2, num_kv_heads, block_size, head_dim]
+        self._kv = kv
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
         if batch_invariant:
@@ -52,8 +51,8 @@ class CpuDevice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of activations, which is that of the cache."""
-        return self._cache[0].dtype
+        """The dtype of activations."""
+        return self._kv.dtype
 
     def inputs(self, step: CpuInputs) -> tuple[Tensor, Tensor]:
         """Returns the step's token ids and positions."""
@@ -92,12 +91,9 @@ class CpuDevice:
             return CpuWholeAttention(spec, cos_sin, q_norm, k_norm, relative)
         assert relative is None, "no family with a cache has such scores"
         scales = query_scales(spec.rope, len(cos_sin))
-        return CpuAttention(self._cache[index], spec, cos_sin, scales, q_norm, k_norm, sinks, self._group(index))
+        return CpuAttention(index, self._kv, spec, cos_sin, scales, q_norm, k_norm, sinks)
 
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> CpuLatentAttention:
         """Returns layer `index`'s ops."""
-        cache, cos_sin = self._cache[index], self._cos_sin[spec.rope]
-        return CpuLatentAttention(cache, spec, cos_sin, kv_norm, kv_b, self.kernels, self._group(index))
-
-    def _group(self, index: int) -> int:
-        return self._groups[index] if self._groups else 0
+        cache, cos_sin = self._kv.cache[index], self._cos_sin[spec.rope]
+        return CpuLatentAttention(cache, spec, cos_sin, kv_norm, kv_b, self.kernels, self._kv.group_of(index))

@@ -15,8 +15,8 @@ from baton.kernels.attention.decode_cuts import DecodeCuts
 from baton.kernels.attention.prefill import TILE_ROWS, PrefillTiles, make_tiles
 from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.kernels.table import HOPPER_PREFILL, Case, Row, find
-from baton.worker.layers.cuda.kv_scale_meter import KvScaleMeter
 from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.kv_scale_meter import KvScaleMeter
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.neighbours import Norm
 

@@ -46,7 +46,9 @@ WEIGHT_FORMATS = (
 KV_DTYPES = (
     ListedFormat("auto", "that of activations", EXECUTORS),
     ListedFormat(
-        "fp8_e4m3", f"8 bits, with scales; compute capability {'.'.join(map(str, FP8_CAPABILITY))} on", ("cuda",)
+        "fp8_e4m3",
+        f"8 bits, with scales; on GPUs compute capability {'.'.join(map(str, FP8_CAPABILITY))} on",
+        EXECUTORS,
     ),
 )
 LIMITS = (

@@ -1,49 +1,17 @@
-"""The scales of quantized KV: from a checkpoint, or computed from steps of random tokens."""
+"""Computes the scales of quantized KV by steps on the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest, Mismatch
-from baton.worker.core import BlockId, Int32, MoreBlocks, Row, RowInit, SamplingParams, StepPlan, TokenMasks
+from baton.worker.core import StepPlan
 from baton.worker.executors.cuda.startup.memory import allocate_kv
-from baton.worker.executors.cuda.startup.support import dtype_name
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cuda.attention import PagedAttention
-from baton.worker.layers.cuda.kv_scale_meter import KvScaleMeter
+from baton.worker.layers.kv_scale_meter import KvScaleMeter, Staging
 from baton.worker.layers.spec import AttentionSpec
-from baton.worker.models.config import ModelConfig
-from baton.worker.models.kv_groups import window_spec_of
-from baton.worker.weights.loading import LoadedModel
-
-# The same for every configuration, so that all workers of a model have the same scales.
-_NUM_PROMPTS = 4
-_PROMPT_TOKENS = 512
-
-
-def scaled_kv_spec(config: ModelConfig, loaded: LoadedModel, block_size: int, dtype: torch.dtype) -> KvSpec:
-    """Returns the spec of blocks of this dtype. It has scales if they are not all 1."""
-    scaled = dtype == torch.float8_e4m3fn and bool((loaded.kv_scales != 1).any())
-    kv_scales = tuple(loaded.kv_scales.flatten().tolist()) if scaled else ()
-    return window_spec_of(config, loaded.digest, block_size, dtype_name(dtype), kv_scales)
-
-
-def check_same_scales(spec: KvSpec, loaded: LoadedModel, dtype: torch.dtype, source: str) -> None:
-    """Raises Mismatch for weights that scale quantized KV otherwise than the blocks of a spec."""
-    if scaled_kv_spec(loaded.config, loaded, spec.block_size, dtype).groups != spec.groups:
-        raise Mismatch(
-            f"model={source!r} scales its quantized KV in another way: such weights need a restart", field="model"
-        )
-
-
-def kv_scales_of(loaded: LoadedModel, device: torch.device) -> Tensor:
-    """Returns scales [num_layers, 2, num_kv_heads]. The checkpoint has one per tensor."""
-    scales = loaded.kv_scales.to(device)
-    return scales[:, :, None].repeat(1, 1, loaded.config.num_kv_heads)
 
 
 def compute_scales(
@@ -53,7 +21,7 @@ def compute_scales(
     scales = [scale for scale in paged.kv_scales if scale is not None]
     longest = max(plan.num_tokens for plan in plans)
     device, kv_dtype, before = paged.cache.device, paged.cache.dtype, paged.cache
-    paged.meter = KvScaleMeter(attention, kv.block_size, longest, scales, paged.dtype)
+    paged.meter = KvScaleMeter(scales, Staging(attention, kv.block_size, longest, paged.dtype))
     paged.cache = allocate_kv(kv, kv_dtype, len(kv.groups) * -(-longest // kv.block_size), device)
     try:
         for plan in plans:
@@ -61,53 +29,3 @@ def compute_scales(
         return paged.meter.scales()
     finally:
         paged.meter, paged.cache = None, before
-
-
-def scale_plans(
-    vocab_size: int, max_model_len: int, block_size: int, max_num_batched_tokens: int, num_groups: int = 1
-) -> list[StepPlan]:
-    """Returns steps that compute prompts of random tokens, the same at every start.
-
-    Raises InvalidRequest if a step cannot hold a prompt: its parts would be read with scales of other parts.
-    """
-    length = min(_PROMPT_TOKENS, max_model_len)
-    if length > max_num_batched_tokens:
-        raise InvalidRequest(
-            f"max_num_batched_tokens={max_num_batched_tokens} must be at least {length} with calculate_kv_scales,"
-            " whose prompts are computed whole",
-            field="max_num_batched_tokens",
-        )
-    return list(_plans(np.random.default_rng(0), vocab_size, length, block_size, num_groups))
-
-
-def _plans(
-    random: np.random.Generator, vocab_size: int, length: int, block_size: int, num_groups: int
-) -> Iterator[StepPlan]:
-    count = -(-length // block_size)
-    tables = [list(map(BlockId, range(group * count, (group + 1) * count))) for group in range(num_groups)]
-    for step in range(_NUM_PROMPTS):
-        token_ids = random.integers(vocab_size, size=length, dtype=np.int32)
-        yield StepPlan(
-            step,
-            admitted=[RowInit(Row(0), token_ids, length, SamplingParams())],
-            new_blocks=[(Row(0), tables[0])],
-            more_blocks=[MoreBlocks(Row(0), group, 0, table) for group, table in enumerate(tables[1:], 1)],
-            rows=np.zeros(1, np.int32),
-            num_scheduled_tokens=np.array([length], np.int32),
-            num_computed_tokens=np.zeros(1, np.int32),
-            samples=np.zeros(1, np.bool_),
-            num_decodes=0,
-        )
-
-
-class NoHead:
-    """Implements Head for steps whose keys and values matter alone."""
-
-    def take_rows(self, plan: StepPlan) -> None:
-        """Keeps no state of rows."""
-
-    def run(self, plan: StepPlan, step: object, decoder: object, hidden: Tensor) -> None:
-        """Computes nothing."""
-
-    def finish(self, plan: StepPlan, undrawn: None, masks: TokenMasks | None, left_out: Int32) -> None:
-        """Has no results."""

@@ -20,16 +20,6 @@ def compute_dtype(config: WorkerConfig, model: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def kv_dtype(config: WorkerConfig, compute: torch.dtype) -> torch.dtype:
-    """Returns the dtype of the KV pool."""
-    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else compute
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype in KvSpec."""
-    return str(dtype).removeprefix("torch.").removesuffix("fn")
-
-
 def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dtype, device: torch.device) -> None:
     """Raises InvalidRequest for a property of the model that the kernels do not support."""
     if config.block_size not in BLOCK_SIZES:

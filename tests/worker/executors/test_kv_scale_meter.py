@@ -7,8 +7,8 @@ import torch
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.executors.cuda.startup.kv_scales import scale_plans
-from baton.worker.layers.cuda.kv_scale_meter import scales_for
+from baton.worker.executors.kv_scales import scale_plans
+from baton.worker.layers.kv_scale_meter import scales_for
 
 
 def test_twice_the_largest_value_fits_and_no_more_than_four_times() -> None:
