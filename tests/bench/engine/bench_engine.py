@@ -6,6 +6,7 @@ baton bench engine --model qwen3-0.6b --workload 256x128/128 --sampling greedy -
 baton bench engine --executor cpu --model models/storyteller-7m --workload 4x64/32
 baton bench engine --model llama-3.1-8b --model-impl transformers --workload 64x512/128
 baton bench engine --model qwen3-30b-a3b --set quantization=fp8 --workload 1x128/256
+baton bench engine --model qwen3-30b-a3b-fp8 --workload 256x512/256 --repeat 1 --profile
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-requests", type=int, help="rows of the batch (default: the most requests)")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any setting of a worker")
+    parser.add_argument(
+        "--profile", action="store_true", help="one more pass, whose kernels are printed by name, of some steps"
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds one pass may take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -93,6 +97,8 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
     """Returns one plan per model. Raises ValueError, SettingsError or ServiceError for invalid values."""
     if options.repeat < 1 or options.warm_up < 0:
         raise ValueError("--repeat must be at least 1, --warm-up at least 0")
+    if options.profile and options.executor == "sim":
+        raise ValueError("--profile needs --executor cuda or cpu: sim computes nothing")
     if options.preset_table:
         if options.workload:
             raise ValueError("--preset-table has its own workloads: leave --workload out")
@@ -130,6 +136,7 @@ def _plan(options: argparse.Namespace, model: str, workloads: tuple[Workload, ..
         options.warm_prefix,
         options.timeout,
         options.seed,
+        options.profile,
     )
 
 
@@ -201,6 +208,8 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
     for plan, outcome in zip(plans, outcomes, strict=True):
         if outcome.expert_hits:
             print(f"{plan.config.model}: {outcome.expert_hits}")
+        for one in outcome.profiles:
+            print("\n".join(one.lines(options.markdown)))
     document = {
         **facts,
         "executor": options.executor,
@@ -210,6 +219,7 @@ def _show(options: argparse.Namespace, plans: Sequence[Plan], outcomes: Sequence
                 "start_seconds": outcome.start_seconds,
                 "num_blocks": outcome.num_blocks,
                 "expert_hits": outcome.expert_hits,
+                "profiles": [asdict(one) for one in outcome.profiles],
                 "rows": [_record(row, _vllm_seconds(options, row)) for row in outcome.rows],
             }
             for plan, outcome in zip(plans, outcomes, strict=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from bench.engine.expert_hits import ExpertHits, watched
+from bench.engine.kernel_profile import ProfiledSteps, profiled
 from bench.engine.sampling import GREEDY, SAMPLINGS
 from bench.engine.start_log import start_said
 from bench.engine.workloads import Workload
@@ -27,6 +28,7 @@ from baton.worker.scheduling.settings import EngineSettings
 _NAMESPACE = b"baton bench     "
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
 _WARM_UP_OUTPUT = 8  # tokens
+_PROFILED_STEPS = 8  # of each kind
 
 Say = Callable[[str], None]
 
@@ -78,6 +80,7 @@ class Plan:
     warm_prefix: bool  # cache shared tokens before the timed passes
     timeout: float  # seconds, for each pass
     seed: int
+    profile: bool = False  # one more pass, of which some steps are profiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Outcome:
     start_seconds: float  # until the engine accepts requests
     num_blocks: int
     expert_hits: str  # of a model with experts
+    profiles: tuple[ProfiledSteps, ...] = ()
 
 
 def run_plan(plan: Plan, say: Say) -> Outcome:
@@ -117,7 +121,8 @@ def _run_plan(plan: Plan, say: Say, hits: ExpertHits) -> Outcome:
         rows = tuple(row for workload in plan.workloads for row in bench.rows(workload))
         if trace is not None:
             trace.close()
-        return Outcome(rows, start_seconds, executor.num_blocks, str(hits) if hits.counts else "")
+        shown = str(hits) if hits.counts else ""
+        return Outcome(rows, start_seconds, executor.num_blocks, shown, tuple(bench.profiles))
     finally:
         executor.close()
 
@@ -142,6 +147,7 @@ class _EngineBench:
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(plan.seed)
         self._num_submitted = 0
+        self.profiles: list[ProfiledSteps] = []
 
     def rows(self, workload: Workload) -> list[RowResult]:
         """Runs warm-ups, then the timed passes. Samplings take turns, so that all see the same clock rates."""
@@ -160,7 +166,34 @@ class _EngineBench:
                 run = self._pass(workload, name)
                 runs[name].append(run)
                 self._say(f"{model}: {workload}, {name}: {run.seconds:.3f} s ({number + 1}/{self._plan.repeat})")
+        if self._plan.profile:
+            self.profiles += self._profile(workload, samplings[0])
         return [RowResult(model, workload, name, tuple(passes)) for name, passes in runs.items()]
+
+    def _profile(self, workload: Workload, sampling: str) -> Iterator[ProfiledSteps]:
+        """Profiles the first steps of a pass, which compute prompts, and some in which all requests decode."""
+        engine, made = self._engine, SAMPLINGS[sampling]
+        prefix = self._tokens(workload.num_shared)
+        requests = [
+            self._request(prefix + self._tokens(own), output, made(number))
+            for number, (own, output) in enumerate(workload.lengths)
+        ]
+        for request in requests:
+            engine.submit(request)
+
+        def steps(kind: str) -> ProfiledSteps:
+            count, seconds, kernels = profiled(
+                self._step, lambda: engine.counters().num_steps, _PROFILED_STEPS, engine.has_work
+            )
+            return ProfiledSteps(f"{self._plan.config.model}, {workload}", kind, count, seconds, kernels)
+
+        yield steps("first steps")
+        while engine.has_work() and not all(len(one.token_ids) > one.num_prompt_tokens for one in requests):
+            self._step()
+        if engine.has_work():
+            yield steps(f"decode of up to {len(requests)} requests")
+        while engine.has_work():
+            self._step()
 
     def _pass(self, workload: Workload, sampling: str) -> Run:
         prefix = self._tokens(workload.num_shared)

@@ -61,6 +61,7 @@ def test_the_tables_hold_every_published_row():
         (["--workload", "4x8/2", "--set", "block_size=big"], "--set block_size: 'big' is not allowed"),
         (["--workload", "4x8/2", "--preset-table", "8b"], "leave --workload out"),
         (["--workload", "4x8/2", "--repeat", "0"], "--repeat must be at least 1"),
+        (["--workload", "4x8/2", "--profile"], "--profile needs --executor cuda or cpu"),
     ],
 )
 def test_wrong_flags_are_one_line_with_the_allowed_values(flags, message, capsys):
@@ -84,6 +85,24 @@ def test_a_small_workload_runs_and_is_written_down(executor, tmp_path, capsys):
     assert [run["num_cached_tokens"] for run in plain["runs"]] == [0, 0]
     # The prefix is computed once within the pass, and found by the three other requests.
     assert [run["num_cached_tokens"] for run in shared["runs"]] == [3 * 32, 3 * 32]
+
+
+def test_a_profile_names_the_kernels_of_steps_of_prompts_and_of_decodes(tmp_path, capsys):
+    path = tmp_path / "engine.json"
+    flags = ["--executor", "cpu", "--model", MODEL, "--repeat", "1", "--profile", "--json", str(path)]
+    settings = ["--set", "threads=1", "--set", "kv_cache_memory=16777216"]
+    assert bench_engine.main([*flags, *settings, "--workload", "3x20/12"]) == 0
+    shown = capsys.readouterr().out
+    prompts, decodes = json.loads(path.read_text())["engines"][0]["profiles"]
+    assert f"{MODEL}, 3 x 20/12, first steps: {prompts['num_steps']} steps of " in shown
+    assert f"decode of up to 3 requests: {decodes['num_steps']} steps of " in shown
+    for one in (prompts, decodes):
+        assert 1 <= one["num_steps"] <= 8
+        busy = sum(kernel["microseconds"] for kernel in one["kernels"])
+        assert 0 < busy <= 1e6 * one["seconds"] / one["num_steps"]
+        products = next(kernel for kernel in one["kernels"] if kernel["name"] in ("aten::mm", "aten::addmm"))
+        assert products["calls"] >= 8  # one a layer at least
+        assert products["name"] in shown
 
 
 def test_samplings_are_compared_with_the_first(tmp_path, capsys):
