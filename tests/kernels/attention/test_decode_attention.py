@@ -31,6 +31,7 @@ from baton.kernels.attention.decode_cuts import INVARIANT_PIECES, DecodeCuts, cu
 
 LONG = [1, 131_072, 131_071, 70_000]
 PROGRAMS = (1, 64)
+WIDE = [Shape(512, 16, torch.float16, 2, 1), Shape(512, 32, torch.float32, 1, 1)]
 DEVICES = [pytest.param("cpu", marks=pytest.mark.interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -153,6 +154,13 @@ def test_sinks_join_each_softmax(shape: Shape, device: str, window: int) -> None
     for programs in (None, *PROGRAMS):
         error = decode_error(shape, [1, 17, 300], device, programs, window, with_sinks=True)
         assert error <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(WIDE, [*WIDE, Shape(512, 64, torch.bfloat16, 8)]))
+@pytest.mark.parametrize(("window", "soft_cap", "with_sinks"), [(0, 0.0, False), (20, 0.7, True)])
+def test_heads_of_512(shape: Shape, device: str, window: int, soft_cap: float, with_sinks: bool) -> None:
+    error = decode_error(shape, [1, 17, 70], device, 4, window, None, soft_cap, with_sinks)
+    assert error <= BOUNDS[shape.dtype]
 
 
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0]]))

@@ -28,6 +28,7 @@ from baton.kernels import reference
 from baton.kernels.attention.prefill import MAX_PLACES, make_tiles, prefill_attention
 
 TILE_ROWS = 128
+WIDE = [Shape(512, 16, torch.float16, 2, 1), Shape(512, 32, torch.float32, 1, 1)]
 # Rows beyond a chunk's end see nothing under a window: 0 / 0, which is not stored.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
 
@@ -121,6 +122,14 @@ def test_a_soft_cap_bounds_scores(shape: Shape, device: str, window: int) -> Non
 def test_sinks_join_each_softmax(shape: Shape, device: str, window: int) -> None:
     options = {"window": window, **({"tile_rows": 32} if device == "cpu" else {})}
     error = prefill_error(shape, [1, 40, 70], [30, 0, 60], device, with_sinks=True, **options)
+    assert error <= BOUNDS[shape.dtype]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases(WIDE, [*WIDE, Shape(512, 64, torch.bfloat16, 8)]))
+@pytest.mark.parametrize(("window", "soft_cap", "with_sinks"), [(0, 0.0, False), (20, 0.7, True)])
+def test_heads_of_512(shape: Shape, device: str, window: int, soft_cap: float, with_sinks: bool) -> None:
+    options = {"window": window, "soft_cap": soft_cap, **({"tile_rows": 32} if device == "cpu" else {})}
+    error = prefill_error(shape, [1, 40], [30, 0], device, with_sinks=with_sinks, **options)
     assert error <= BOUNDS[shape.dtype]
 
 

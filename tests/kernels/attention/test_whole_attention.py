@@ -12,9 +12,10 @@ from baton.kernels.attention.whole import make_whole_tiles, tile_columns, whole_
 from baton.kernels.reference.attention import whole_attention as oracle
 
 SMALL = [Shape(32, 0, torch.float32, 2), Shape(64, 0, torch.float16, 1), Shape(24, 0, torch.float16, 1)]
+SMALL += [Shape(512, 0, torch.float32, 1, 1)]
 GRID = [
     Shape(head_dim, 0, dtype, group)
-    for head_dim, group in ((32, 1), (64, 1), (64, 4), (96, 2), (128, 1), (128, 8), (256, 1))
+    for head_dim, group in ((32, 1), (64, 1), (64, 4), (96, 2), (128, 1), (128, 8), (256, 1), (512, 2))
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
 ]
 

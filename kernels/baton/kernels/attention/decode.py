@@ -309,6 +309,8 @@ def choose_block_n(whole: bool, head_dim: int, itemsize: int) -> int:
 
     `whole`: there are enough sequences to fill the device, and few are cut.
     """
+    if head_dim > 256:
+        return 16
     if itemsize == 4:
         return 32 if head_dim <= 128 else 16  # without matrix units, larger tiles do not fit the registers
     return 64 if whole or head_dim > 128 else 128

@@ -198,6 +198,8 @@ def make_whole_tiles(seq_lens: Sequence[int], device: torch.device, rows: int = 
 
 def choose_blocks(head_dim: int, itemsize: int, rows: int) -> Blocks:
     """Returns the largest blocks whose Q, K and V fit shared memory and registers."""
+    if head_dim > 256:
+        return Blocks(16, 16, 4, 1) if itemsize == 4 else Blocks(32, 32, 8, 2)
     if itemsize == 4:
         # Without matrix units, larger blocks do not fit the registers.
         return Blocks(32, 32 if head_dim <= 128 else 16, 4, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS, MIN_CAPABILITY, WIDTH_STEP
+from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY, HEAD_DIMS_TEXT, MIN_CAPABILITY, WIDTH_STEP
 from baton.worker.models.supported.dtypes import COMPUTE_DTYPES
 from baton.worker.models.supported.families import FAMILIES, summary_of
 from baton.worker.quantization.formats.table import FORMATS
@@ -54,7 +54,7 @@ KV_DTYPES = (
 LIMITS = (
     ListedFormat("device", f"compute capability {'.'.join(map(str, MIN_CAPABILITY))} on", ("cuda",)),
     ListedFormat("head_dim", "even", ("cpu",)),
-    ListedFormat("head_dim", f"multiples of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}", ("cuda",)),
+    ListedFormat("head_dim", HEAD_DIMS_TEXT, ("cuda",)),
     ListedFormat("widths", f"hidden, intermediate and query sizes: multiples of {WIDTH_STEP}", ("cuda",)),
     ListedFormat("block size", "1 to 1024 tokens", ("cpu",)),
     ListedFormat("block size", f"{', '.join(map(str, BLOCK_SIZES))} tokens", ("cuda",)),

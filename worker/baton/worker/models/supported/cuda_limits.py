@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.kernels.limits import HEAD_DIMS, WIDTH_STEP
+from baton.kernels.limits import HEAD_DIMS, HEAD_DIMS_TEXT, WIDTH_STEP
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.models.config import ModelConfig
 
@@ -17,10 +17,7 @@ def misfit(model: ModelConfig) -> str:
     if any(isinstance(layer.attention, LatentSpec) for layer in model.layers):
         return f"executor=cuda has no kernels for the latent attention of {model.architecture}; use executor=cpu"
     if model.head_dim not in HEAD_DIMS:
-        return (
-            f"the model's head_dim is {model.head_dim}: the CUDA kernels take multiples of {HEAD_DIMS.step} from "
-            f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
-        )
+        return f"the model's head_dim is {model.head_dim}: the CUDA kernels take {HEAD_DIMS_TEXT}"
     if model.transformers is not None:  # whose own linears compute
         return ""
     widths = {

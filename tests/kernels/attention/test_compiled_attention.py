@@ -1,0 +1,59 @@
+"""The generic attention kernels as ptxas compiles them for Hopper, with windows, soft caps and sinks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.kernels.compile_hopper import compiled_for_hopper
+from support.kernels.harness import Shape, paged_kv
+
+from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.attention.prefill import choose_blocks, make_tiles, prefill_attention
+from baton.kernels.attention.whole import make_whole_tiles, whole_attention
+
+CPU = torch.device("cpu")
+HOPPER, SMALL = 227 * 1024, 99 * 1024  # shared memory of data-center and of other GPUs
+LENGTHS = [40, 20]
+
+
+@pytest.fixture(params=[64, 128, 256, 512])
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return Shape(request.param, 16, torch.bfloat16, 4)
+
+
+def test_decode_attention_spills_nothing(shape: Shape) -> None:
+    paged = paged_kv(LENGTHS, shape, "cpu")
+    query = torch.zeros(2, 8, shape.head_dim).bfloat16()
+    with compiled_for_hopper() as found:
+        cuts = cut_for_decode(paged.seq_lens, paged.cache, query.dtype, window=8, soft_cap=30.0, sinks=True)
+        workspace = DecodeWorkspace(2, 8, 2, shape.head_dim, CPU)
+        where = (paged.block_table, paged.rows)
+        decode_attention(
+            query, paged.cache, *where, cuts, 0.1, workspace, soft_cap=30.0, sinks=torch.zeros(8).bfloat16()
+        )
+    kernel = found[-1]
+    assert (kernel.name, kernel.spilled) == ("_decode_kernel", 0)
+    assert kernel.shared <= SMALL
+
+
+@pytest.mark.parametrize("shared", [HOPPER, SMALL])
+def test_prefill_attention_spills_nothing(shape: Shape, shared: int) -> None:
+    paged = paged_kv(LENGTHS, shape, "cpu")
+    query = torch.zeros(sum(LENGTHS), 8, shape.head_dim).bfloat16()
+    starts = torch.tensor([0, LENGTHS[0], sum(LENGTHS)]).int()
+    tiles = make_tiles(LENGTHS, [0, 0], 128, CPU)
+    options = {"window": 8, "soft_cap": 30.0, "blocks": choose_blocks(shape.head_dim, 2, shared)}
+    with compiled_for_hopper() as found:
+        prefill_attention(query, *paged, starts, tiles, 0.1, sinks=torch.zeros(8).bfloat16(), **options)
+    (kernel,) = found
+    assert kernel.spilled == 0
+    assert kernel.shared <= shared
+
+
+def test_whole_attention_spills_nothing(shape: Shape) -> None:
+    qkv = torch.zeros(sum(LENGTHS), 12, shape.head_dim).bfloat16()
+    with compiled_for_hopper() as found:
+        whole_attention(qkv, make_whole_tiles(LENGTHS, CPU), 2, 0.1, 8)
+    (kernel,) = found
+    assert kernel.spilled == 0
+    assert kernel.shared <= SMALL
