@@ -150,7 +150,7 @@ def test_a_wrong_argument_is_refused_before_anything_starts(values, message):
 def test_compute_threads_sleep_unless_the_user_chose_or_torch_is_loaded():
     environ: dict[str, str] = {}
     assert sleep_between_steps(environ, ())
-    assert environ == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert environ == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
     chosen = {"OMP_WAIT_POLICY": "ACTIVE"}
     assert sleep_between_steps(chosen, ())
     assert chosen == {"OMP_WAIT_POLICY": "ACTIVE"}

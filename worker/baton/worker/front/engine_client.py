@@ -20,6 +20,7 @@ from google.rpc import status_pb2
 from baton.rpc.errors import DeadlineExceeded, InternalError, ServiceError, Unavailable, error_from_detail
 from baton.v1 import types_pb2
 from baton.worker.config import WorkerConfig
+from baton.worker.executors.host.compute_threads import thread_waits
 from baton.worker.front.step_watchdog import StepWatchdog, cpu_seconds_of, no_cpu_seconds
 from baton.worker.link.ends import FrontEnd
 from baton.worker.link.frames import Frame, FrontLink, Kind
@@ -193,9 +194,8 @@ class EngineClient:
         status_file = StepStatus.new_file()
         descriptors = (theirs.fileno(), their_liveness.fileno(), status_file)
         words = (sys.executable, "-m", "baton.worker.process.main", *map(str, (*descriptors, os.getpid())))
-        # Spinning compute threads would take cores from other services between steps. A stream that waits for a peer
-        # must not share a hardware queue with the steps; the default is 8 queues.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
+        # A stream that waits for a peer must not share a hardware queue with the steps; the default is 8 queues.
+        environment = {**thread_waits(os.environ), "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
         with theirs, their_liveness:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, env=environment
