@@ -22,6 +22,7 @@ from baton.worker.executors.choices import choices_of, experts_kind, weight_form
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.invariance import check_invariant
 from baton.worker.executors.cpu.kv_scales import compute_scales
+from baton.worker.executors.cpu.lanes import Lanes
 from baton.worker.executors.cpu.pool_size import pool_size
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
@@ -45,6 +46,7 @@ from baton.worker.executors.pool_head import PoolHead
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.kv import PagedKv
+from baton.worker.layers.cpu.step import WholeInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
@@ -128,6 +130,8 @@ class CpuExecutor:
             if loaded.config.cached
             else WholeSteps(loaded.config)
         )
+        # Fewer threads may sum in another order.
+        self._lanes = Lanes(1 if config.batch_invariant else torch.get_num_threads())
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.rope_head_dim, longest)
         cache = [self._memory.tensors[number] for number in self._kv_layers]
@@ -203,6 +207,7 @@ class CpuExecutor:
     def close(self) -> None:
         """Drops the launched step. Memory is freed with the executor."""
         self._results.clear()
+        self._lanes.close()
 
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture, while the others stay in use."""
@@ -284,9 +289,12 @@ class CpuExecutor:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = self._steps.make(plan)
-        hook = self._layer_hook
-        on_written = None if hook is None else partial(self._report_layer, hook, plan)
-        hidden = decoder.forward(inputs, on_written=on_written)
+        if isinstance(inputs, WholeInputs):  # which writes no keys and values
+            hidden = self._lanes.forward(decoder.forward, inputs)
+        else:
+            hook = self._layer_hook
+            on_written = None if hook is None else partial(self._report_layer, hook, plan)
+            hidden = decoder.forward(inputs, on_written=on_written)
         return self._heads[plan.head].run(plan, inputs, decoder, hidden)
 
     def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:

@@ -74,3 +74,26 @@ class WholeInputs:
     def fuse_norms(self) -> bool:
         """False, because PyTorch's matrix products fuse no norms."""
         return False
+
+    def split(self, num_tokens: int) -> list[WholeInputs]:
+        """Returns parts of whole prompts in order. Each ends with the first prompt that brings it to `num_tokens`."""
+        ends, start = [], 0
+        for run in self.runs:
+            for end in range(run.start + run.seq_len, run.stop + 1, run.seq_len):
+                if end - start >= num_tokens:
+                    ends.append(end)
+                    start = end
+        if start < len(self.token_ids):
+            ends.append(len(self.token_ids))
+        return [self._between(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _between(self, start: int, end: int) -> WholeInputs:
+        runs: list[Run] = []
+        for run in self.runs:
+            first, stop = max(start, run.start), min(end, run.stop)
+            if first < stop:
+                runs.append(Run(first - start, (stop - first) // run.seq_len, run.seq_len))
+        types = self.token_types
+        return WholeInputs(
+            self.token_ids[start:end], self.positions[start:end], None if types is None else types[start:end], runs
+        )
