@@ -122,7 +122,7 @@ test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 
 bench: $(VENV)/.installed-dev ## Run every benchmark that needs nothing else; `make bench NAME=wire` runs one
-	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels policies,$(BENCHES))); do \
+	@set -e; for name in $(if $(NAME),$(NAME),$(filter-out engine kernels policies encoders_gpu encoder_figures,$(BENCHES))); do \
 	  echo "== $$name"; $(BIN)/baton bench $$name $(BENCH_FLAGS); done
 
 bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmarks on an NVIDIA GPU; JSON in build/bench
@@ -130,6 +130,7 @@ bench-gpu: $(VENV)/.installed-dev ## Run the engine's and the kernels' benchmark
 	@code=0; \
 	$(BIN)/baton bench kernels --json build/bench/kernels.json || code=1; \
 	$(BIN)/baton bench engine --preset-table all --json build/bench/engine.json || code=1; \
+	$(BIN)/baton bench encoder_figures --json build/bench/encoders.json || code=1; \
 	exit $$code
 
 churn: $(VENV)/.installed-dev ## Cancel 10,000 requests and kill workers at random phases of the KV hand-over; nothing may leak

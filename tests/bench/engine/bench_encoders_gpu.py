@@ -32,6 +32,7 @@ from baton.worker.executors.factory import make_executor
 Text = Sequence[int]
 _EMBED = PoolingParams(PoolingTask.EMBED, reads_all=True)
 _STEPS = 20
+_CUDA = torch.device("cuda")
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
@@ -121,13 +122,17 @@ def sentence_transformers_peer(folder: str, dtype: torch.dtype) -> Peer:
     return Peer(compute)
 
 
-def write_tokenizer(folder: str) -> None:
+def write_tokenizer(folder: str, words: Sequence[str] = ()) -> None:
+    """Writes a tokenizer whose tokens are these words."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    ids = {word: number for number, word in enumerate(("[PAD]", "[UNK]", *words))}
+    made = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
+    made.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
 
 
 def device_seconds(executor: Executor, texts: Sequence[Text]) -> float:
@@ -166,26 +171,29 @@ def product_shapes(config: Any) -> list[tuple[int, int]]:
     return [*attention, (hidden, up * ffn), (ffn, hidden)]
 
 
-def products_seconds(config: Any, num_tokens: int, budget: int, dtype: torch.dtype) -> float:
+def products_seconds(
+    config: Any, num_tokens: int, budget: int, dtype: torch.dtype, device: torch.device = _CUDA
+) -> float:
     """Returns the time of the layers' matrix products alone, in steps of at most `budget` tokens."""
     weights = [
-        [torch.randn(rows, columns, device="cuda", dtype=dtype).t() for columns, rows in product_shapes(config)]
+        [torch.randn(rows, columns, device=device, dtype=dtype).t() for columns, rows in product_shapes(config)]
         for _ in range(config.num_hidden_layers)
     ]
     rows = min(budget, num_tokens)
-    inputs = {size: torch.randn(rows, size, device="cuda", dtype=dtype) for size, _ in product_shapes(config)}
-    outputs = {size: torch.empty(rows, size, device="cuda", dtype=dtype) for _, size in product_shapes(config)}
+    inputs = {size: torch.randn(rows, size, device=device, dtype=dtype) for size, _ in product_shapes(config)}
+    outputs = {size: torch.empty(rows, size, device=device, dtype=dtype) for _, size in product_shapes(config)}
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def step() -> None:
         for weight in itertools.chain.from_iterable(weights):
             torch.mm(inputs[weight.shape[0]], weight, out=outputs[weight.shape[1]])
 
     step()
-    torch.cuda.synchronize()
+    wait()
     began = time.perf_counter()
     for _ in range(-(-num_tokens // rows)):
         step()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - began
 
 
