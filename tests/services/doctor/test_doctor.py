@@ -263,11 +263,11 @@ def test_a_model_is_a_problem_only_where_it_does_not_run(architecture, head_dim,
 
 
 def test_a_model_that_no_family_runs_may_be_one_of_transformers(tmp_path):
-    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3NextForCausalLM"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["BambaForCausalLM"]}')
     targets = replace(WORKER, model=str(tmp_path), needs_weights=False)
     found = worst(model.check_model(model.observe_model(targets), targets, model.Capacity()))
     assert found.level is Level.UNKNOWN
-    assert "Qwen3NextForCausalLM" in found.what
+    assert "BambaForCausalLM" in found.what
     simulated = replace(targets, executor="sim")
     assert worst(model.check_model(model.observe_model(simulated), simulated, model.Capacity())).level is Level.OK
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from baton.worker.core import BlockId, MoreBlocks, Row, RowInit, SamplingParams, StepPlan, TokenLogprobs
 from baton.worker.executors.base import Executor
+from baton.worker.kv_spec import KvKind
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -34,21 +35,25 @@ class Running:
 class StepHarness:
     """Allocates rows and blocks in an order that leaves no block table contiguous.
 
-    Block n of the harness is blocks of all KV groups: those from n * groups on, one in each.
+    Block n of the harness is blocks of all KV groups: one in each, and as many as a state takes in groups of states.
+    Chunks of models with states end where a shared prefix may.
     """
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.step = 0
-        self._num_groups = max(1, len(executor.kv_spec.groups))
-        num_blocks = executor.num_blocks // self._num_groups
+        spec = executor.kv_spec
+        self._states = [index for index, group in enumerate(spec.groups) if group.kind is KvKind.STATE]
+        self._pages = [spec.pages_each(group) for group in spec.groups] or [1]
+        num_blocks = executor.num_blocks // sum(self._pages)
         self.free_blocks = [BlockId(block) for block in np.random.default_rng(5).permutation(num_blocks)]
         self.running: list[Running] = []
         self.freed: list[Row] = []
 
     def in_group(self, block_ids: Sequence[BlockId], group: int) -> list[BlockId]:
         """Returns the executor's blocks in a group."""
-        return [BlockId(int(block) * self._num_groups + group) for block in block_ids]
+        each, first = sum(self._pages), sum(self._pages[:group])
+        return [BlockId(int(block) * each + first + page) for block in block_ids for page in range(self._pages[group])]
 
     def in_layer(self, block_ids: Sequence[BlockId], layer: int) -> list[BlockId]:
         """Returns the executor's blocks in the group of a KV layer."""
@@ -79,7 +84,7 @@ class StepHarness:
         size = self.executor.kv_spec.block_size
         decodes = [one for one in self.running if one.announced and len(one.token_ids) - one.num_computed == 1]
         scheduled = [*decodes, *(one for one in self.running if one not in decodes)]
-        counts = [min(chunk, len(one.token_ids) - one.num_computed) for one in scheduled]
+        counts = [self._count(one, chunk) for one in scheduled]
         ends = [one.num_computed + count for one, count in zip(scheduled, counts, strict=True)]
         samples = [end == len(one.token_ids) for one, end in zip(scheduled, ends, strict=True)]
         plan = StepPlan(
@@ -102,8 +107,14 @@ class StepHarness:
                 plan.new_blocks.append((one.row, self.in_group(new, 0)))
                 plan.more_blocks += [
                     MoreBlocks(one.row, group, len(one.block_ids) - len(new), self.in_group(new, group))
-                    for group in range(1, self._num_groups)
+                    for group in range(1, len(self._pages))
+                    if group not in self._states
                 ]
+            plan.more_blocks += [
+                MoreBlocks(one.row, group, number, self.in_group([one.block_ids[number]], group))
+                for group in self._states
+                for number in sorted({(max(one.num_computed, 1) - 1) // size, (end - 1) // size})
+            ]
             one.announced = True
         self.step, self.freed = self.step + 1, []
         self.executor.launch(plan)
@@ -116,6 +127,15 @@ class StepHarness:
                 one.logprobs.append(result.logprobs[index])
         for one, end in zip(scheduled, ends, strict=True):
             one.num_computed = end
+
+    def _count(self, one: Running, chunk: int) -> int:
+        """Returns the tokens of a request's next step."""
+        size, known = self.executor.kv_spec.block_size, len(one.token_ids)
+        end = min(one.num_computed + chunk, known)
+        last = (known - 1) // size * size
+        if self._states and one.num_computed < last < end:
+            end = last
+        return end - one.num_computed
 
     def run(self, count: int, chunk: int = 10**6) -> None:
         """Steps until every request has at least `count` output tokens. Requests that have them end."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from support.engine.tiny_moe_models import MOE_MODELS
 from support.engine.tiny_shape import SHAPE, VOCAB_SIZE
+from support.engine.tiny_state_models import STATE_MODELS
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
@@ -145,6 +146,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "glm4": lambda: Glm4ForCausalLM(Glm4Config(**SHAPE, pad_token_id=0, head_dim=16)),
     "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, partial_rotary_factor=0.75)),
     **MOE_MODELS,
+    **STATE_MODELS,
     "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, pad_token_id=0, logit_scale=0.3)),
     "cohere-normed": lambda: CohereForCausalLM(CohereConfig(**SHAPE, use_qk_norm=True, attention_bias=True)),
     "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**SHAPE, pad_token_id=0, sliding_window=9, layer_types=_TYPES)),

@@ -168,6 +168,22 @@ class ModelSettings:
             "maximum": 65536.0,
         },
     )
+    state_snapshot_blocks: int = field(
+        default=0,
+        metadata={
+            "help": "Blocks of a prompt from one kept state of recurrent layers to the next. 0: those of one step, and "
+            "at least as many as a state takes.",
+            "minimum": 0,
+        },
+    )
+    state_cache_share: float = field(
+        default=0.5,
+        metadata={
+            "help": "Part of the KV blocks that kept states of recurrent layers take at most.",
+            "minimum": 0.0,
+            "maximum": 1.0,
+        },
+    )
     host_cache_min_uses: int = field(
         default=1,
         metadata={

@@ -8,8 +8,8 @@ window    keys and values of every token             the blocks of the last `win
 latent    one vector a token, the same on all ranks  the blocks of [0, n)
 state     one state, as it is at the block's end     the last block
 
-A page is the memory of one block of a group of tokens, in all its layers. A state takes several pages: each layer's
-values are cut into pieces that fit in one layer of a page. They are in fp32 whatever the pages hold.
+A page is the memory of one block of a group of tokens, in all its layers. A state takes several pages, and is in fp32
+whatever others hold; baton.worker.state_pieces says where its values lie.
 
 KV layers are numbered group by group: first the layers of group 0, in their order, then those of group 1. With one
 group these are the model's numbers.
@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.rpc.errors import Unsupported
+from baton.worker.state_pieces import VALUE_BYTES, PlacedState, StateMatrix, place_state
 
 BYTES_PER_VALUE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "simulated": 8}
 
@@ -48,6 +49,7 @@ class KvGroup:
     window: int = 0  # tokens, of WINDOW
     # Of float8_e4m3: what the keys and the values of the first layer, the second.. are multiplied with. Empty: all 1.
     kv_scales: tuple[float, ...] = ()
+    matrices: tuple[StateMatrix, ...] = ()  # of STATE: what one layer's consists of; empty of another worker's spec
 
     @property
     def num_layers(self) -> int:
@@ -102,12 +104,14 @@ class KvSpec:
     # Of each KV layer: transfers look them up for every piece.
     _group_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _bytes_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _pages_of: tuple[int, ...] = field(init=False, repr=False, compare=False)  # of a block of each group
 
     def __post_init__(self) -> None:
         group_of = tuple(index for index, group in enumerate(self.groups) for _ in group.layers)
         sizes = [self.bytes_per_block_layer(group) for group in self.groups]
         object.__setattr__(self, "_group_of", group_of)
         object.__setattr__(self, "_bytes_of", tuple(sizes[index] for index in group_of))
+        object.__setattr__(self, "_pages_of", tuple(map(self._count_pages, self.groups)))
 
     @property
     def num_layers(self) -> int:
@@ -138,10 +142,10 @@ class KvSpec:
         """Returns the blocks of any group of tokens in the memory of `num_blocks` blocks of all their layers."""
         return num_blocks * self.bytes_per_block // self.page_bytes
 
-    def pieces_each(self, group: KvGroup) -> int:
-        """Returns the parts that one layer's state is cut into, each of which fits in one layer of a page.
+    def placed_state(self, group: KvGroup) -> PlacedState:
+        """Returns the pieces of a group's state, whose parts are the layers of its pages, page after page.
 
-        Raises Unsupported if the groups of tokens have pages of several shapes.
+        Raises Unsupported if the groups of tokens have pages of several shapes, or too small ones.
         """
         sizes = {self.bytes_per_block_layer(each) for each in self.token_groups}
         if len(sizes) != 1:
@@ -150,13 +154,16 @@ class KvSpec:
                 f"blocks of {found} bytes a layer: states need pages of one size, which all other groups share",
                 field="model",
             )
-        return -(-self.bytes_per_block_layer(group) // sizes.pop())
+        return place_state(group.matrices, group.num_layers, sizes.pop() // VALUE_BYTES)
 
     def pages_each(self, group: KvGroup) -> int:
         """Returns the pages of one block of a group: of a state as many as its layers' pieces need, else 1."""
-        if group.kind is not KvKind.STATE:
+        return self._pages_of[self.groups.index(group)] if group.kind is KvKind.STATE else 1
+
+    def _count_pages(self, group: KvGroup) -> int:
+        if group.kind is not KvKind.STATE or not group.matrices:
             return 1
-        return -(-group.num_layers * self.pieces_each(group) // self.page_layers)
+        return -(-self.placed_state(group).num_parts // self.page_layers)
 
     @property
     def layer_places(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from baton.worker.executors.base import LandedCopies, LayerHook, RestoreCopy
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
+from baton.worker.state_pieces import StateMatrix
 
 BLOCK_SIZE, VOCAB_SIZE = 4, 50
 _NO_WORD = 0xA5A5A5A5  # in blocks without contents
@@ -66,7 +67,14 @@ class WindowExecutor:
         full = KvGroup(KvKind.FULL, (0,), "float32", 1, 1)
         more = [KvGroup(KvKind.WINDOW, (i,), "float32", 1, 1, window=window) for i, window in enumerate(windows, 1)]
         states = [
-            KvGroup(KvKind.STATE, (i,), "float32", 1, pages * 2 * block_size)
+            KvGroup(
+                KvKind.STATE,
+                (i,),
+                "float32",
+                1,
+                pages * 2 * block_size,
+                matrices=(StateMatrix(1, 2 * block_size, pages),),
+            )
             for i, pages in enumerate(state_pages, 1 + len(windows))
         ]
         self.kv_spec = KvSpec(bytes(16), block_size, (full, *more, *states))

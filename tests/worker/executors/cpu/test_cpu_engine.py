@@ -12,6 +12,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.kv_spec import KvKind
 from baton.worker.scheduling.settings import EngineSettings
 
 SAMPLE_MODEL = Path(__file__).resolve().parents[4] / "models" / "storyteller-7m"
@@ -30,6 +31,8 @@ KINDS = (
     "mixtral",
     "gpt_oss",
     "deepseek_v2",
+    "qwen3_next",
+    "granitemoehybrid-mamba",
     "storyteller-7m",
 )
 FAMILIES = (
@@ -37,7 +40,18 @@ FAMILIES = (
     *("qwen2", "qwen3", "phi3", "granite", "olmo2"),
     *("qwen3_moe", "qwen2_moe", "olmoe", "granitemoe", "glm4_moe", "ernie4_5_moe", "minimax_m2", "phimoe"),
     *("smollm3", "glm", "glm4", "granitemoehybrid", "olmo", "olmo3", "cohere-normed", "cohere2"),
-    *("gemma", "gemma2", "gpt_neox", "starcoder2", "ministral", "ministral3", "deepseek_v3"),
+    *(
+        "gemma",
+        "gemma2",
+        "gpt_neox",
+        "starcoder2",
+        "ministral",
+        "ministral3",
+        "deepseek_v3",
+        "qwen3_5",
+        "lfm2",
+        "lfm2-biased",
+    ),
 )
 of_each_kind = pytest.mark.parametrize("subject", KINDS, indirect=True)
 
@@ -56,6 +70,12 @@ def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, rows: in
     )
     settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
     return Engine(CpuExecutor(config), settings, epoch=1)
+
+
+def state_pages(folder: Path) -> int:
+    """Returns the pages of the states of one request."""
+    spec = CpuExecutor(WorkerConfig(model=str(folder), threads=1, block_size=BLOCK_SIZE, num_blocks=200)).kv_spec
+    return 2 * sum(spec.pages_each(group) for group in spec.groups if group.kind is KvKind.STATE)
 
 
 def make_request(name: str, prompt: list[int], count: int = COUNT, sampling: SamplingParams = GREEDY) -> Request:
@@ -111,7 +131,7 @@ def test_prefix_hits_equal_transformers(subject: tuple[Path, PreTrainedModel]) -
 
 def test_preempted_requests_equal_transformers(subject: tuple[Path, PreTrainedModel]) -> None:
     folder, model = subject
-    engine = make_engine(folder, num_blocks=14, budget=24)
+    engine = make_engine(folder, num_blocks=14 + state_pages(folder), budget=24)
     requests = [make_request(str(index), prompt, 40) for index, prompt in enumerate(prompts(5, 40, seed=6))]
     run(engine, requests, stagger=3)
     assert engine.counters().num_preemptions > 0
@@ -136,7 +156,7 @@ def test_sampled_requests_survive_preemption(subject: tuple[Path, PreTrainedMode
         return [request.token_ids for request in requests], engine.counters().num_preemptions
 
     roomy, none = outputs(200)
-    tight, preemptions = outputs(13)
+    tight, preemptions = outputs(13 + state_pages(folder))
     assert none == 0
     assert preemptions > 0
     assert tight == roomy

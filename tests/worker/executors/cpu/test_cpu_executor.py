@@ -45,7 +45,7 @@ class Subject:
 
 
 def make_executor(folder: Path | str, **config: object) -> CpuExecutor:
-    defaults = {"threads": 1, "block_size": 8, "num_blocks": 256, "max_num_requests": 16}
+    defaults = {"threads": 1, "block_size": 8, "num_blocks": 1024, "max_num_requests": 16}
     return CpuExecutor(WorkerConfig(model=str(folder), **{**defaults, **config}))  # type: ignore[arg-type]
 
 

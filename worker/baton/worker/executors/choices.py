@@ -13,8 +13,12 @@ from baton.kernels.table import TABLE, Case, Row, WeightsKind, find
 from baton.worker.executors.facts import KernelChoice, Off
 from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights
+from baton.worker.layers.latent_attention import LatentWeights
 from baton.worker.layers.latent_spec import LatentSpec
+from baton.worker.layers.linear import LinearWeights
+from baton.worker.layers.recurrent import StateWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
+from baton.worker.layers.state_spec import DeltaNetSpec, ShortConvSpec, StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.models.weights import ModelWeights
@@ -55,6 +59,13 @@ class _Use:
     num_layers: int
 
 
+_STATE_OPS: Mapping[type, tuple[str, ...]] = {
+    DeltaNetSpec: ("causal_conv", "gated_delta_chunks", "gated_delta_step", "gated_rms_norm"),
+    StateSpaceSpec: ("causal_conv", "state_space_chunks", "state_space_step", "gated_rms_norm"),
+    ShortConvSpec: ("causal_conv",),
+}
+
+
 def weight_formats(weights: Weights) -> tuple[str, ...]:
     """Returns the formats of the layers' linears and experts, each once; of other layers than ours: unquantized."""
     if not isinstance(weights, ModelWeights):
@@ -62,11 +73,20 @@ def weight_formats(weights: Weights) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for layer in weights.layers:
         attention = layer.attention
-        first = attention.qkv if isinstance(attention, AttentionWeights) else attention.qkv_a
-        names[first.method.name] = None
+        names[_first_linear(attention).method.name] = None
         widest = layer.mlp.experts if isinstance(layer.mlp, ExpertsWeights) else layer.mlp.gate_up
         names[widest.method.name] = None
     return tuple(names)
+
+
+def _first_linear(weights: AttentionWeights | LatentWeights | StateWeights) -> LinearWeights:
+    match weights:
+        case AttentionWeights():
+            return weights.qkv
+        case LatentWeights():
+            return weights.qkv_a
+        case StateWeights():
+            return weights.proj
 
 
 def experts_kind(weights: Weights, *, has_e4m3: bool) -> WeightsKind:
@@ -118,6 +138,9 @@ def _attention(model: ModelConfig, case: Case, most: int) -> Iterator[_Use]:
         own = replace(case, head_dim=model.head_dim)
         yield _Use("latent_prefill_attention", _constant(own), 1, "", num_latent)
         yield _Use("latent_decode_attention", _by_cells(own, 1), most, "requests", num_latent)
+    for kind, ops in _STATE_OPS.items():
+        num_layers = sum(isinstance(layer.attention, kind) for layer in model.layers)
+        yield from (_Use(op, _constant(case), 1, "", num_layers) for op in ops if num_layers)
     heads = [layer.attention for layer in model.layers if isinstance(layer.attention, AttentionSpec)]
     for (window, soft_cap, sinks), count in Counter(map(_properties, heads)).items():
         own = replace(case, head_dim=model.head_dim, window=window, soft_cap=soft_cap, sinks=sinks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from baton.worker.layers.device import Device
@@ -52,12 +53,15 @@ class Attention(Generic[S]):
         self._qkv = Linear(weights.qkv, device)
         self._kernels = device.kernels
         self._projection_norms = none if spec.qk_norm == "head" else norms
+        self._gate: Tensor | None = None  # [num_tokens, num_q_heads * head_dim] of the step that is computed
         self._ops = device.attention(index, spec, q_norm, k_norm, weights.sinks, weights.relative)
         self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device, norms_sum=norms_sum)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
         """Stores the step's keys and values. Returns the queries for `attend`. Projects into `out` if given."""
         qkv = self._qkv.project(stream, self._input_norm, out)
+        if self._spec.output_gate:
+            qkv = self._take_gate(qkv)
         if self._spec.qkv_clip:
             qkv.clamp_(-self._spec.qkv_clip, self._spec.qkv_clip)
         self._norm_projections(qkv)
@@ -65,11 +69,20 @@ class Attention(Generic[S]):
 
     def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
         """Returns the attention [num_tokens, num_q_heads * head_dim], in `out` if given."""
-        return self._ops.attend(query, step, out)
+        attended = self._ops.attend(query, step, out)
+        return attended if self._gate is None else attended.mul_(self._gate.sigmoid_())
 
     def finish(self, stream: Stream, attended: Tensor) -> None:
         """Adds the output projection of `attended` to the stream."""
         self._o.add(attended, stream)
+
+    def _take_gate(self, projected: Tensor) -> Tensor:
+        """Keeps the gates for `attend`. Returns queries, keys and values."""
+        spec = self._spec
+        queries, keys_values = torch.split(projected, [2 * spec.q_size, 2 * spec.kv_size], -1)
+        query, gate = queries.view(-1, spec.num_q_heads, 2, spec.head_dim).unbind(2)
+        self._gate = gate.flatten(1)
+        return torch.cat((query.flatten(1), keys_values), -1)
 
     def _norm_projections(self, qkv: Tensor) -> None:
         spec, start = self._spec, 0

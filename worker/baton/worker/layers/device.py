@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm
@@ -36,6 +38,25 @@ class LatentOps(Protocol[S_contra]):
 
     def attend(self, query: Tensor, step: S_contra, out: Tensor | None) -> Tensor:
         """Returns the attention of the queries over the cache, [num_tokens, q heads * value_dim], in `out` if given."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensors:
+    """The weights of a layer with states that belong to no linear."""
+
+    conv: Tensor  # [channels, kernel_size]
+    conv_bias: Tensor | None  # [channels]
+    log_rate: Tensor | None  # [num_heads] fp32: `A_log` of checkpoints
+    bias: Tensor | None  # [num_heads] fp32: `dt_bias` of checkpoints
+    skip: Tensor | None  # [num_heads] fp32: `D` of checkpoints
+    norm: Tensor | None  # of the gated norm
+
+
+class StateOps(Protocol[S_contra]):
+    """What one layer with states computes between its linears."""
+
+    def mix(self, projected: Tensor, step: S_contra) -> Tensor:
+        """Returns [num_tokens, attended_size] of projected [num_tokens, projected_size]. Replaces the states."""
 
 
 class Device(Protocol[S_contra]):
@@ -78,3 +99,6 @@ class Device(Protocol[S_contra]):
 
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> LatentOps[S_contra]:
         """Returns the ops of layer `index`. kv_b [num_q_heads * (nope_dim + value_dim), kv_rank]."""
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> StateOps[S_contra]:
+        """Returns the ops of layer `index`."""

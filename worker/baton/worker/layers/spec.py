@@ -8,6 +8,7 @@ from typing import Literal
 from baton.kernels.routing import Gate, RouterSpec
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.state_spec import StateSpec
 
 # Norms of queries and keys: none, of each head, of each head with weights of its own, or of all heads of a token
 # together.
@@ -42,6 +43,7 @@ class AttentionSpec:
     qk_norm: QkNorm = "none"
     qkv_clip: float = 0.0  # the largest magnitude of queries, keys and values; 0: any
     soft_cap: float = 0.0  # scores are soft_cap * tanh(score / soft_cap); 0: not capped
+    output_gate: bool = False  # the output is scaled by the sigmoid of a linear, whose rows follow each query head's
     sinks: bool = False  # each query head has a learned score that belongs to no key
     relative_buckets: int = 0  # of distances between tokens, each with a learned score a head; 0: none
     causal: bool = (
@@ -71,7 +73,12 @@ class AttentionSpec:
     @property
     def projected_size(self) -> int:
         """Width of what attention takes of a token: queries, keys, values."""
-        return self.num_qkv_heads * self.head_dim
+        return sum(self.qkv_sizes)
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Widths of the parts of the first linear: queries, each head's with its gate; keys; values."""
+        return self.q_size * (2 if self.output_gate else 1), self.kv_size, self.kv_size
 
     @property
     def attended_size(self) -> int:
@@ -84,7 +91,7 @@ class AttentionSpec:
 
 
 # What mixes the tokens of a sequence in a layer.
-MixerSpec = AttentionSpec | LatentSpec
+MixerSpec = AttentionSpec | LatentSpec | StateSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.worker.core import HeadKind
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import ExpertsSpec, LayerSpec, NormSpec
+from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, NormSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.models.names import TensorNames
 from baton.worker.models.pooling.spec import ClassifierSpec, Pick, PoolerSpec
 from baton.worker.models.transformers_backend.spec import TransformersSpec
@@ -76,16 +78,27 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers with KV."""
+        """Number of layers."""
         return len(self.layers)
 
     @property
+    def attention(self) -> AttentionSpec | LatentSpec:
+        """The first layer's attention, of those that keep something of every token."""
+        found = (layer.attention for layer in self.layers)
+        return next(each for each in found if not isinstance(each, StateSpec))
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that keep a state instead of their tokens."""
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.attention, StateSpec))
+
+    @property
     def num_q_heads(self) -> int:
-        return self.layers[0].attention.num_q_heads
+        return self.attention.num_q_heads
 
     @property
     def num_kv_heads(self) -> int:
-        return self.layers[0].attention.num_kv_heads
+        return self.attention.num_kv_heads
 
     @property
     def projected_size(self) -> int:
@@ -100,11 +113,11 @@ class ModelConfig:
     @property
     def rope_head_dim(self) -> int:
         """Values that RoPE's tables are for."""
-        return self.layers[0].attention.rope_head_dim
+        return self.attention.rope_head_dim
 
     @property
     def head_dim(self) -> int:
-        return self.layers[0].attention.head_dim
+        return self.attention.head_dim
 
     @property
     def intermediate_size(self) -> int:
@@ -124,7 +137,8 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """Distinct RoPE configs, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+        found = (layer.attention for layer in self.layers)
+        return tuple(dict.fromkeys(each.rope for each in found if not isinstance(each, StateSpec)))
 
     def at_length(self, wanted: int) -> ModelConfig:
         """Returns the config of a model that serves sequences of up to `wanted` tokens; 0: max_model_len."""
@@ -134,7 +148,9 @@ class ModelConfig:
         if all(rope is resolved for rope, resolved in ropes.items()):
             return self
         layers = (
-            replace(layer, attention=replace(layer.attention, rope=ropes[layer.attention.rope]))
+            layer
+            if isinstance(layer.attention, StateSpec)
+            else replace(layer, attention=replace(layer.attention, rope=ropes[layer.attention.rope]))
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers), max_position_embeddings=max(self.max_position_embeddings, length))

@@ -98,20 +98,21 @@ def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCo
     bytes_per_value = weight_bytes / max(1, total)
     generates = HeadKind.GENERATE in config.heads
     embedding = 0 if config.tie_embeddings and generates else head  # of which a step reads few rows
-    windows = dict.fromkeys(config.windows)
+    states = set(config.state_layers)  # whose cost does not grow with the tokens before
+    windows = [window for layer, window in enumerate(config.windows) if layer not in states]
     return ModelCosts(
         token_flops=2 * active,
         sample_flops=2 * head if generates else 0,
         attention=tuple(
-            AttentionCost(config.windows.count(window), config.num_q_heads * config.head_dim, window, config.cached)
-            for window in windows
+            AttentionCost(windows.count(window), config.num_q_heads * config.head_dim, window, config.cached)
+            for window in dict.fromkeys(windows)
         ),
         dense_bytes=bytes_per_value * (total - sum(expert_values) - embedding),
         experts=tuple(
             ExpertsCost(bytes_per_value * values, one.router.num_experts, one.router.top_k)
             for values, one in zip(expert_values, experts, strict=True)
         ),
-        kv_layer_bytes=spec.bytes_per_block / spec.block_size / spec.num_layers if config.cached else 0.0,
+        kv_layer_bytes=spec.bytes_per_block / spec.block_size / len(windows) if config.cached else 0.0,
     )
 
 

@@ -24,7 +24,9 @@ from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import Linear
 from baton.worker.layers.mlp import Mlp, MlpWeights
 from baton.worker.layers.norm import norm_of
+from baton.worker.layers.recurrent import Recurrent, StateWeights
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.pooling.spec import Squash
 from baton.worker.models.weights import ModelWeights
@@ -80,8 +82,11 @@ class SegmentGraphs(Protocol[S_contra]):
         """Queues segment `index` of the step."""
 
 
+_Mixer = Attention[S] | LatentAttention[S] | Recurrent[S]
+
+
 class _Layer(NamedTuple, Generic[S]):
-    attention: Attention[S] | LatentAttention[S]
+    attention: _Mixer[S]
     mlp: Mlp | Experts
     parallel: bool
 
@@ -221,9 +226,16 @@ def squashed(x: Tensor, squash: Squash) -> Tensor:
 
 
 def _attention(
-    index: int, spec: LayerSpec, weights: AttentionWeights | LatentWeights, norm: NormSpec, device: Device[S]
-) -> Attention[S] | LatentAttention[S]:
+    index: int,
+    spec: LayerSpec,
+    weights: AttentionWeights | LatentWeights | StateWeights,
+    norm: NormSpec,
+    device: Device[S],
+) -> _Mixer[S]:
     scale, norms_sum = spec.residual_scale, spec.sum_norms
+    if isinstance(weights, StateWeights):
+        assert isinstance(spec.attention, StateSpec), "weights are built by the layer's spec"
+        return Recurrent(index, spec.attention, weights, norm, scale, device, norms_sum=norms_sum)
     if isinstance(weights, LatentWeights):
         assert isinstance(spec.attention, LatentSpec), "weights are built by the layer's spec"
         return LatentAttention(index, spec.attention, weights, norm, scale, device, norms_sum=norms_sum)

@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from baton.rpc.errors import Unsupported
 from baton.worker.kv_spec import KvGroup, KvKind, KvSpec, full_spec
 from baton.worker.layers.latent_spec import LatentSpec
+from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
 
 _USUAL_TOKENS = 8192  # of a request
@@ -24,7 +26,7 @@ def kv_spec_of(
     if all(isinstance(layer.attention, LatentSpec) for layer in config.layers):
         layers = tuple(range(config.num_layers))
         return KvSpec(digest, block_size, (KvGroup(KvKind.LATENT, layers, dtype, 1, config.head_dim),))
-    return full_spec(
+    spec = full_spec(
         digest,
         dtype,
         num_layers=config.num_layers,
@@ -33,6 +35,23 @@ def kv_spec_of(
         block_size=block_size,
         kv_scales=kv_scales,
     )
+    return _with_states(config, spec) if config.state_layers else spec
+
+
+def _with_states(config: ModelConfig, spec: KvSpec) -> KvSpec:
+    """Returns the spec with the layers that keep states in a group of their own."""
+    kinds = {config.layers[layer].attention for layer in config.state_layers}
+    if len(kinds) > 1 or any(config.windows):
+        raise Unsupported(f"{config.architecture}: layers with states of two kinds, or beside windows", field="model")
+    if spec.groups[0].dtype == "float8_e4m3":
+        raise Unsupported(
+            f"{config.architecture} has layers with states, whose KV is not kept in 8 bits yet", field="kv_cache_dtype"
+        )
+    state = kinds.pop()
+    assert not isinstance(state, AttentionSpec | LatentSpec), "state_layers have states"
+    own = KvGroup(KvKind.STATE, config.state_layers, "float32", 1, state.state_values, matrices=state.matrices)
+    full = replace(spec.groups[0], layers=tuple(sorted({*spec.groups[0].layers} - {*config.state_layers})))
+    return replace(spec, groups=(full, own))
 
 
 def window_spec_of(
@@ -40,7 +59,7 @@ def window_spec_of(
 ) -> KvSpec:
     """Returns the same with groups of layers with windows. One full group where that saves nothing."""
     spec = kv_spec_of(config, digest, block_size, dtype, kv_scales)
-    if not config.cached:
+    if not config.cached or config.state_layers:
         return spec
     layers: defaultdict[int, list[int]] = defaultdict(list)
     for layer, window in enumerate(config.windows):

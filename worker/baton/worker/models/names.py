@@ -30,6 +30,19 @@ class LatentNames:
 
 
 @dataclass(frozen=True, slots=True)
+class StateNames:
+    """Names of the parts of layers with states. The defaults are Gated DeltaNet's in Qwen3-Next."""
+
+    proj: tuple[str, ...] = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")
+    conv: str = "linear_attn.conv1d"
+    log_rate: str = "linear_attn.A_log"  # with its ending
+    bias: str = "linear_attn.dt_bias"  # with its ending
+    skip: str = ""  # with its ending
+    norm: str = "linear_attn.norm"
+    o: str = "linear_attn.out_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names without ".weight" and ".bias"; names in a layer are without the layer's prefix."""
 
@@ -44,6 +57,7 @@ class TensorNames:
     attention_output_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, in this order
     latent: LatentNames = LatentNames()
+    states: StateNames = StateNames()
     relative: str = ""  # one table for all layers
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"

@@ -12,12 +12,13 @@ from baton.worker.layers.experts import ExpertsWeights
 from baton.worker.layers.latent_attention import LatentWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
+from baton.worker.layers.recurrent import StateWeights
 from baton.worker.layers.tree import mapped, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    attention: AttentionWeights | LatentWeights
+    attention: AttentionWeights | LatentWeights | StateWeights
     mlp: MlpWeights | ExpertsWeights
 
 

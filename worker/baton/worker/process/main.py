@@ -19,7 +19,7 @@ from typing import Any
 from baton.plugins.kinds import WORKER as WORKER_PLUGINS
 from baton.plugins.plugins import Plugins
 from baton.rpc.address import split_address
-from baton.rpc.errors import InternalError, ServiceError, status_of
+from baton.rpc.errors import InternalError, ServiceError, Unsupported, status_of
 from baton.rpc.identity.identity import WORKER
 from baton.rpc.tls.credentials import Tls
 from baton.v1 import types_pb2, worker_pb2
@@ -183,6 +183,8 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         min_host_uses=config.host_cache_min_uses,
+        state_snapshot_blocks=config.state_snapshot_blocks,
+        state_cache_share=config.state_cache_share,
         prefix_caching=config.prefix_caching,
         block_origins=config.kv_events is not None and config.kv_events.enabled,
         residency_sample=config.kv_cache_metrics_sample,
@@ -207,6 +209,13 @@ def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSett
 
 
 def _choose_paths(config: WorkerConfig, executor: Executor, settings: HandoverSettings, plugins: Plugins) -> Paths:
+    if len(executor.kv_spec.token_groups) < len(executor.kv_spec.groups):
+        if config.role != "both":
+            raise Unsupported(
+                f"role={config.role}: the model has layers with states, which are not handed over yet; it must be both",
+                field="role",
+            )
+        return Paths({}, {"hand-over": "the model has layers with states, which are not handed over yet"})
     slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
     encrypted = config.tls is not None and not config.kv_plain
     return choose_paths(config.transports, executor, slot_bytes, executor.kv, encrypted, plugins)

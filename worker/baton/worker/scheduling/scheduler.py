@@ -108,6 +108,11 @@ class Scheduler:
     # For the engine.
 
     @property
+    def hands_over(self) -> bool:
+        """Whether prompts may be computed elsewhere, or for others."""
+        return not self._holdings.partial.has_states
+
+    @property
     def num_queued(self) -> int:
         """Requests without a row that need one."""
         return self.queues.num_waiting + len(self.restores.states) + self._prefixes.num_parked
@@ -205,7 +210,7 @@ class Scheduler:
 
         Raises Unsupported for a hand-over of states.
         """
-        if self._holdings.partial.has_states and (state.request.prefill_only or state.request.remote_prefill):
+        if not self.hands_over and state.request.prefill_only:
             raise Unsupported("models with states compute prompts where they decode: no hand-over", field="model")
         if not state.receiver_block_size:
             return

@@ -18,6 +18,7 @@ from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
 from baton.worker.models.weights import DenseWeights, LayerWeights, ModelWeights
@@ -32,6 +33,7 @@ from baton.worker.weights.latent import make_latent_attention
 from baton.worker.weights.layer_maker import LayerMaker, make_norm
 from baton.worker.weights.layouts import by_columns
 from baton.worker.weights.makers import Allocator, Loader
+from baton.worker.weights.states import make_states
 
 # Constants that models once kept beside their weights: frequencies and masks.
 _CONSTANTS = (
@@ -55,7 +57,8 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
 
     def source(name: str, shape: tuple[int, ...], into: Tensor) -> None:
         if name.endswith("norm.weight") or (len(shape) == 1 and name.endswith(".weight")):
-            into.fill_(1 - config.norm.offset)
+            is_gated = name.endswith(f"{config.names.states.norm}.weight")
+            into.fill_(1 if is_gated else 1 - config.norm.offset)
             return
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -150,6 +153,8 @@ def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec, r
     mlp = _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
     if isinstance(spec.attention, LatentSpec):
         return LayerWeights(make_latent_attention(layer, spec, spec.attention), mlp)
+    if isinstance(spec.attention, StateSpec):
+        return LayerWeights(make_states(layer, spec, spec.attention), mlp)
     return LayerWeights(replace(_attention(layer, spec), relative=relative), mlp)
 
 

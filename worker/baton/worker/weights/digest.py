@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope_config import RopeConfig
-from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, NormSpec
+from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.weights.tensors import Tensors
 
@@ -52,7 +53,7 @@ def kv_facts(config: ModelConfig) -> dict[str, Any]:
     properties of later versions are omitted if they have the value that earlier versions assume.
     """
     first = config.layers[0]
-    attention = first.attention
+    attention = config.attention
     facts = {
         "architecture": config.architecture,
         "vocab_size": config.vocab_size,
@@ -81,10 +82,10 @@ def _rope_facts(rope: RopeConfig) -> dict[str, Any]:
 
 def _later_facts(config: ModelConfig) -> dict[str, Any]:
     first = config.layers[0]
-    usual_scale = float(first.attention.head_dim) ** -0.5
-    heads = _of_heads(first.attention)
+    usual_scale = float(config.head_dim) ** -0.5
+    heads = _of_heads(config.attention)
     found = {
-        "score_scale": (first.attention.scale, usual_scale),
+        "score_scale": (config.attention.scale, usual_scale),
         "norm": (_changed(dataclasses.replace(config.norm, eps=0.0)), _changed(NormSpec(0.0))),
         "norm_of_projection": (heads.qk_norm == "projection", False),
         "norm_of_each_head": (heads.qk_norm == "each_head", False),
@@ -105,7 +106,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
         "num_token_types": (config.num_token_types, 0),
         "embedding_norm": (config.embedding_norm, False),
         "final_norm": (config.final_norm, True),
-        "causal": (first.attention.causal, True),
+        "causal": (config.attention.causal, True),
         "sum_norms": (first.sum_norms, False),
         "experts": (_changed(first.mlp) if isinstance(first.mlp, ExpertsSpec) else {}, {}),
         "mixer": (None if heads is first.attention else _changed(first.attention), None),
@@ -117,7 +118,7 @@ def _later_facts(config: ModelConfig) -> dict[str, Any]:
     return {name: value for name, (value, assumed) in found.items() if value != assumed}
 
 
-def _of_heads(attention: MixerSpec) -> AttentionSpec:
+def _of_heads(attention: AttentionSpec | LatentSpec) -> AttentionSpec:
     """Returns a layer's attention; of other mixers, one of the same shape, for facts that they do not have."""
     if isinstance(attention, AttentionSpec):
         return attention

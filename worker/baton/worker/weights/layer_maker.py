@@ -61,8 +61,7 @@ class LayerMaker:
         layer = self
         if self.names.layout is Layout.QKV_BY_HEAD:
             layer = replace(self, maker=self.maker.reading(partial(by_head, head_dim=attention.head_dim)))
-        sizes = (attention.q_size, attention.kv_size, attention.kv_size)
-        return layer.linear(self.names.qkv, sizes, self.hidden, attention.qkv_bias)
+        return layer.linear(self.names.qkv, attention.qkv_sizes, self.hidden, attention.qkv_bias)
 
     def needed_norm(self, suffix: str, shape: tuple[int, ...]) -> Tensor:
         """Makes a norm of `shape`."""

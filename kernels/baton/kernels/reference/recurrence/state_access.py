@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from baton.kernels.recurrent_states import States
@@ -27,5 +28,6 @@ def write_states(states: States, final: Tensor) -> None:
     if pool.stride(0) >= rows * width:
         pool[ids[kept].long()] = pieces[kept]
     else:  # PyTorch refuses indexed writes to overlapping pieces
-        for index in kept.tolist():
-            pool[int(ids[index])] = pieces[index]
+        flat = pool.as_strided(((pool.shape[0] - 1) * pool.stride(0) + rows * width,), (1,))
+        values = torch.arange(rows * width, device=pool.device)
+        flat[ids[kept].long()[:, None] * pool.stride(0) + values] = pieces[kept].flatten(1)

@@ -116,13 +116,13 @@ class CpuExecutor:
         longest = min(max_model_len, self.num_blocks * config.block_size) if loaded.config.cached else max_model_len
         self._num_rows = config.max_num_requests
         self.processors = start_processors(plugins, ProcessorContext(loaded.config.vocab_size, torch.device("cpu")))
-        num_groups = len(self.kv_spec.groups)
+        num_groups = len(self.kv_spec.token_groups)
         self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block, num_groups)
         self._steps: Steps = (
             PagedSteps(
                 self._rows,
                 loaded.config,
-                self.kv_spec.layer_groups,
+                self.kv_spec,
                 self._memory.tensors[0],
                 dtype,
                 aligned=config.batch_invariant,
@@ -134,11 +134,16 @@ class CpuExecutor:
         self._lanes = Lanes(1 if config.batch_invariant else torch.get_num_threads())
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.rope_head_dim, longest)
-        cache = [self._memory.tensors[number] for number in self._kv_layers]
+        cache = [self._memory.tensor(number) for number in self._kv_layers]
         scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None
         self._kv = PagedKv(cache, dtype, self.kv_spec.layer_groups, scales)
         self._device = CpuDevice(
-            self._kv, cos_sin, packs=not loaded.config.cached, batch_invariant=config.batch_invariant
+            self._kv,
+            cos_sin,
+            packs=not loaded.config.cached,
+            places=self.kv_spec.layer_places,
+            states=self._memory.states,
+            batch_invariant=config.batch_invariant,
         )
         check_products(loaded.weights, loaded.config.experts, self._device)
         if config.batch_invariant:

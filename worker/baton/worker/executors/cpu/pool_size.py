@@ -29,9 +29,9 @@ def pool_size(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
         return 0
     if not config.num_blocks:
         return _num_blocks_for(config.kv_cache_memory, spec)
-    num_blocks = spec.num_pages(config.num_blocks)
-    if num_blocks < len(spec.groups):
-        least = -(-len(spec.groups) * spec.page_bytes // spec.bytes_per_block)
+    num_blocks, needed = spec.num_pages(config.num_blocks), spec.most_blocks(1, 1)
+    if num_blocks < needed:
+        least = -(-needed * spec.page_bytes // spec.bytes_per_block)
         raise InvalidRequest(
             f"num_blocks={config.num_blocks} holds no block of each group of layers: it must be at least {least}",
             field="num_blocks",
@@ -42,7 +42,7 @@ def pool_size(config: WorkerConfig, model: ModelConfig, spec: KvSpec) -> int:
 def _num_blocks_for(memory: int, spec: KvSpec) -> int:
     if not memory:
         memory = min(usable_memory() // _KV_SHARE_OF_MEMORY, _MOST_DEFAULT_KV_BYTES)
-    least = len(spec.groups) * spec.page_bytes
+    least = spec.most_blocks(1, 1) * spec.page_bytes
     if memory < least:
         raise InvalidRequest(
             f"kv_cache_memory={memory} holds no block: it must be at least {least} bytes",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from baton.kernels.reference.attention.paged_attention import (
 )
 from baton.worker.core import Int64, StepPlan
 from baton.worker.executors.cpu.rows import Rows
+from baton.worker.layers.cpu.states import StateRun
 from baton.worker.layers.cpu.step import DecodeGroup, PrefillChunk, StepInputs, View
 
 # All sequences in a group of decodes read as many blocks as its longest. Each group costs one launch per layer; a short
@@ -64,6 +66,7 @@ def make_step_inputs(
     rows: Rows,
     views: Sequence[View],
     gathers: Gathers,
+    states: Mapping[int, Sequence[StateRun]] = MappingProxyType({}),
     *,
     aligned: bool = False,  # the attention of a token does not depend on the step, bit for bit
 ) -> StepInputs:
@@ -87,6 +90,7 @@ def make_step_inputs(
         offsets=torch.from_numpy(positions % rows.block_size),
         decodes=list(_decode_groups(queries, rows, views, gathers, aligned)),
         prefills=list(_prefill_chunks(plan, rows, views, starts, gathers, aligned)),
+        states=states,
     )
 
 

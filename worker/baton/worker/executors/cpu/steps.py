@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,10 @@ from baton.kernels.reference.attention.whole_attention import runs_of
 from baton.worker.core import StepPlan
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import Gathers, make_step_inputs, views_of
+from baton.worker.executors.host.state_tables import StateTables, state_tables
 from baton.worker.executors.host.whole_rows import WholeRows
+from baton.worker.kv_spec import KvSpec
+from baton.worker.layers.cpu.states import StateRun
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.models.config import ModelConfig
 
@@ -35,7 +38,7 @@ class PagedSteps:
         self,
         rows: Rows,
         config: ModelConfig,
-        groups: Sequence[int],
+        spec: KvSpec,
         cache: Tensor,
         dtype: torch.dtype,
         *,
@@ -44,18 +47,41 @@ class PagedSteps:
         """`cache`: of any layer; `dtype`: what it is computed in."""
         self._aligned = aligned
         self._rows = rows
-        self._views = views_of(config.windows, groups)
+        self._states = state_tables(spec)
+        groups = spec.layer_groups
+        attention = [layer for layer, group in enumerate(groups) if group not in self._states]
+        self._views = views_of([config.windows[layer] for layer in attention], [groups[layer] for layer in attention])
         self._gathers = Gathers(cache, dtype)
 
     def apply(self, plan: StepPlan) -> None:
         """Stores the blocks of groups after the first."""
-        for row, group, start, block_ids in plan.more_blocks:
-            self._rows.set_blocks(row, group, start, block_ids)
+        for table in self._states.values():
+            table.apply(plan)
+        for blocks in plan.more_blocks:
+            if blocks.group in self._states:
+                self._states[blocks.group].set(blocks)
+            else:
+                self._rows.set_blocks(*blocks)
 
     def make(self, plan: StepPlan) -> StepInputs:
         self._rows.check_tokens(plan)
         self._rows.check_blocks(plan)
-        return make_step_inputs(plan, self._rows, self._views, self._gathers, aligned=self._aligned)
+        states = {group: list(_state_runs(plan, table)) for group, table in self._states.items()}
+        return make_step_inputs(plan, self._rows, self._views, self._gathers, states, aligned=self._aligned)
+
+
+def _state_runs(plan: StepPlan, table: StateTables) -> Iterator[StateRun]:
+    """Yields the decodes, then the chunks."""
+    counts = plan.num_scheduled_tokens.astype(np.int64)
+    ends = np.cumsum(counts)
+    for rows in (slice(0, plan.num_decodes), slice(plan.num_decodes, len(counts))):
+        if rows.start == rows.stop:
+            continue
+        start = int(ends[rows.start] - counts[rows.start])
+        bounds = np.concatenate((np.zeros(1, np.int64), ends[rows] - start)).astype(np.int32)
+        read, write = map(torch.from_numpy, table.pages(plan, rows))
+        decodes = rows.stop == plan.num_decodes
+        yield StateRun(start, int(ends[rows.stop - 1]), torch.from_numpy(bounds), read, write, decodes)
 
 
 class WholeSteps:

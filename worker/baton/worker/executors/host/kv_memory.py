@@ -6,8 +6,9 @@ Knows no requests.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import BlockId
-from baton.worker.kv_spec import KvGroup, KvSpec
+from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
+from baton.worker.layers.cpu.states import StatePlaces
 
 
 class KvMemory:
@@ -27,6 +29,7 @@ class KvMemory:
 
     def __init__(self, spec: KvSpec, num_blocks: int, dtype: torch.dtype) -> None:
         self.null_block = num_blocks
+        self._spec = spec
         groups = spec.token_groups
         largest = {spec.block_shape(group): group for group in sorted(groups, key=lambda group: group.num_layers)}
         shared = {shape: GroupMemory(spec, group, num_blocks, dtype) for shape, group in largest.items()}
@@ -35,6 +38,20 @@ class KvMemory:
         self.layers = [blocks for group in self.groups for blocks in group.bytes]  # each [num_blocks + 1, bytes]
         self.tensors = [blocks for group in self.groups for blocks in group.tensor.unbind()]  # the same, as values
         self._layer_index = [(group, index) for group in self.groups for index in range(len(group.bytes))]
+
+    @cached_property
+    def states(self) -> Mapping[int, StatePlaces]:
+        """The groups of states, over the pages of the others."""
+        found = {index: group for index, group in enumerate(self._spec.groups) if group.kind is KvKind.STATE}
+        if not found:
+            return {}
+        (memory,) = self._shared
+        pages = memory.tensor.flatten(2).view(torch.float32)
+        return {index: StatePlaces(pages, self._spec.placed_state(group)) for index, group in found.items()}
+
+    def tensor(self, layer: int) -> Tensor:
+        """Returns the blocks of a KV layer; of one with states those of the first layer, which it does not use."""
+        return self.tensors[layer if layer < len(self.tensors) else 0]
 
     @property
     def pages(self) -> NDArray[np.uint8]:
@@ -45,6 +62,9 @@ class KvMemory:
 
     def read(self, layer: int, block_ids: Sequence[BlockId]) -> bytearray:
         """Returns a copy of one KV layer of these blocks of its group."""
+        if layer >= len(self._layer_index):
+            states, place, pages = self._find_states(layer, block_ids)
+            return bytearray(states.load(place, pages).numpy().tobytes())
         group, index = self._find(layer)
         return group.read(index, block_ids)
 
@@ -52,12 +72,36 @@ class KvMemory:
         self, layer: int, block_ids: Sequence[BlockId], data: memoryview, heads: tuple[int, int] | None = None
     ) -> None:
         """Copies one KV layer into these blocks. `heads` are the first head and their number; None: all."""
+        if layer >= len(self._layer_index):
+            states, place, pages = self._find_states(layer, block_ids)
+            expected = len(pages) * self._spec.layer_bytes(layer)
+            if data.nbytes != expected or heads not in (None, (0, 1)):
+                raise InvalidRequest(
+                    f"{data.nbytes} bytes for layer {layer} of {len(pages)} states; it must be {expected}", field="data"
+                )
+            values = torch.from_numpy(np.frombuffer(data, np.float32).copy())
+            states.store(place, pages, values.view(len(pages), -1))
+            return
         group, index = self._find(layer)
         group.write(index, block_ids, data, heads)
 
     def free(self) -> int:
         """Frees the pages, which then read as zeros. Returns their bytes, including untouched ones."""
         return sum(memory.free() for memory in self._shared)
+
+    def _find_states(self, layer: int, pages: Sequence[BlockId]) -> tuple[StatePlaces, int, Tensor]:
+        """Returns a layer's group, its place there, and the pages of each state."""
+        spec = self._spec
+        if layer >= spec.num_layers:
+            raise InvalidRequest(f"layer {layer} does not exist: allowed are 0 to {spec.num_layers - 1}", field="layer")
+        group = spec.group_of(layer)
+        each = spec.pages_each(spec.groups[group])
+        if len(pages) % each or not all(0 <= page < self.null_block for page in pages):
+            raise InvalidRequest(
+                f"{len(pages)} blocks for states of {each}; they must be from 0 to {self.null_block - 1}",
+                field="block_ids",
+            )
+        return self.states[group], layer - spec.spans[group].start, torch.tensor(pages).view(-1, each)
 
     def _find(self, layer: int) -> tuple[GroupMemory, int]:
         if not 0 <= layer < len(self._layer_index):

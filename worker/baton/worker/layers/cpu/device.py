@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,12 +14,16 @@ from baton.worker.layers.cpu.attention import CpuAttention
 from baton.worker.layers.cpu.kernels import CpuKernels, InvariantKernels
 from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cpu.latent_attention import CpuLatentAttention
+from baton.worker.layers.cpu.recurrence import CpuRecurrence
+from baton.worker.layers.cpu.states import StatePlaces
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.layers.cpu.whole_attention import CpuWholeAttention
+from baton.worker.layers.device import StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
@@ -38,10 +43,15 @@ class CpuDevice:
         cos_sin: Mapping[RopeConfig, Tensor],
         *,
         packs: bool = False,  # linears multiply with packed copies of their matrices, where that is possible
+        places: Sequence[int] = (),  # of each layer in its KV group
+        states: Mapping[int, StatePlaces] = MappingProxyType({}),  # by KV group
         batch_invariant: bool = False,  # a token's results do not depend on other tokens, bit for bit
     ) -> None:
         self.kernels = InvariantKernels() if batch_invariant else CpuKernels()
         self._kv = kv
+        self._places = places
+        self._states = states
+        self._batch_invariant = batch_invariant
         self._cos_sin = cos_sin  # [max_model_len, head_dim] fp32 each
         self._linear_ops: dict[str, LinearOps] = {}
         if batch_invariant:
@@ -97,3 +107,8 @@ class CpuDevice:
         """Returns layer `index`'s ops."""
         cache, cos_sin = self._kv.cache[index], self._cos_sin[spec.rope]
         return CpuLatentAttention(cache, spec, cos_sin, kv_norm, kv_b, self.kernels, self._kv.group_of(index))
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> CpuRecurrence:
+        """Returns layer `index`'s ops."""
+        group, invariant = self._kv.group_of(index), self._batch_invariant
+        return CpuRecurrence(spec, tensors, self._states[group], group, self._places[index], batch_invariant=invariant)

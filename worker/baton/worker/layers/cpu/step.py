@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from baton.kernels.reference.attention.aligned_attention import AlignedPlan
 from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan
 from baton.kernels.reference.attention.whole_attention import Run
+from baton.worker.layers.cpu.states import StateRun
 
 
 class View(NamedTuple):
@@ -48,6 +49,7 @@ class StepInputs:
     offsets: Tensor  # [num_tokens] int64, within its block
     decodes: list[DecodeGroup]
     prefills: list[PrefillChunk]
+    states: Mapping[int, Sequence[StateRun]] = field(default_factory=dict)  # of each group of states
     rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of the positions, by RoPE table
 
     @property

@@ -13,10 +13,12 @@ from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
 from baton.worker.layers.cuda.base import CudaLinears
 from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.device import StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.neighbours import Norm
 
 
@@ -68,6 +70,10 @@ class CudaDevice(CudaLinears):
             index, spec, self.paged, cos_sin, self._query_scales[spec.rope], q_norm, k_norm, sinks
         )
         return self._layers[index]
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> NoReturn:
+        """Raises Unsupported: a check at start refuses such models by name."""
+        raise Unsupported("executor=cuda has no layers with states yet; use executor=cpu", field="model")
 
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
         """Raises Unsupported: a check at start refuses such models by name."""

@@ -14,10 +14,12 @@ from baton.kernels.rope.rope_cache import rope_in_place
 from baton.kernels.table import Case, find
 from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.base import CudaLinears
+from baton.worker.layers.device import StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.relative import distance_buckets
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.neighbours import Norm
 
 
@@ -141,6 +143,10 @@ class WholeDevice(CudaLinears):
     ) -> CudaWholeAttention:
         """Returns layer `index`'s ops."""
         return CudaWholeAttention(spec, self._dtype, self._cos_sin[spec.rope], q_norm, k_norm, relative)
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> NoReturn:
+        """Raises Unsupported: a check at start refuses such models by name."""
+        raise Unsupported("executor=cuda has no layers with states yet; use executor=cpu", field="model")
 
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
         """Raises Unsupported: a check at start refuses such models by name."""

@@ -16,6 +16,8 @@ def misfit(model: ModelConfig) -> str:
         )
     if any(isinstance(layer.attention, LatentSpec) for layer in model.layers):
         return f"executor=cuda has no kernels for the latent attention of {model.architecture}; use executor=cpu"
+    if model.state_layers:
+        return f"executor=cuda has no layers with states yet, which {model.architecture} has; use executor=cpu"
     if model.head_dim not in HEAD_DIMS:
         return f"the model's head_dim is {model.head_dim}: the CUDA kernels take {HEAD_DIMS_TEXT}"
     if model.transformers is not None:  # whose own linears compute

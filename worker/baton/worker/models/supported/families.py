@@ -65,6 +65,9 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "MiniMaxM2ForCausalLM": "moe.minimax_m2",
     "GptOssForCausalLM": "moe.gpt_oss",
     "PhimoeForCausalLM": "moe.phi",
+    "Qwen3NextForCausalLM": "qwen.qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen.qwen3_5",
+    "Lfm2ForCausalLM": "lfm.lfm2",
     "DeepseekV2ForCausalLM": "deepseek.deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek.deepseek_v3",
 }

@@ -1,26 +1,38 @@
-"""Granite 4, dense and without Mamba layers: Granite 3's layers under other names, with or without RoPE."""
+"""Granite 4 without experts: Granite 3's layers under other names, with or without RoPE, some of them Mamba-2."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
+from baton.worker.layers.state_spec import StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.families.granite import granite
 from baton.worker.models.fields import Fields
-from baton.worker.models.names import TensorNames
+from baton.worker.models.names import StateNames, TensorNames
 from baton.worker.models.reading import Family, read_num_layers
 
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
-_NAMES = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
-_ATTENTION = {"attention", "full_attention"}
+_STATES = StateNames(
+    proj=("mamba.in_proj",),
+    conv="mamba.conv1d",
+    log_rate="mamba.A_log",
+    bias="mamba.dt_bias",
+    skip="mamba.D",
+    norm="mamba.norm",
+    o="mamba.out_proj",
+)
+_NAMES = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear", states=_STATES)
+_ATTENTION, _MAMBA = {"attention", "full_attention"}, {"mamba", "linear_attention"}
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads a config whose layers are all alike. Raises InvalidRequest for Mamba layers and for experts."""
+    """Reads layers of attention or Mamba-2. Raises InvalidRequest for experts, and for models without attention."""
     num_layers, kinds = read_num_layers(fields), fields.raw.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - _ATTENTION:
-        raise fields.error("layer_types", f"a list of {num_layers} x attention: no other layers are supported")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - _ATTENTION - _MAMBA:
+        raise fields.error("layer_types", f"a list of {num_layers} x attention or mamba")
+    if not _ATTENTION & set(kinds):
+        raise fields.error("layer_types", "a list with attention: models of states alone are not supported")
     if fields.raw.get("num_local_experts", 8) != 0:
         raise fields.error("num_local_experts", "0: no experts are supported")
     position = fields.text("position_embedding_type", default="nope")
@@ -30,8 +42,34 @@ def read(fields: Fields) -> ModelConfig:
     config = granite.read(Fields({**fields.raw, "intermediate_size": width, "mlp_bias": None}, fields.source))
     layer = config.layers[0]
     if position == "nope":
-        layer = replace(layer, attention=replace(layer.attention, rope=RopeConfig(NO_ROPE, 0.0)))
-    return replace(config, architecture=ARCHITECTURE, names=_NAMES, layers=(layer,) * num_layers)
+        layer = replace(layer, attention=replace(layer.grouped, rope=RopeConfig(NO_ROPE, 0.0)))
+    mamba = replace(layer, attention=_read_mamba(fields)) if _MAMBA & set(kinds) else layer
+    layers = tuple(layer if kind in _ATTENTION else mamba for kind in kinds)
+    return replace(config, architecture=ARCHITECTURE, names=_NAMES, layers=layers)
+
+
+def _read_mamba(fields: Fields) -> StateSpaceSpec:
+    num_heads = fields.positive_int("mamba_n_heads", default=128)
+    num_groups = fields.positive_int("mamba_n_groups", default=1)
+    width = fields.positive_int("mamba_expand", default=2) * fields.positive_int("hidden_size")
+    if width % num_heads or num_heads % num_groups:
+        raise fields.error("mamba_n_heads", f"a divisor of {width}, and a multiple of mamba_n_groups ({num_groups})")
+    if fields.raw.get("mamba_d_head", "auto") not in ("auto", width // num_heads):
+        raise fields.error("mamba_d_head", f"auto or {width // num_heads}")
+    if fields.text("hidden_act", default="silu") != "silu":
+        raise fields.error("hidden_act", "silu")
+    limits = fields.raw.get("time_step_limit") or (0.0, float("inf"))
+    return StateSpaceSpec(
+        kernel_size=fields.positive_int("mamba_d_conv", default=4),
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+        bias=fields.flag("mamba_proj_bias", default=False),
+        num_heads=num_heads,
+        head_dim=width // num_heads,
+        num_groups=num_groups,
+        state_size=fields.positive_int("mamba_d_state", default=256),
+        norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
+        step_limits=(float(limits[0]), float(limits[1])),
+    )
 
 
 FAMILY = Family(ARCHITECTURE, "granitemoehybrid", read)

@@ -1,0 +1,85 @@
+"""Small random models with states in Hugging Face form, for the table of tiny_models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from support.engine.tiny_shape import SHAPE
+from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+_KINDS = ["linear_attention", "full_attention", "linear_attention"]
+_DELTA = {
+    "head_dim": 32,
+    "layer_types": _KINDS,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "pad_token_id": 0,
+}
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "mlp_only_layers": [0],
+}
+_MAMBA: dict[str, Any] = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 80,
+    "num_local_experts": 0,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_expand": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
+
+
+def _decaying(model: PreTrainedModel) -> PreTrainedModel:
+    """Sets rates of decay so that states reach back some tokens, and differ by head."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.copy_(torch.linspace(-3.0, 0.5, len(parameter)))
+    return model
+
+
+STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
+    "qwen3_next": lambda: _decaying(Qwen3NextForCausalLM(Qwen3NextConfig(**SHAPE, **_DELTA, **_EXPERTS))),
+    "qwen3_5_text": lambda: _decaying(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **_DELTA))),
+    "lfm2": lambda: Lfm2ForCausalLM(
+        Lfm2Config(**SHAPE, pad_token_id=0, layer_types=["conv", "full_attention", "conv"], block_multiple_of=16)
+    ),
+    "lfm2-biased": lambda: Lfm2ForCausalLM(
+        Lfm2Config(
+            **SHAPE,
+            pad_token_id=0,
+            full_attn_idxs=[2],
+            block_auto_adjust_ff_dim=False,
+            conv_bias=True,
+            conv_L_cache=4,
+            tie_word_embeddings=False,
+        )
+    ),
+    "granitemoehybrid-mamba": lambda: _decaying(
+        GraniteMoeHybridForCausalLM(
+            GraniteMoeHybridConfig(**SHAPE, **_MAMBA, position_embedding_type="rope", time_step_limit=(0.01, 4.0))
+        )
+    ),
+}

@@ -1,0 +1,60 @@
+"""The half of a layer that keeps a state of its sequence: its weights, and the order of its ops on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from baton.worker.layers.device import Device, StateTensors
+from baton.worker.layers.linear import Linear, LinearWeights, OutputLinear
+from baton.worker.layers.norm import norm_of
+from baton.worker.layers.spec import NormSpec
+from baton.worker.layers.state_spec import StateSpec
+from baton.worker.quantization.neighbours import Stream
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class StateWeights:
+    """The weights of one layer."""
+
+    input_norm: Tensor | None  # [hidden_size]
+    proj: LinearWeights  # [projected_size, hidden_size]
+    tensors: StateTensors
+    o: LinearWeights  # [hidden_size, attended_size]
+    output_norm: Tensor | None  # [hidden_size]
+
+
+class Recurrent(Generic[S]):
+    """norm -> linear -> convolution -> recurrence -> gated norm -> linear -> residual stream"""
+
+    def __init__(
+        self,
+        index: int,
+        spec: StateSpec,
+        weights: StateWeights,
+        norm: NormSpec,
+        scale: float,
+        device: Device[S],
+        *,
+        norms_sum: bool = False,
+    ) -> None:
+        self._input_norm = norm_of(weights.input_norm, norm)
+        self._proj = Linear(weights.proj, device)
+        self._ops = device.recurrence(index, spec, weights.tensors)
+        self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device, norms_sum=norms_sum)
+
+    def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
+        """Returns what `attend` takes, in `out` if given."""
+        return self._proj.project(stream, self._input_norm, out)
+
+    def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
+        """Replaces the step's states. Returns [num_tokens, attended_size]."""
+        return self._ops.mix(query, step)
+
+    def finish(self, stream: Stream, attended: Tensor) -> None:
+        """Adds the output projection of `attended` to the stream."""
+        self._o.add(attended, stream)
