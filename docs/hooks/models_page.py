@@ -17,7 +17,7 @@ ENCODER_TEST = "tests/worker/pooling/test_encoders.py"
 GPU_TEST = "tests/gpu/engine/test_cuda_engine.py"
 GGUF_TEST = "tests/worker/weights/test_gguf_architectures.py"
 # What these tests take their models from: dictionaries by the names of rows.
-CPU_ROWS = ("tests/support/engine/tiny_models.py", "tests/support/engine/tiny_moe_models.py")
+CPU_ROWS = tuple(f"tests/support/engine/tiny_{name}.py" for name in ("models", "moe_models", "state_models"))
 ENCODER_ROWS = ("tests/support/engine/encoder_models.py",)
 GPU_ROWS = ("tests/support/engine/gpu_engines.py",)
 _HEAD = ("architecture", "what it is", "executors", "rows on a CPU", "rows on a GPU")
@@ -90,7 +90,8 @@ def _dictionaries(module: ast.Module) -> Iterator[ast.Dict]:
     for node in module.body:
         match node:
             case ast.AnnAssign(
-                target=ast.Name(id="MODELS" | "MOE_MODELS" | "ENCODERS"), value=ast.Dict() as dictionary
+                target=ast.Name(id="MODELS" | "MOE_MODELS" | "STATE_MODELS" | "ENCODERS"),
+                value=ast.Dict() as dictionary,
             ):
                 yield dictionary
 
