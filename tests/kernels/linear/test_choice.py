@@ -31,13 +31,11 @@ def test_each_range_begins_where_its_kernel_is_first_taken(name: str) -> None:
     assert tuple(first for first, _ in ranges) == FIRST[name]
     for (first, kernel), (end, _) in pairwise([*ranges, (4096, None)]):
         for tokens in range(first, end):
-            if tokens < 16 or tokens % 16 == 0:
-                assert kernel_for(tokens, weight, SIZE, has_scaled_mm=True) is kernel, tokens
+            assert kernel_for(tokens, weight, SIZE, has_scaled_mm=True) is kernel, tokens
 
 
 def test_what_pytorchs_product_does_not_take_goes_to_ours() -> None:
     blocks, rows = weight_of("fp8-blocks-across-parts"), weight_of("compressed-fp8-channel")
-    assert kernel_for(135, blocks, SIZE, has_scaled_mm=True) is LinearKernel.ROUNDED  # no multiple of 16 tokens
     assert kernel_for(144, blocks, SIZE - 128, has_scaled_mm=True) is LinearKernel.ROUNDED
     assert kernel_for(144, blocks, SIZE, has_scaled_mm=False) is LinearKernel.ROUNDED
     assert kernel_for(144, blocks, SIZE, is_half=False, has_scaled_mm=True) is LinearKernel.MATRIX

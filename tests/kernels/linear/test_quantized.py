@@ -101,8 +101,12 @@ def test_many_tokens_are_rounded_to_8_bits_with_scales_of_their_own(name: str, d
     out = poisoned(num_tokens, rows, dtype=dtype, device=device)
     fp8_linear(x, weight, out)
     assert relative_error(out, exact(linear, used)) <= BOUNDS[dtype]
-    if device == "cuda" and has_scaled_mm(x) and fits_scaled_mm(num_tokens, weight, columns):
-        assert relative_error(scaled_mm_linear(x, weight, out), exact(linear, used)) <= BOUNDS[dtype]
+    if device == "cuda" and has_scaled_mm(x) and fits_scaled_mm(weight, columns):
+        for count in (num_tokens, num_tokens - 5):  # blocks are multiplied in rows of 16
+            for into in (out[:count], None):
+                found = scaled_mm_linear(x[:count], weight, into)
+                assert found.shape == (count, rows)
+                assert relative_error(found, exact(linear, used[:count])) <= BOUNDS[dtype]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,17 @@ def test_the_norm_the_gate_and_the_residual_of_one_token_are_fused(name: str, de
     assert relative_error(out, functional.silu(gates) * ups) <= BOUNDS[dtype]
     expected = residual.double() + exact(linear, x)
     assert relative_error(vector_linear(x, weight, residual, residual=residual), expected) <= BOUNDS[dtype]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("group", [0, 128])
+def test_rows_of_no_token_change_none_of_a_token(group: int) -> None:
+    x = torch.randn(7, 320).bfloat16()
+    narrow, scale = rounded(x, group)
+    more, more_scale = rounded(x, group, row_unit=16)
+    assert more.shape == (16, 320)
+    assert torch.equal(more[:7].view(torch.uint8), narrow.view(torch.uint8))
+    assert torch.equal(more_scale[:, :7], scale)
 
 
 @pytest.mark.interpreted

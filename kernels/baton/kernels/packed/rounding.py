@@ -75,17 +75,19 @@ def _round_kernel(
     store_scales(scale_ptr, scale, (units * m + token) * PARTS, units * UNIT < K, PARTS)
 
 
-def rounded(x: Tensor, group: int = 0, parts: int = 1) -> tuple[Tensor, Tensor]:
+def rounded(x: Tensor, group: int = 0, parts: int = 1, row_unit: int = 1) -> tuple[Tensor, Tensor]:
     """Returns x [m, k] in e4m3, [m * parts, k], and the scales [k / group, m * parts] by which it is multiplied.
 
-    Group 0: all columns. A row's parts are neighbours; their sum is x.
+    Group 0: all columns. A row's parts are neighbours; their sum is x. Rows up to the next multiple of `row_unit`
+    follow, which are undefined.
     """
-    m, k = x.shape
+    num_tokens, k = x.shape
+    m = triton.cdiv(num_tokens, row_unit) * row_unit
     units = triton.cdiv(k, group) if group else 1
     out = torch.empty(m * parts, k, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(units, m * parts, dtype=torch.float32, device=x.device)
     unit, overlap = group or triton.next_power_of_2(k), overlaps(x)
-    _round_kernel[(m,)](
+    _round_kernel[(num_tokens,)](
         out,
         scale,
         x,

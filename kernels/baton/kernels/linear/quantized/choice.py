@@ -47,29 +47,25 @@ def kernel_for(
     if num_tokens <= TWO_PARTS:
         return LinearKernel.TWO_PARTS
     is_many = num_tokens > (FEW if weight.scale is None else SEVERAL)
-    if is_many and has_scaled_mm and fits_scaled_mm(num_tokens, weight, columns):
+    if is_many and has_scaled_mm and fits_scaled_mm(weight, columns):
         return LinearKernel.SCALED_MM
     return LinearKernel.FEW_ROUNDED if num_tokens <= SEVERAL else LinearKernel.ROUNDED
 
 
-def fits_scaled_mm(num_tokens: int, weight: PackedWeight, columns: int) -> bool:
+def fits_scaled_mm(weight: PackedWeight, columns: int) -> bool:
     """Returns whether PyTorch's product takes the sizes and the scales."""
     if weight.scale is None:
         return columns % _SCALED_MM_UNIT == 0 and weight.num_rows % _SCALED_MM_UNIT == 0
     is_square = (weight.scale_rows, weight.group) == (ROUND_UNIT, ROUND_UNIT) and weight.row_scale is None
     fits = columns % _SCALED_MM_BLOCKS == 0 and weight.num_rows % ROUND_UNIT == 0
-    return is_square and fits and num_tokens % _SCALED_MM_UNIT == 0
+    return is_square and fits
 
 
 def kernel_ranges(weight: PackedWeight, columns: int, *, has_scaled_mm: bool) -> Iterator[tuple[int, LinearKernel]]:
-    """Yields each kernel for 16-bit activations and the first number of tokens that it multiplies, in order.
-
-    Numbers that PyTorch's product does not take are left out.
-    """
-    found: list[LinearKernel] = []
-    for first in (1, 2, TWO_PARTS + _SCALED_MM_UNIT, FEW + _SCALED_MM_UNIT, SEVERAL + _SCALED_MM_UNIT, MANY):
+    """Yields each kernel for 16-bit activations and the first number of tokens that it multiplies, in order."""
+    last = None
+    for first in (1, 2, TWO_PARTS + 1, FEW + 1, SEVERAL + 1, MANY):
         kernel = kernel_for(first, weight, columns, has_scaled_mm=has_scaled_mm)
-        if not found or kernel is not found[-1]:
-            found.append(kernel)
-            start = first if first in (1, 2, MANY) else first - _SCALED_MM_UNIT + 1
-            yield start, kernel
+        if kernel is not last:
+            yield first, kernel
+        last = kernel

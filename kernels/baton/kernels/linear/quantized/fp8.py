@@ -16,6 +16,7 @@ from baton.kernels.packed.rounding import rounded
 from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
+SCALED_MM_ROWS = 16  # of products with scales of blocks
 _HOPPER = 9  # major version of the compute capability
 _GROUP = 8  # row tiles that share a pass over the weight, so that it is read from L2
 
@@ -126,25 +127,33 @@ def has_scaled_mm(x: Tensor) -> bool:
     return torch.cuda.get_device_capability(x.device)[0] == _HOPPER
 
 
-def scaled_mm_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
-    """As `fp8_linear`, by PyTorch, for a scale a row of the weight, or one for each block of 128x128."""
-    bias = None if weight.bias is None else weight.bias.to(out.dtype)
+def scaled_mm_linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
+    """As `fp8_linear`, by PyTorch, for a scale a row of the weight, or one for each block of 128x128.
+
+    Products with blocks are of multiples of 16 rows, the last of which belong to no token.
+    """
+    m = len(x)
     if weight.scale is not None:
-        quantized, x_scale = rounded(x, ROUND_UNIT)
+        quantized, x_scale = rounded(x, ROUND_UNIT, row_unit=SCALED_MM_ROWS)
         scale_a, scale_b = x_scale.t(), weight.scale.t()
     else:
         assert weight.row_scale is not None, "scales are of rows"
         quantized, x_scale = rounded(x)
         scale_a, scale_b = x_scale.view(-1, 1), weight.row_scale.view(1, -1)
         scale_b = scale_b.reciprocal() if weight.divides else scale_b
+    bias = None if weight.bias is None else weight.bias.to(x.dtype)
+    whole = out
+    if whole is None or len(quantized) > m:
+        whole = torch.empty(len(quantized), weight.num_rows, dtype=x.dtype, device=x.device)
     torch._scaled_mm(
         quantized,
         weight.stored.t(),
         scale_a=scale_a,
         scale_b=scale_b,
         bias=bias if weight.scale is None else None,
-        out_dtype=out.dtype,
+        out_dtype=x.dtype,
         use_fast_accum=weight.scale is None,
-        out=out,
+        out=whole,
     )
-    return out if bias is None or weight.scale is None else out.add_(bias)
+    found = whole[:m] if out is None or out is whole else out.copy_(whole[:m])
+    return found if bias is None or weight.scale is None else found.add_(bias)

@@ -29,13 +29,22 @@ def quantized_linear(
     nothing is rounded, and a row's result does not depend on other rows, bit for bit.
     """
     m, k = x.shape
+    is_half = x.dtype != torch.float32
+    with_scaled_mm = has_scaled_mm(x)
+    kernel = kernel_for(m, weight, k, is_half=is_half, has_scaled_mm=with_scaled_mm, batch_invariant=batch_invariant)
+    if m and kernel is LinearKernel.SCALED_MM:  # allocates rows of its own
+        return scaled_mm_linear(x, weight, out)
     if out is None:
         out = torch.empty(m, weight.num_rows, dtype=x.dtype, device=x.device)
     if not m:
         return out
-    is_half = x.dtype != torch.float32
-    with_scaled_mm = has_scaled_mm(x)
-    kernel = kernel_for(m, weight, k, is_half=is_half, has_scaled_mm=with_scaled_mm, batch_invariant=batch_invariant)
+    return _multiplied(kernel, x, weight, workspace, out)
+
+
+def _multiplied(
+    kernel: LinearKernel, x: Tensor, weight: PackedWeight, workspace: Workspace | None, out: Tensor
+) -> Tensor:
+    """Fills out [m, n] by a kernel, and returns it."""
     match kernel:
         case LinearKernel.INVARIANT:
             return matrix_linear(x, weight, out, None, INVARIANT_TILING)
