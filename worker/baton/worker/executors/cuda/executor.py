@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from baton.kernels.table import Case
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, StepPlan
@@ -40,6 +41,7 @@ from baton.worker.executors.cuda.startup.memory import (
 from baton.worker.executors.cuda.startup.phases import StartPhases
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.executors.cuda.startup.warm_up_pooled import largest_pooled_steps, small_pooled_steps
+from baton.worker.executors.cuda.startup.warm_up_sizes import warm_up_sizes
 from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
@@ -221,6 +223,13 @@ class CudaExecutor(DeviceExecutor):
         phases.end(f"{num_slots} blocks of host memory")
         return cache
 
+    def _varied_sizes(self, model: ModelConfig, dtype: torch.dtype) -> list[int]:
+        """Returns the numbers of tokens of steps whose packed linears or experts take kernels of their own."""
+        config, device = self._config, self._device
+        capability, _ = torch.cuda.get_device_capability(device)
+        case = Case("cuda", capability, dtype, batch_invariant=config.batch_invariant)
+        return warm_up_sizes(model, self._decoder.weights, case, config.max_num_batched_tokens, device)
+
     def _warm_up(self, model: ModelConfig, dtype: torch.dtype, compilers: Compilers, phases: StartPhases) -> None:
         """Runs the largest step, for its peak of memory, and all kinds of small steps."""
         config = self._config
@@ -229,6 +238,7 @@ class CudaExecutor(DeviceExecutor):
             longest = self.model.max_model_len
             largest = [largest_step(most, longest, rows), scoring_step(most, longest)]
             small = [*small_steps(rows, self.model.vocab_size), largest_step(min(_FEW_TOKENS, most), longest, rows)]
+            small += [largest_step(size, longest, rows) for size in self._varied_sizes(model, dtype)]
         else:
             assert model.pooler is not None, "models that do not generate pool"
             largest = largest_pooled_steps(model.pooler, most, self.model.max_model_len, rows)
