@@ -36,7 +36,7 @@ MANIFEST_TESTS := tests/deploy/manifests
 BENCHES := $(sort $(patsubst bench_%.py,%,$(notdir $(wildcard tests/bench/bench_*.py tests/bench/*/bench_*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients test-context check wheel docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
+.PHONY: help run test test-clients test-context test-speculation check wheel docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -116,6 +116,9 @@ dashboards: $(VENV)/.installed-dev ## Write deploy/grafana/dashboards
 
 test-context: $(VENV)/.installed-dev ## Ask the sample model for a name from 32 k tokens ago, on the CPU
 	@$(BIN)/python -m pytest -n 0 -m long tests/worker/executors/cpu/test_sample_context.py
+
+test-speculation: $(VENV)/.installed-dev ## Compare 10,000 requests of mixed parameters with and without speculation, on the CPU
+	@$(BIN)/python -m pytest -n 0 -m long tests/worker/speculation
 
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.rpc.address import split_address, split_addresses
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.rpc.model_names import default_name
 from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.worker.config_model import ModelSettings
 from baton.worker.config_overrides import parse_overrides
 from baton.worker.kv_events_settings import KvEventsSettings, parse_kv_events
+from baton.worker.speculation.settings import SpeculationSettings, parse_speculation
 from baton.worker.transport_kinds import parse_order
 
 AUTO_MODEL_LEN = -1
@@ -226,9 +227,24 @@ class WorkerConfig(ModelSettings):
         """Where KV events are published. Raises InvalidRequest for a wrong key."""
         return parse_kv_events(self.kv_events_config)
 
+    @property
+    def speculation(self) -> SpeculationSettings | None:
+        """How tokens are guessed; None: they are not. Raises InvalidRequest for a wrong key."""
+        return parse_speculation(self.speculative_config)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether a token's bits do not depend on its batch: verified drafts must not change them either."""
+        return self.batch_invariant or self.speculation is not None
+
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
         _ = self.tls, self.config_overrides, self.kv_events
+        if self.speculation is not None and self.executor != "cpu":
+            raise Unsupported(
+                f"speculative_config={self.speculative_config} needs executor=cpu, got executor={self.executor}",
+                field="speculative_config",
+            )
         if self.executor != "sim" and not self.engine_process:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"

@@ -77,6 +77,15 @@ class ModelSettings:
         },
     )
 
+    speculative_config: str = field(
+        default="",
+        metadata={
+            "help": "Guess tokens and verify several in a step, as a JSON object with vLLM's keys: method (ngram, "
+            "suffix), num_speculative_tokens, prompt_lookup_max, prompt_lookup_min. Changes no token, and computes "
+            "them as batch_invariant does; executor=cpu. Empty: off.",
+            "metavar": "JSON",
+        },
+    )
     kv_events_config: str = field(
         default="",
         metadata={

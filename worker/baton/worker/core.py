@@ -285,6 +285,7 @@ class RowInit:
     num_prompt_tokens: int  # the prompt's part of token_ids; the rest counts as output in penalties and noise positions
     sampling: SamplingParams
     pooling: PoolingParams | None = None  # of a request to the head POOL
+    namespace: bytes = b""  # of its cache: what it computes must not depend on requests of others, nor its time
 
 
 class MoreBlocks(NamedTuple):
@@ -356,8 +357,9 @@ class StepResult:
     # By index into the plan's rows, of a step of the head POOL: [vectors, values], as soon as the row's last token is
     # computed. `counts` are 0 then.
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    # By index into the plan's rows: requests that cannot continue. They get no token.
+    # By index into the plan's rows: requests that cannot continue. They get no token after those returned.
     failed: dict[int, ServiceError] = field(default_factory=dict)
+    drafted: Int32 | None = None  # drafts that were verified of each of the plan's decodes; None: none
     seconds: float = 0.0  # device time
     idle_seconds: float | None = None  # of the device before the step; None: unknown
 

@@ -241,6 +241,7 @@ class Engine:
         return dataclasses.replace(
             self._counters,
             step_tokens=self._counters.step_tokens.copy(),
+            accepted_by_place=list(self._counters.accepted_by_place),
             offload_bytes=self._counters.offload_bytes.copy(),
             restore_bytes=self._counters.restore_bytes.copy(),
             num_evicted_blocks=self._scheduler.pool.num_evicted,

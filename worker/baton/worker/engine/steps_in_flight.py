@@ -178,6 +178,9 @@ class StepsInFlight:
             # Rows without a token were subtracted when they were left out.
             unused = np.where(result.counts > 0, plan.num_scheduled_tokens - result.counts, 0)
             self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
+        if result.drafted is not None:
+            accepted = np.maximum(result.counts[: plan.num_decodes] - 1, 0)
+            self._counters.count_drafts(result.drafted, accepted)
         if self._scheduler.batch.num_constrained:
             self._scheduler.batch.follow(plan.rows[result.counts > 0], False)
         self._update(scheduled, result, now)

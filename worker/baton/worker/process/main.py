@@ -189,7 +189,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         block_origins=config.kv_events is not None and config.kv_events.enabled,
         residency_sample=config.kv_cache_metrics_sample,
         dummy_kv=config.dummy_kv,
-        cache_outputs=not config.batch_invariant,
+        cache_outputs=not config.invariant,
         stall_seconds=config.step_stall_ms / 1000,
     )
 

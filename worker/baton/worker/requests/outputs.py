@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import ServiceError
-from baton.worker.core import BlockId, FinishReason, Request, Row, TokenLogprobs
+from baton.worker.core import BlockId, FinishReason, Int32, Request, Row, TokenLogprobs
 from baton.worker.requests.histogram import COPIED_BYTES, STEP_TOKENS, Histogram
 from baton.worker.requests.state import GroupSpan
 
@@ -181,9 +181,23 @@ class EngineCounters:
     offload_seconds: float = 0.0  # while copies ran
     restore_seconds: float = 0.0
     num_transferred_tokens: int = 0  # num_prompt_tokens whose KV prefill workers sent
+    num_drafts: int = 0  # decodes with drafts
+    num_draft_tokens: int = 0  # guessed and verified
+    num_accepted_tokens: int = 0  # of them
+    accepted_by_place: list[int] = field(default_factory=list)  # by place among a decode's drafts
     offload_bytes: Histogram = field(default_factory=lambda: Histogram(COPIED_BYTES))  # of one copy to host memory
     restore_bytes: Histogram = field(default_factory=lambda: Histogram(COPIED_BYTES))  # of one copy back
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))  # computed by a step
+
+    def count_drafts(self, drafted: Int32, accepted: Int32) -> None:
+        """Counts a step's drafts: those of each decode, and how many of them were right."""
+        self.num_drafts += int(np.count_nonzero(drafted))
+        self.num_draft_tokens += int(drafted.sum())
+        self.num_accepted_tokens += int(accepted.sum())
+        most = int(drafted.max(initial=0))
+        self.accepted_by_place += [0] * (most - len(self.accepted_by_place))
+        for place in range(int(accepted.max(initial=0))):
+            self.accepted_by_place[place] += int(np.count_nonzero(accepted > place))
 
     def count_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Counts the prompt of a request that begins."""

@@ -110,17 +110,22 @@ class Sampler:
 def _logprobs(
     values: Tensor, token_ids: Int64, requested: Int64, num_logprobs: Int64, normalized: bool
 ) -> dict[int, TokenLogprobs]:
-    most = int(num_logprobs[requested].max())
-    found = row_logprobs(values, torch.from_numpy(token_ids[requested]), most, normalized)
-    columns = zip(
-        requested.tolist(),
-        found.logprobs.tolist(),
-        found.ranks.tolist(),
-        found.top_token_ids.tolist(),
-        found.top_logprobs.tolist(),
-        strict=True,
-    )
-    return {
-        index: TokenLogprobs(logprob, rank, tuple(top_ids[: num_logprobs[index]]), tuple(top[: num_logprobs[index]]))
-        for index, logprob, rank, top_ids, top in columns
-    }
+    entries: dict[int, TokenLogprobs] = {}
+    wanted = num_logprobs[requested]
+    # Among equal values, PyTorch chooses by their number: one for all rows would show who shares the batch.
+    for count in np.unique(wanted).tolist():
+        chosen = np.flatnonzero(wanted == count)
+        some = values if len(chosen) == len(wanted) else values.index_select(0, torch.from_numpy(chosen))
+        indices = requested[chosen]
+        found = row_logprobs(some, torch.from_numpy(token_ids[indices]), count, normalized)
+        columns = zip(
+            indices.tolist(),
+            found.logprobs.tolist(),
+            found.ranks.tolist(),
+            found.top_token_ids.tolist(),
+            found.top_logprobs.tolist(),
+            strict=True,
+        )
+        for index, logprob, rank, top_ids, top in columns:
+            entries[index] = TokenLogprobs(logprob, rank, tuple(top_ids), tuple(top))
+    return entries

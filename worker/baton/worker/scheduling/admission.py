@@ -197,7 +197,12 @@ class Admissions:
         row = self._batch.add(state, num_computed, len(state.block_ids) * self._holdings.block_size)
         request = state.request
         draft.admitted[row] = RowInit(
-            row, request.token_ids.array(), request.num_prompt_tokens, request.sampling, request.pooling
+            row,
+            request.token_ids.array(),
+            request.num_prompt_tokens,
+            request.sampling,
+            request.pooling,
+            request.cache_namespace,
         )
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:

@@ -19,6 +19,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
+from baton.worker.executors.cpu.drafts import StepDrafts
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.invariance import check_invariant
 from baton.worker.executors.cpu.kv_scales import compute_scales
@@ -72,7 +73,7 @@ from baton.worker.weights.tensor_update import TensorUpdate
 class _Launched:
     """A step that is computed but not sampled."""
 
-    plan: StepPlan
+    plan: StepPlan  # of what the step computes, with drafts
     undrawn: Any  # what the head computed; None: the step has no rows
     started: float
     idle_seconds: float | None
@@ -82,7 +83,6 @@ class CpuExecutor:
     """Implements Executor. Computes in `launch`, on the caller's thread, with a depth of 1."""
 
     depth = 1
-    max_step_tokens = 1
     kv = None
 
     def __init__(self, config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> None:
@@ -125,13 +125,15 @@ class CpuExecutor:
                 self.kv_spec,
                 self._memory.tensors[0],
                 dtype,
-                aligned=config.batch_invariant,
+                aligned=config.invariant,
             )
             if loaded.config.cached
             else WholeSteps(loaded.config)
         )
         # Fewer threads may sum in another order.
-        self._lanes = Lanes(1 if config.batch_invariant else torch.get_num_threads())
+        self._lanes = Lanes(1 if config.invariant else torch.get_num_threads())
+        self._drafts = StepDrafts(config.speculation, self._rows, self._num_rows, loaded.config.vocab_size)
+        self.max_step_tokens = self._drafts.max_step_tokens
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.rope_head_dim, longest)
         cache = [self._memory.tensor(number) for number in self._kv_layers]
@@ -143,10 +145,10 @@ class CpuExecutor:
             packs=not loaded.config.cached,
             places=self.kv_spec.layer_places,
             states=self._memory.states,
-            batch_invariant=config.batch_invariant,
+            batch_invariant=config.invariant,
         )
         check_products(loaded.weights, loaded.config.experts, self._device)
-        if config.batch_invariant:
+        if config.invariant:
             check_invariant(loaded.config, loaded.weights, self._device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self._computes_scales = config.calculate_kv_scales
@@ -162,11 +164,11 @@ class CpuExecutor:
         started = time.perf_counter()
         idle_seconds = None if self._ended is None else started - self._ended
         self._apply(plan)
-        undrawn = None
+        undrawn, computed = None, self._drafts.add(plan)
         if len(plan.rows):
             with torch.inference_mode():
-                undrawn = self._compute(plan)
-        self._undrawn = _Launched(plan, undrawn, started, idle_seconds)
+                undrawn = self._compute(plan, computed)
+        self._undrawn = _Launched(computed, undrawn, started, idle_seconds)
         if not plan.masks_follow:
             self.draw(plan.masks, np.empty(0, np.int32))
 
@@ -183,6 +185,7 @@ class CpuExecutor:
         result.idle_seconds = step.idle_seconds
         self._ended = time.perf_counter()
         result.seconds = self._ended - step.started
+        self._drafts.observe(plan, result)
         self._results.append(result)
 
     def collect(self) -> StepResult:
@@ -282,6 +285,7 @@ class CpuExecutor:
         return PoolHead(config.pooler, config.hidden_size, num_rows, torch.device("cpu"))
 
     def _apply(self, plan: StepPlan) -> None:
+        self._drafts.take_rows(plan)
         for init in plan.admitted:
             self._rows.admit(init)
         self._steps.apply(plan)
@@ -290,17 +294,17 @@ class CpuExecutor:
         for row, block_ids in plan.new_blocks:
             self._rows.add_blocks(row, block_ids)
 
-    def _compute(self, plan: StepPlan) -> Any:
+    def _compute(self, plan: StepPlan, computed: StepPlan) -> Any:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
-        inputs = self._steps.make(plan)
+        inputs = self._steps.make(computed)
         if isinstance(inputs, WholeInputs):  # which writes no keys and values
             hidden = self._lanes.forward(decoder.forward, inputs)
         else:
             hook = self._layer_hook
             on_written = None if hook is None else partial(self._report_layer, hook, plan)
             hidden = decoder.forward(inputs, on_written=on_written)
-        return self._heads[plan.head].run(plan, inputs, decoder, hidden)
+        return self._heads[plan.head].run(computed, inputs, decoder, hidden)
 
     def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         hook(plan, self._kv_layers[layer])

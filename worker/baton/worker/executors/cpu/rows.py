@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.rpc.errors import InternalError
-from baton.worker.core import BlockId, Int64, RowInit, StepPlan
+from baton.worker.core import BlockId, Int32, Int64, RowInit, StepPlan
 
 
 class Rows:
@@ -20,6 +20,7 @@ class Rows:
         # Untouched zero pages take no memory, so all rows can have the greatest width.
         self.token_ids = np.zeros((num_rows, max_model_len + 1), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)  # known tokens
+        self.num_drafts = np.zeros(num_rows, np.int64)  # guessed tokens behind the known ones
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         # A table for each group. Windows read none of the blocks that they have passed, which stay in their tables.
         self.num_blocks = np.zeros((num_groups, num_rows), np.int64)
@@ -33,6 +34,7 @@ class Rows:
             raise InternalError(f"row {row} gets {count} tokens; it holds {self.token_ids.shape[1] - 1}")
         self.token_ids[row, :count] = init.token_ids
         self.num_tokens[row] = count
+        self.num_drafts[row] = 0
         self.num_prompt_tokens[row] = init.num_prompt_tokens
         self.num_blocks[:, row] = 0
 
@@ -48,6 +50,12 @@ class Rows:
         self._tables[group, row, start:stop] = block_ids
         self.num_blocks[group, row] = stop
 
+    def set_drafts(self, row: int, token_ids: Int32) -> None:
+        """Writes guessed tokens behind a row's known ones. `append` overwrites them."""
+        start = int(self.num_tokens[row])
+        self.token_ids[row, start : start + len(token_ids)] = token_ids
+        self.num_drafts[row] = len(token_ids)
+
     def append(self, rows: Int64, token_ids: Int64) -> None:
         """Appends a token to each of these rows."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
@@ -55,7 +63,7 @@ class Rows:
 
     def check_tokens(self, plan: StepPlan) -> None:
         """Raises InternalError for a plan with tokens that its rows do not have."""
-        self._check(plan, self.num_tokens)
+        self._check(plan, self.num_tokens + self.num_drafts)
 
     def check_blocks(self, plan: StepPlan) -> None:
         """Raises InternalError for a plan with blocks that its rows do not have."""

@@ -1,0 +1,68 @@
+"""Drafts in steps on a CPU: writes guessed tokens behind the known ones of decoding rows, and learns what they gave."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from baton.worker.core import StepPlan, StepResult
+from baton.worker.executors.cpu.rows import Rows
+from baton.worker.speculation.settings import SpeculationSettings
+from baton.worker.speculation.speculator import Speculator, make_proposer
+
+
+class StepDrafts:
+    """The drafts of the batch's rows. Without settings there are none."""
+
+    def __init__(self, settings: SpeculationSettings | None, rows: Rows, num_rows: int, vocab_size: int) -> None:
+        self.max_step_tokens = 1 if settings is None else 1 + settings.num_speculative_tokens
+        self._rows = rows
+        self._live: set[int] = set()
+        self._speculator = None if settings is None else Speculator(make_proposer(settings), num_rows, vocab_size)
+
+    def take_rows(self, plan: StepPlan) -> None:
+        """Ends the plan's freed rows, and begins its admitted ones. Call before `Rows.admit`."""
+        if self._speculator is None:
+            return
+        for row in self._live.intersection((*plan.freed, *(init.row for init in plan.admitted))):
+            self._live.discard(row)
+            start, stop = int(self._rows.num_prompt_tokens[row]), int(self._rows.num_tokens[row])
+            self._speculator.free(row, self._rows.token_ids[row, start:stop])
+        for init in plan.admitted:
+            self._live.add(init.row)
+            self._speculator.admit(init)
+
+    def add(self, plan: StepPlan) -> StepPlan:
+        """Returns the plan of what the step computes: the last known token of each decode, and its drafts."""
+        count = plan.num_decodes
+        if self._speculator is None or not count:
+            return plan
+        rows = plan.rows[:count].astype(np.int64)
+        most = plan.num_scheduled_tokens[:count].astype(np.int64) - 1
+        found = self._speculator.drafts(rows, self._rows.token_ids, self._rows.num_tokens, most)
+        for row, drafts in zip(rows.tolist(), found, strict=True):
+            self._rows.set_drafts(row, drafts)
+        num_scheduled = plan.num_scheduled_tokens.copy()
+        num_scheduled[:count] = 1 + self._rows.num_drafts[rows]
+        return dataclasses.replace(plan, num_scheduled_tokens=num_scheduled)
+
+    def observe(self, computed: StepPlan, result: StepResult) -> None:
+        """Records the drafts of a computed step in its result, and learns from them."""
+        count = computed.num_decodes
+        if self._speculator is None or not count:
+            return
+        drafted = computed.num_scheduled_tokens[:count] - 1
+        accepted = np.maximum(result.counts[:count] - 1, 0)
+        rows = computed.rows[:count].astype(np.int64)
+        self._rows.num_drafts[rows] = 0
+        self._speculator.lengths.observe(rows, drafted.astype(np.int64), accepted.astype(np.int64))
+        if count == len(computed.rows):
+            self._speculator.lengths.times.observe(int(computed.num_tokens), result.seconds)
+        if drafted.any():
+            result.drafted = drafted.astype(np.int32)
+
+    @property
+    def num_failed(self) -> int:
+        """Rows whose proposer failed."""
+        return 0 if self._speculator is None else self._speculator.num_failed

@@ -1,0 +1,84 @@
+"""The object of --speculative-config, with vLLM's keys. Knows no tensors."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from baton.rpc.errors import InvalidRequest, Unsupported
+
+_FIELD = "speculative_config"
+METHODS = ("ngram", "suffix")
+# Methods of vLLM that need weights of their own.
+_OTHERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """How tokens are guessed. A request has the same tokens with any of these."""
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 8  # of a request in a step, at most; fewer are verified if more do not pay
+    prompt_lookup_max: int = 4  # ngram: last tokens that are looked up, at most
+    prompt_lookup_min: int = 2  # ngram: at least
+    suffix_decoding_max_tree_depth: int = 24  # suffix: last tokens that are compared, at most
+    suffix_decoding_max_cached_tokens: int = 1 << 20  # suffix: of earlier requests' outputs, which are kept
+
+    def to_json(self) -> str:
+        """Returns an object that `parse_speculation` reads."""
+        return json.dumps({field.name: getattr(self, field.name) for field in fields(self)})
+
+
+def parse_speculation(text: str) -> SpeculationSettings | None:
+    """Returns the settings of a JSON object; empty text: None.
+
+    Raises InvalidRequest with the wrong key, Unsupported for a method of vLLM that Baton does not have.
+    """
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{_FIELD}={text} is not JSON: {error}", field=_FIELD) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{_FIELD}={text} is no object", field=_FIELD)
+    _check_method(value)
+    known = {field.name: field.default for field in fields(SpeculationSettings)}
+    for key, given in value.items():
+        _check(key, given, known)
+    settings = SpeculationSettings(**value)
+    if settings.prompt_lookup_min > settings.prompt_lookup_max:
+        raise InvalidRequest(
+            f"{_FIELD}: prompt_lookup_min is {settings.prompt_lookup_min}; it must be at most prompt_lookup_max, "
+            f"{settings.prompt_lookup_max}",
+            field=_FIELD,
+        )
+    return settings
+
+
+def _check_method(value: dict[str, Any]) -> None:
+    method = value.get("method", "draft_model" if "model" in value else "ngram")
+    allowed = " or ".join(METHODS)
+    if method in _OTHERS:
+        raise Unsupported(f"{_FIELD}: method {method!r} is not supported; give {allowed}", field=_FIELD)
+    if method not in METHODS:
+        raise InvalidRequest(f"{_FIELD}: method is {method!r}; give {allowed}", field=_FIELD)
+    if "model" in value:
+        raise InvalidRequest(f"{_FIELD}: method {method!r} has no model; leave it out", field=_FIELD)
+
+
+def _check(key: str, given: Any, known: dict[str, Any]) -> None:
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        raise InvalidRequest(f"{_FIELD}: unknown key {key!r}; {hint}", field=_FIELD)
+    if key == "method":
+        return
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise InvalidRequest(f"{_FIELD}: {key} is {given!r}; it must be an integer", field=_FIELD)
+    most = _MOST if key != "suffix_decoding_max_cached_tokens" else 1 << 26
+    if not 1 <= given <= most:
+        raise InvalidRequest(f"{_FIELD}: {key} is {given}; allowed are 1 to {most}", field=_FIELD)
