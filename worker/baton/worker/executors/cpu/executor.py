@@ -139,7 +139,6 @@ class CpuExecutor:
         cache = [self._memory.tensor(number) for number in self._kv_layers]
         scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None
         self._kv = PagedKv(cache, dtype, self.kv_spec.layer_groups, scales)
-<<<<<<< HEAD
         self._device = CpuDevice(
             self._kv,
             cos_sin,
@@ -148,9 +147,6 @@ class CpuExecutor:
             states=self._memory.states,
             batch_invariant=config.invariant,
         )
-=======
-        self._device = CpuDevice(self._kv, cos_sin, packs=not loaded.config.cached, batch_invariant=config.invariant)
->>>>>>> bdb30174 (cpu: format the executor)
         check_products(loaded.weights, loaded.config.experts, self._device)
         if config.invariant:
             check_invariant(loaded.config, loaded.weights, self._device)
