@@ -13,8 +13,8 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import Row, RowInit, SamplingParams
 from baton.worker.speculation.lengths import DraftLengths, StepTimes
 from baton.worker.speculation.ngram import NgramProposer
-from baton.worker.speculation.settings import SpeculationSettings, parse_speculation
 from baton.worker.speculation.suffix import SuffixProposer
+from baton.worker.speculation_settings import SpeculationSettings, parse_speculation
 
 
 def tokens(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -12,7 +12,7 @@ from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.worker.config_model import ModelSettings
 from baton.worker.config_overrides import parse_overrides
 from baton.worker.kv_events_settings import KvEventsSettings, parse_kv_events
-from baton.worker.speculation.settings import SpeculationSettings, parse_speculation
+from baton.worker.speculation_settings import SpeculationSettings, parse_speculation
 from baton.worker.transport_kinds import parse_order
 
 AUTO_MODEL_LEN = -1

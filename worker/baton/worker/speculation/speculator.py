@@ -10,8 +10,8 @@ from baton.worker.core import Int32, Int64, RowInit
 from baton.worker.speculation.lengths import DraftLengths
 from baton.worker.speculation.ngram import NgramProposer
 from baton.worker.speculation.proposer import Proposer
-from baton.worker.speculation.settings import SpeculationSettings
 from baton.worker.speculation.suffix import SuffixProposer
+from baton.worker.speculation_settings import SpeculationSettings
 
 _log = logging.getLogger(__name__)
 _NOTHING = np.empty(0, np.int32)

@@ -8,8 +8,8 @@ import numpy as np
 
 from baton.worker.core import StepPlan, StepResult
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.speculation.settings import SpeculationSettings
 from baton.worker.speculation.speculator import Speculator, make_proposer
+from baton.worker.speculation_settings import SpeculationSettings
 
 
 class StepDrafts:

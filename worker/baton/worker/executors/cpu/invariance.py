@@ -9,7 +9,6 @@ import torch
 from baton.kernels.reference.linear.packed import can_pack
 from baton.rpc.errors import InvalidRequest
 from baton.worker.layers.cpu.device import CpuDevice
-from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.self_check import columns_of, linears_of
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
@@ -45,8 +44,8 @@ def _dependent(config: ModelConfig) -> str:
         return "models without a KV cache compute whole batches at once"
     if config.experts is not None:
         return "a product of experts depends on the number of their tokens"
-    if any(isinstance(spec, LatentSpec) for spec in attention):
-        return "latent attention computes few queries otherwise than many"
+    if not all(isinstance(spec, AttentionSpec) for spec in attention):
+        return "only attention over keys and values of heads is computed query by query"
     if any(spec.sinks or spec.soft_cap for spec in attention if isinstance(spec, AttentionSpec)):
         return "attention with sinks or soft caps depends on the longest sequence"
     return ""
