@@ -73,11 +73,11 @@ class Device(Protocol[S_contra]):
     def inputs(self, step: S_contra) -> tuple[Tensor, Tensor]:
         """Returns the step's token ids and positions, [num_tokens] int64."""
 
-    def linear_ops(self, method: QuantMethod) -> LinearOps:
-        """Returns the ops shared by all linears of a weight format."""
+    def linear_ops(self, method: QuantMethod, name: str = "") -> LinearOps:
+        """Returns the ops of a linear of a weight format. `name`: of its first part, where linears differ in more."""
 
-    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
-        """Returns the ops of a weight format of experts."""
+    def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
+        """Returns the ops of a layer's experts in a weight format. `name`: the prefix of the layer's names."""
 
     def embed(self, table: Tensor, step: S_contra) -> Tensor:
         """Returns the rows of `table` [vocab_size, hidden_size] for the step's tokens."""

@@ -23,6 +23,7 @@ class StackedWeights:
 
     method: ExpertsMethod
     params: Params
+    name: str = ""  # the prefix of their layer's names in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Experts:
         self._router = Linear(weights.router, device)
         self._correction = weights.correction
         self._params = weights.experts.params
-        self._ops = device.experts_ops(weights.experts.method)
+        self._ops = device.experts_ops(weights.experts.method, weights.experts.name)
         self._shared = None if weights.shared is None else _SharedExpert(weights.shared, device)
         self._scale = scale
         self._adds_plain_sum = self._shared is None and self._output_norm is None and scale == 1

@@ -18,6 +18,7 @@ class LinearWeights:
 
     method: QuantMethod
     params: Params
+    name: str = ""  # of its first part in the checkpoint, without ".weight"
 
 
 class Linear:
@@ -26,7 +27,7 @@ class Linear:
     __slots__ = ("_ops", "_params")
 
     def __init__(self, weights: LinearWeights, device: Device[Any]) -> None:
-        self._ops = device.linear_ops(weights.method)
+        self._ops = device.linear_ops(weights.method, weights.name)
         self._params = self._ops.prepared(weights.params)
 
     def project(self, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:

@@ -32,7 +32,7 @@ from baton.worker.weights.kv_scales import is_kv_scale
 from baton.worker.weights.latent import make_latent_attention
 from baton.worker.weights.layer_maker import LayerMaker, make_norm
 from baton.worker.weights.layouts import by_columns
-from baton.worker.weights.makers import Allocator, Loader
+from baton.worker.weights.makers import Allocator, Loader, Recorder
 from baton.worker.weights.states import make_states
 
 # Constants that models once kept beside their weights: frequencies and masks.
@@ -81,6 +81,13 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Returns the size of the weights on a device, in their formats. Allocates nothing."""
     return _assemble(config, Allocator(dtype, torch.device("meta"), _format_of(config))).num_bytes
+
+
+def linear_shapes(config: ModelConfig, dtype: torch.dtype) -> list[LinearShape | ExpertsShape]:
+    """Returns the shapes of all linears and experts of a model, in the order of its layers. Allocates nothing."""
+    recorder = Recorder(dtype, torch.device("meta"), _format_of(config))
+    _assemble(config, recorder)
+    return recorder.shapes
 
 
 def build_weights(
@@ -142,7 +149,7 @@ def _lm_head(config: ModelConfig, maker: Allocator, embed: Tensor) -> LinearWeig
     if not config.tie_embeddings:
         return maker.linear(LinearShape([Part(name, vocab)], config.hidden_size, config.lm_head_bias, "head"))
     bias = maker.tensor(f"{name}.bias", (vocab,)) if config.lm_head_bias else None
-    return LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed, bias))
+    return LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed, bias), name)
 
 
 def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec, relative: Tensor | None) -> LayerWeights:

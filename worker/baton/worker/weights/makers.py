@@ -29,7 +29,7 @@ class Allocator:
 
     def linear(self, shape: LinearShape) -> LinearWeights:
         method: QuantMethod = UNQUANTIZED if self.format is None else self.format.method_of(shape)
-        return LinearWeights(method, method.create(shape, self.dtype, self.device))
+        return LinearWeights(method, method.create(shape, self.dtype, self.device), shape.parts[0].name)
 
     def reading(self, change: Callable[[Source], Source]) -> Allocator:
         """Returns a maker of tensors that the checkpoint keeps in another way."""
@@ -37,7 +37,7 @@ class Allocator:
 
     def experts(self, shape: ExpertsShape) -> StackedWeights:
         method: ExpertsMethod = UNQUANTIZED_EXPERTS if self.format is None else self.format.experts_method_of(shape)
-        return StackedWeights(method, method.create(shape, self.dtype, self.device))
+        return StackedWeights(method, method.create(shape, self.dtype, self.device), shape.prefix)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -54,6 +54,21 @@ class Allocator:
 
     def complete(self) -> None:
         """Completes what was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder(Allocator):
+    """Allocates weights and keeps the shapes of their linears."""
+
+    shapes: list[LinearShape | ExpertsShape] = field(default_factory=list)
+
+    def linear(self, shape: LinearShape) -> LinearWeights:
+        self.shapes.append(shape)
+        return Allocator.linear(self, shape)
+
+    def experts(self, shape: ExpertsShape) -> StackedWeights:
+        self.shapes.append(shape)
+        return Allocator.experts(self, shape)
 
 
 @dataclass(frozen=True, slots=True)

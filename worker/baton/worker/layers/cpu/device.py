@@ -68,13 +68,13 @@ class CpuDevice:
         """Returns the step's token ids and positions."""
         return step.token_ids, step.positions
 
-    def linear_ops(self, method: QuantMethod) -> LinearOps:
+    def linear_ops(self, method: QuantMethod, name: str = "") -> LinearOps:
         """Returns the ops of a weight format."""
         if method.name not in self._linear_ops:
             self._linear_ops[method.name] = cpu_ops(method, self.kernels, self.dtype)
         return self._linear_ops[method.name]
 
-    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
+    def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
         """Returns the ops of a weight format of experts."""
         return method.on_cpu(self.kernels)
 

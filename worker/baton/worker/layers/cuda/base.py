@@ -36,14 +36,14 @@ class CudaLinears:
         self._linear_ops: dict[str, LinearOps] = {}
         self._experts_ops: dict[str, ExpertsOps] = {}
 
-    def linear_ops(self, method: QuantMethod) -> LinearOps:
+    def linear_ops(self, method: QuantMethod, name: str = "") -> LinearOps:
         """Returns the ops of a weight format."""
         if method.name not in self._linear_ops:
             made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)
             self._linear_ops[method.name] = made
         return self._linear_ops[method.name]
 
-    def experts_ops(self, method: ExpertsMethod) -> ExpertsOps:
+    def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
         """Returns the ops of a weight format of experts."""
         if method.name not in self._experts_ops:
             made = method.on_cuda(self.kernels, self._device, batch_invariant=self._invariant)

@@ -1,0 +1,106 @@
+"""The places of a base model that adapters change: its linears, and its embedding. Knows no values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from baton.rpc.errors import Unsupported
+from baton.worker.models.config import ModelConfig
+from baton.worker.models.names import Layout
+from baton.worker.quantization.base import LinearShape, Part
+from baton.worker.weights.build import linear_shapes
+
+_NEAREST = 0.5  # similarity of a name that errors suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A linear of ours, of one or several of the checkpoint's; or the embedding."""
+
+    name: str  # of the first part
+    parts: Sequence[Part]
+    in_features: int
+    head_dim: int = 0  # rows of one part are queries, keys and values head by head, and ours are not; 0: they are alike
+    swapped: bool = False  # the halves of one part's rows are in the other order here
+    is_embedding: bool = False  # in_features is the vocabulary
+
+    @property
+    def out_features(self) -> int:
+        """Rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The row after each part's last one."""
+        return tuple(accumulate(part.rows for part in self.parts))
+
+
+class Place(NamedTuple):
+    """A module of the base model."""
+
+    site: Site
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """What adapters of a model are checked against."""
+
+    architecture: str
+    sites: Sequence[Site]
+    refused: Mapping[str, str] = field(default_factory=dict)  # why, by module
+    places: Mapping[str, Place] = field(default_factory=dict)  # by module, under every name that checkpoints have
+
+    def nearest(self, module: str) -> str:
+        """Returns the module of the most similar name, or nothing."""
+        found = difflib.get_close_matches(module, [*self.places], n=1, cutoff=_NEAREST)
+        return found[0] if found else ""
+
+
+def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
+    """Returns the places of a model. Raises Unsupported for models whose layers are not ours."""
+    if config.transformers is not None:
+        raise Unsupported(
+            f"enable_lora=true needs layers of Baton; {config.architecture} is computed by Transformers: set "
+            "--model-impl baton if there is a family, or leave adapters off",
+            field="enable_lora",
+        )
+    sites: list[Site] = []
+    refused: dict[str, str] = {}
+    for shape in linear_shapes(config, dtype):
+        if not isinstance(shape, LinearShape):
+            continue
+        if shape.kind == "head":
+            refused |= {part.name: "the head is not exchanged for a request" for part in shape.parts}
+        else:
+            sites.append(_site(config, shape))
+    refused.setdefault(config.names.lm_head, "the head is not exchanged for a request")
+    embedding = Part(config.names.embed, config.hidden_size)
+    sites.append(Site(embedding.name, (embedding,), config.vocab_size, is_embedding=True))
+    places = {
+        spelling: Place(site, index)
+        for site in sites
+        for index, part in enumerate(site.parts)
+        for spelling in _spellings(config, part.name)
+    }
+    reasons = {spelling: why for name, why in refused.items() for spelling in _spellings(config, name)}
+    return BaseModel(config.architecture, tuple(sites), reasons, places)
+
+
+def _site(config: ModelConfig, shape: LinearShape) -> Site:
+    names, name = config.names, shape.parts[0].name
+    fused = len(shape.parts) == 1
+    by_head = fused and names.layout is Layout.QKV_BY_HEAD and name.endswith(names.qkv)
+    head_dim = config.layers[0].attention.head_dim if by_head else 0
+    swapped = fused and names.up_first and name.endswith(names.gate_up)
+    return Site(name, tuple(shape.parts), shape.in_features, head_dim, swapped)
+
+
+def _spellings(config: ModelConfig, name: str) -> list[str]:
+    return [spelling.removesuffix(".weight") for spelling in config.names.spellings(f"{name}.weight")]
