@@ -25,6 +25,7 @@ class Running:
     block_ids: list[BlockId]
     num_computed: int = 0
     announced: bool = False
+    adapter_slot: int = -1
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
@@ -65,12 +66,14 @@ class StepHarness:
         sampling: SamplingParams = GREEDY,
         output: Sequence[int] = (),
         shared_blocks: Sequence[BlockId] = (),
+        adapter_slot: int = -1,
     ) -> Running:
         """Admits a request. `shared_blocks` already hold its first tokens."""
         taken = {running.row for running in self.running}
         row = Row(next(row for row in range(10**6) if row not in taken))
         num_cached = len(shared_blocks) * self.executor.kv_spec.block_size
         running = Running(row, [*prompt, *output], len(prompt), sampling, list(shared_blocks), num_cached)
+        running.adapter_slot = adapter_slot
         self.running.append(running)
         return running
 
@@ -101,6 +104,7 @@ class StepHarness:
             one.block_ids += new
             if not one.announced:
                 init = RowInit(one.row, np.array(one.token_ids, np.int32), one.num_prompt_tokens, one.sampling)
+                init.adapter_slot = one.adapter_slot
                 plan.admitted.append(init)
                 new = one.block_ids
             if new:

@@ -9,7 +9,7 @@ from baton.rpc.address import split_address, split_addresses
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.rpc.model_names import default_name
 from baton.rpc.tls.files import TlsFiles, tls_files
-from baton.worker.config_model import ModelSettings
+from baton.worker.config_adapters import AdapterSettings
 from baton.worker.config_overrides import parse_overrides
 from baton.worker.kv_events_settings import KvEventsSettings, parse_kv_events
 from baton.worker.speculation_settings import SpeculationSettings, parse_speculation
@@ -19,7 +19,7 @@ AUTO_MODEL_LEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConfig(ModelSettings):
+class WorkerConfig(AdapterSettings):
     """The settings of one worker: its model, its addresses, its limits."""
 
     max_model_len: int = field(
@@ -245,6 +245,7 @@ class WorkerConfig(ModelSettings):
                 f"speculative_config={self.speculative_config} needs executor=cpu, got executor={self.executor}",
                 field="speculative_config",
             )
+        self.check_adapters()
         if self.executor != "sim" and not self.engine_process:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"

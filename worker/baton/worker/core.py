@@ -286,6 +286,7 @@ class RowInit:
     sampling: SamplingParams
     pooling: PoolingParams | None = None  # of a request to the head POOL
     namespace: bytes = b""  # of its cache: what it computes must not depend on requests of others, nor its time
+    adapter_slot: int = -1  # of the device's adapters; -1: the model itself
 
 
 class MoreBlocks(NamedTuple):

@@ -54,6 +54,7 @@ class BaseModel:
 
     architecture: str
     sites: Sequence[Site]
+    embedding: str  # the name of its site
     refused: Mapping[str, str] = field(default_factory=dict)  # why, by module
     places: Mapping[str, Place] = field(default_factory=dict)  # by module, under every name that checkpoints have
 
@@ -90,7 +91,7 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
         for spelling in _spellings(config, part.name)
     }
     reasons = {spelling: why for name, why in refused.items() for spelling in _spellings(config, name)}
-    return BaseModel(config.architecture, tuple(sites), reasons, places)
+    return BaseModel(config.architecture, tuple(sites), embedding.name, reasons, places)
 
 
 def _site(config: ModelConfig, shape: LinearShape) -> Site:

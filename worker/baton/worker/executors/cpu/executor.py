@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.kernels.table import Case
+from baton.kernels.table import Case, find
 from baton.plugins.plugins import NO_PLUGINS, Plugins
+from baton.worker.adapters.device import AdapterDevice
+from baton.worker.adapters.tensors import TensorAdapters
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
@@ -48,6 +50,7 @@ from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cpu.step import WholeInputs
+from baton.worker.layers.device import Device
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
@@ -139,7 +142,7 @@ class CpuExecutor:
         cache = [self._memory.tensor(number) for number in self._kv_layers]
         scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None
         self._kv = PagedKv(cache, dtype, self.kv_spec.layer_groups, scales)
-        self._device = CpuDevice(
+        device = CpuDevice(
             self._kv,
             cos_sin,
             packs=not loaded.config.cached,
@@ -147,6 +150,8 @@ class CpuExecutor:
             states=self._memory.states,
             batch_invariant=config.invariant,
         )
+        self.adapters = _adapters(config, loaded.config, dtype)
+        self._device: Device[Any] = device if self.adapters is None else _with_adapters(device, self.adapters)
         check_products(loaded.weights, loaded.config.experts, self._device)
         if config.invariant:
             check_invariant(loaded.config, loaded.weights, self._device)
@@ -289,6 +294,8 @@ class CpuExecutor:
         for init in plan.admitted:
             self._rows.admit(init)
         self._steps.apply(plan)
+        if self.adapters is not None:
+            self.adapters.admit(plan.admitted)
         for head in self._heads.values():
             head.take_rows(plan)
         for row, block_ids in plan.new_blocks:
@@ -298,7 +305,10 @@ class CpuExecutor:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = self._steps.make(computed)
-        if isinstance(inputs, WholeInputs):  # which writes no keys and values
+        if self.adapters is not None:
+            self.adapters.begin(computed)
+        has_adapters = self.adapters is not None and self.adapters.bank.rows is not None  # of the whole step's rows
+        if isinstance(inputs, WholeInputs) and not has_adapters:  # which writes no keys and values
             hidden = self._lanes.forward(decoder.forward, inputs)
         else:
             hook = self._layer_hook
@@ -308,6 +318,19 @@ class CpuExecutor:
 
     def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         hook(plan, self._kv_layers[layer])
+
+
+def _adapters(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> TensorAdapters | None:
+    if not config.enable_lora:
+        return None
+    return TensorAdapters(
+        model, config.max_loras, config.max_lora_rank, config.max_num_requests, dtype, torch.device("cpu")
+    )
+
+
+def _with_adapters(device: CpuDevice, adapters: TensorAdapters) -> AdapterDevice[Any]:
+    add, embed = (find(op, Case("cpu")).load() for op in ("add_adapters", "embed_adapters"))
+    return AdapterDevice(device, adapters.bank, adapters.base.embedding, add, embed)
 
 
 def _model_spec(loaded: LoadedModel, max_model_len: int) -> ModelSpec:

@@ -1,0 +1,1 @@
+"""Updates of linears by adapters, in plain PyTorch."""

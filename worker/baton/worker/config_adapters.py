@@ -1,0 +1,90 @@
+"""A worker's settings of LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.rpc.errors import InvalidRequest
+from baton.worker.config_model import ModelSettings
+
+MAX_RANK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings(ModelSettings):
+    """Settings of a worker's adapters, beside those of its model."""
+
+    enable_lora: bool = field(
+        default=False, metadata={"help": "Serve LoRA adapters of the model, several in one batch."}
+    )
+    max_loras: int = field(
+        default=8,
+        metadata={"help": "Adapters on the device, and so in one step.", "minimum": 1, "maximum": 4096},
+    )
+    max_lora_rank: int = field(
+        default=64,
+        metadata={
+            "help": "The largest rank of an adapter. Memory of the device is reserved for it.",
+            "minimum": 1,
+            "maximum": MAX_RANK,
+        },
+    )
+    max_cpu_loras: int = field(
+        default=0,
+        metadata={"help": "Adapters kept in host memory. 0: four times --max-loras.", "minimum": 0, "maximum": 65536},
+    )
+    lora_modules: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "Adapters served from the start, by their names.", "metavar": "NAME=FOLDER,.."},
+    )
+    lora_folders: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Folders in which adapters may lie that are loaded at run time. Empty: none is.",
+            "metavar": "FOLDER,..",
+        },
+    )
+    lora_resolver_folder: str = field(
+        default="",
+        metadata={
+            "help": "A folder whose sub-folders are adapters, served under their names and loaded when first used; it "
+            "is read again every second. Empty: none.",
+            "metavar": "FOLDER",
+        },
+    )
+
+    @property
+    def num_host_loras(self) -> int:
+        """Adapters kept in host memory."""
+        return max(self.max_loras, self.max_cpu_loras or 4 * self.max_loras)
+
+    @property
+    def static_loras(self) -> Mapping[str, str]:
+        """The folders of --lora-modules by name. Raises InvalidRequest for a wrong entry."""
+        found: dict[str, str] = {}
+        for entry in self.lora_modules:
+            name, separator, folder = entry.partition("=")
+            if not separator or not name or not folder or name in found:
+                problem = f"gives {name} twice" if name in found else f"has {entry!r}"
+                raise InvalidRequest(f"lora_modules {problem}; it must be NAME=FOLDER, each name once", field="lora_modules")
+            found[name] = folder
+        return found
+
+    def check_adapters(self) -> None:
+        """Raises InvalidRequest where the settings of adapters contradict each other."""
+        _ = self.static_loras
+        for name in ("lora_modules", "lora_folders", "lora_resolver_folder"):
+            if getattr(self, name) and not self.enable_lora:
+                raise InvalidRequest(f"{name} needs enable_lora=true", field=name)
+        if self.enable_lora and self.executor == "cuda":
+            raise InvalidRequest(
+                "enable_lora=true needs executor=cpu or sim, got executor=cuda: recorded steps have no adapters yet",
+                field="enable_lora",
+            )
+        if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
+            raise InvalidRequest(
+                f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter on the "
+                "device is in host memory too",
+                field="max_cpu_loras",
+            )
