@@ -108,6 +108,12 @@ class NotFound(ServiceError):
     code = grpc.StatusCode.NOT_FOUND
 
 
+class AlreadyExists(ServiceError):
+    """The name is in use."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
 class Mismatch(ServiceError):
     """Two services do not fit together: other model, other layout, other version."""
 
@@ -175,6 +181,7 @@ _BY_CODE: Mapping[grpc.StatusCode, type[ServiceError]] = {
         Unsupported,
         DataLoss,
         PermissionDenied,
+        AlreadyExists,
         InternalError,
     )
 }

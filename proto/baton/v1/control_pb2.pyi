@@ -97,6 +97,84 @@ MEMORY_PART_KV_CACHE: MemoryPart.ValueType  # 2
 global___MemoryPart = MemoryPart
 
 @typing.final
+class LoadAdapterRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    REPLACE_FIELD_NUMBER: builtins.int
+    REGISTERED_MS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Required."""
+    path: builtins.str
+    """A folder on the worker, in PEFT's form. Required."""
+    replace: builtins.bool
+    """Replaces an adapter of the same name. Its KV is not used for the new one."""
+    registered_ms: builtins.int
+    """Milliseconds since 1970 that order registrations of one name. 0: the worker's clock."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        path: builtins.str = ...,
+        replace: builtins.bool = ...,
+        registered_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path", "registered_ms", b"registered_ms", "replace", b"replace"]) -> None: ...
+
+global___LoadAdapterRequest = LoadAdapterRequest
+
+@typing.final
+class LoadAdapterResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """Of its modules, the largest."""
+    num_bytes: builtins.int
+    """In host memory."""
+    @property
+    def adapter(self) -> baton.v1.types_pb2.AdapterInfo: ...
+    def __init__(
+        self,
+        *,
+        adapter: baton.v1.types_pb2.AdapterInfo | None = ...,
+        rank: builtins.int = ...,
+        num_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "num_bytes", b"num_bytes", "rank", b"rank"]) -> None: ...
+
+global___LoadAdapterResponse = LoadAdapterResponse
+
+@typing.final
+class UnloadAdapterRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___UnloadAdapterRequest = UnloadAdapterRequest
+
+@typing.final
+class UnloadAdapterResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___UnloadAdapterResponse = UnloadAdapterResponse
+
+@typing.final
 class DrainRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -457,6 +535,7 @@ class WorkerCounters(google.protobuf.message.Message):
     NUM_TRANSFERRED_TOKENS_FIELD_NUMBER: builtins.int
     STEP_COSTS_FIELD_NUMBER: builtins.int
     KV_RESIDENCY_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -495,6 +574,10 @@ class WorkerCounters(google.protobuf.message.Message):
 
     @property
     def kv_residency(self) -> global___KvResidency: ...
+    @property
+    def adapters(self) -> global___AdapterCounters:
+        """Unset without LoRA."""
+
     def __init__(
         self,
         *,
@@ -523,11 +606,82 @@ class WorkerCounters(google.protobuf.message.Message):
         num_transferred_tokens: builtins.int = ...,
         step_costs: global___StepCosts | None = ...,
         kv_residency: global___KvResidency | None = ...,
+        adapters: global___AdapterCounters | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class AdapterCounters(google.protobuf.message.Message):
+    """A worker's LoRA adapters: totals since its start, unless a field is marked as present."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_LOADS_FIELD_NUMBER: builtins.int
+    NUM_FAILED_LOADS_FIELD_NUMBER: builtins.int
+    NUM_DEVICE_LOADS_FIELD_NUMBER: builtins.int
+    NUM_DEVICE_EVICTIONS_FIELD_NUMBER: builtins.int
+    NUM_HOST_EVICTIONS_FIELD_NUMBER: builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    LOAD_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_ON_DEVICE_FIELD_NUMBER: builtins.int
+    NUM_IN_HOST_MEMORY_FIELD_NUMBER: builtins.int
+    NUM_SERVED_FIELD_NUMBER: builtins.int
+    MAX_ON_DEVICE_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    num_loads: builtins.int
+    """Read from files to host memory."""
+    num_failed_loads: builtins.int
+    """Reads that failed, and requests with them."""
+    num_device_loads: builtins.int
+    """Copied to the device."""
+    num_device_evictions: builtins.int
+    """Dropped from the device for others, and from host memory."""
+    num_host_evictions: builtins.int
+    num_on_device: builtins.int
+    """Present: adapters on the device, in host memory, and served by name."""
+    num_in_host_memory: builtins.int
+    num_served: builtins.int
+    max_on_device: builtins.int
+    """Present: most adapters on the device."""
+    @property
+    def wait_seconds(self) -> global___Histogram:
+        """Of requests: the seconds until their adapter was on the device. 0 if it was there."""
+
+    @property
+    def load_seconds(self) -> global___Histogram:
+        """Of reads from files."""
+
+    @property
+    def running(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Present: names of adapters with running requests, and of those whose requests all wait."""
+
+    @property
+    def waiting(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        num_loads: builtins.int = ...,
+        num_failed_loads: builtins.int = ...,
+        num_device_loads: builtins.int = ...,
+        num_device_evictions: builtins.int = ...,
+        num_host_evictions: builtins.int = ...,
+        wait_seconds: global___Histogram | None = ...,
+        load_seconds: global___Histogram | None = ...,
+        num_on_device: builtins.int = ...,
+        num_in_host_memory: builtins.int = ...,
+        num_served: builtins.int = ...,
+        max_on_device: builtins.int = ...,
+        running: collections.abc.Iterable[builtins.str] | None = ...,
+        waiting: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["load_seconds", b"load_seconds", "wait_seconds", b"wait_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["load_seconds", b"load_seconds", "max_on_device", b"max_on_device", "num_device_evictions", b"num_device_evictions", "num_device_loads", b"num_device_loads", "num_failed_loads", b"num_failed_loads", "num_host_evictions", b"num_host_evictions", "num_in_host_memory", b"num_in_host_memory", "num_loads", b"num_loads", "num_on_device", b"num_on_device", "num_served", b"num_served", "running", b"running", "wait_seconds", b"wait_seconds", "waiting", b"waiting"]) -> None: ...
+
+global___AdapterCounters = AdapterCounters
 
 @typing.final
 class StepCosts(google.protobuf.message.Message):

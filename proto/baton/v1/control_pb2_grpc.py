@@ -90,6 +90,16 @@ class ControlServiceStub(object):
                 request_serializer=baton_dot_v1_dot_control__pb2.StopProfileRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_control__pb2.StopProfileResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/baton.v1.ControlService/LoadAdapter',
+                request_serializer=baton_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/baton.v1.ControlService/UnloadAdapter',
+                request_serializer=baton_dot_v1_dot_control__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_control__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer(object):
@@ -187,6 +197,25 @@ class ControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Reads a LoRA adapter to host memory, checks it against the model, and serves it under a name. Requests go on.
+        Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
+        INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
+        FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
+        ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Serves an adapter no longer. Running requests keep it to their ends. NOT_FOUND: no adapter has the name.
+        FAILED_PRECONDITION: it is one of --lora-modules or of --lora-resolver-folder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -244,6 +273,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.StopProfile,
                     request_deserializer=baton_dot_v1_dot_control__pb2.StopProfileRequest.FromString,
                     response_serializer=baton_dot_v1_dot_control__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=baton_dot_v1_dot_control__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_control__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -544,6 +583,60 @@ class ControlService(object):
             '/baton.v1.ControlService/StopProfile',
             baton_dot_v1_dot_control__pb2.StopProfileRequest.SerializeToString,
             baton_dot_v1_dot_control__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/LoadAdapter',
+            baton_dot_v1_dot_control__pb2.LoadAdapterRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.ControlService/UnloadAdapter',
+            baton_dot_v1_dot_control__pb2.UnloadAdapterRequest.SerializeToString,
+            baton_dot_v1_dot_control__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

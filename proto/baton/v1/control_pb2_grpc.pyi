@@ -111,6 +111,25 @@ class ControlServiceStub:
     FAILED_PRECONDITION: no profile was started.
     """
 
+    LoadAdapter: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.LoadAdapterRequest,
+        baton.v1.control_pb2.LoadAdapterResponse,
+    ]
+    """Reads a LoRA adapter to host memory, checks it against the model, and serves it under a name. Requests go on.
+    Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
+    INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
+    FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
+    ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+    """
+
+    UnloadAdapter: grpc.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.UnloadAdapterRequest,
+        baton.v1.control_pb2.UnloadAdapterResponse,
+    ]
+    """Serves an adapter no longer. Running requests keep it to their ends. NOT_FOUND: no adapter has the name.
+    FAILED_PRECONDITION: it is one of --lora-modules or of --lora-resolver-folder.
+    """
+
 class ControlServiceAsyncStub:
     """Operation of one worker."""
 
@@ -202,6 +221,25 @@ class ControlServiceAsyncStub:
     ]
     """Ends the profile and writes it, unless it is complete and already written. Idempotent.
     FAILED_PRECONDITION: no profile was started.
+    """
+
+    LoadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.LoadAdapterRequest,
+        baton.v1.control_pb2.LoadAdapterResponse,
+    ]
+    """Reads a LoRA adapter to host memory, checks it against the model, and serves it under a name. Requests go on.
+    Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
+    INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
+    FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
+    ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+    """
+
+    UnloadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.control_pb2.UnloadAdapterRequest,
+        baton.v1.control_pb2.UnloadAdapterResponse,
+    ]
+    """Serves an adapter no longer. Running requests keep it to their ends. NOT_FOUND: no adapter has the name.
+    FAILED_PRECONDITION: it is one of --lora-modules or of --lora-resolver-folder.
     """
 
 class ControlServiceServicer(metaclass=abc.ABCMeta):
@@ -317,6 +355,29 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[baton.v1.control_pb2.StopProfileResponse, collections.abc.Awaitable[baton.v1.control_pb2.StopProfileResponse]]:
         """Ends the profile and writes it, unless it is complete and already written. Idempotent.
         FAILED_PRECONDITION: no profile was started.
+        """
+
+    @abc.abstractmethod
+    def LoadAdapter(
+        self,
+        request: baton.v1.control_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.LoadAdapterResponse, collections.abc.Awaitable[baton.v1.control_pb2.LoadAdapterResponse]]:
+        """Reads a LoRA adapter to host memory, checks it against the model, and serves it under a name. Requests go on.
+        Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
+        INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
+        FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
+        ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+        """
+
+    @abc.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: baton.v1.control_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.control_pb2.UnloadAdapterResponse, collections.abc.Awaitable[baton.v1.control_pb2.UnloadAdapterResponse]]:
+        """Serves an adapter no longer. Running requests keep it to their ends. NOT_FOUND: no adapter has the name.
+        FAILED_PRECONDITION: it is one of --lora-modules or of --lora-resolver-folder.
         """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -659,6 +659,7 @@ class ModelInfo(google.protobuf.message.Message):
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
     POOLER_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name that clients use."""
     digest: builtins.bytes
@@ -676,6 +677,10 @@ class ModelInfo(google.protobuf.message.Message):
     def pooler(self) -> global___PoolerInfo:
         """What the model makes of a text in place of tokens. Unset: it generates tokens."""
 
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AdapterInfo]:
+        """The adapters that requests may use. Their weights are loaded when they are first used."""
+
     def __init__(
         self,
         *,
@@ -686,11 +691,42 @@ class ModelInfo(google.protobuf.message.Message):
         block_size: builtins.int = ...,
         eos_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         pooler: global___PoolerInfo | None = ...,
+        adapters: collections.abc.Iterable[global___AdapterInfo] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pooler", b"pooler"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "pooler", b"pooler", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "block_size", b"block_size", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "pooler", b"pooler", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___ModelInfo = ModelInfo
+
+@typing.final
+class AdapterInfo(google.protobuf.message.Message):
+    """A LoRA adapter of a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    REGISTERED_MS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Clients give it in place of a model's name."""
+    path: builtins.str
+    """A folder on the workers, in PEFT's form."""
+    digest: builtins.bytes
+    """16 bytes over scales and weights. Part of the namespace of its KV blocks, in place of the name."""
+    registered_ms: builtins.int
+    """Milliseconds since 1970 of its registration. Of several with one name, the latest is used."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        path: builtins.str = ...,
+        digest: builtins.bytes = ...,
+        registered_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "name", b"name", "path", b"path", "registered_ms", b"registered_ms"]) -> None: ...
+
+global___AdapterInfo = AdapterInfo
 
 @typing.final
 class PoolerInfo(google.protobuf.message.Message):

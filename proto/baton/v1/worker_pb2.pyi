@@ -66,6 +66,7 @@ class SubmitRequest(google.protobuf.message.Message):
     CONSTRAINT_FIELD_NUMBER: builtins.int
     POOLING_FIELD_NUMBER: builtins.int
     TOKENS_PER_MESSAGE_FIELD_NUMBER: builtins.int
+    ADAPTER_INFO_FIELD_NUMBER: builtins.int
     slot: builtins.int
     """Names the request on this stream. May be used again after its finish or failure."""
     request_id: builtins.str
@@ -114,6 +115,12 @@ class SubmitRequest(google.protobuf.message.Message):
         `constraint` are unset then. UNIMPLEMENTED: the model has no such task.
         """
 
+    @property
+    def adapter_info(self) -> baton.v1.types_pb2.AdapterInfo:
+        """What `adapter` names: a worker that does not have it loads it from its path, and refuses another digest with
+        FAILED_PRECONDITION. Unset: the worker's own adapter of that name.
+        """
+
     def __init__(
         self,
         *,
@@ -133,9 +140,10 @@ class SubmitRequest(google.protobuf.message.Message):
         constraint: baton.v1.types_pb2.Constraint | None = ...,
         pooling: baton.v1.types_pb2.PoolingParams | None = ...,
         tokens_per_message: builtins.int = ...,
+        adapter_info: baton.v1.types_pb2.AdapterInfo | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "tokens_per_message", b"tokens_per_message", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter_info", b"adapter_info", "constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "resume", b"resume", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_info", b"adapter_info", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slot", b"slot", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "tokens_per_message", b"tokens_per_message", "traceparent", b"traceparent"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 
@@ -581,6 +589,7 @@ class PrefillSubmit(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
+    ADAPTER_INFO_FIELD_NUMBER: builtins.int
     prefill_id: builtins.int
     """Chosen by the decode worker; never used again on the stream."""
     request_id: builtins.str
@@ -609,6 +618,10 @@ class PrefillSubmit(google.protobuf.message.Message):
     def constraint(self) -> baton.v1.types_pb2.Constraint:
         """Of the output: the first token is drawn under it. Unset: none."""
 
+    @property
+    def adapter_info(self) -> baton.v1.types_pb2.AdapterInfo:
+        """What `adapter` names. Refused with FAILED_PRECONDITION, before any KV moves, if the digest is another one here."""
+
     def __init__(
         self,
         *,
@@ -626,9 +639,10 @@ class PrefillSubmit(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         constraint: baton.v1.types_pb2.Constraint | None = ...,
         tenant: builtins.str = ...,
+        adapter_info: baton.v1.types_pb2.AdapterInfo | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "packed_prompt", b"packed_prompt", "prefill_id", b"prefill_id", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter_info", b"adapter_info", "constraint", b"constraint", "sampling", b"sampling", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_info", b"adapter_info", "cache_namespace", b"cache_namespace", "constraint", b"constraint", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "packed_prompt", b"packed_prompt", "prefill_id", b"prefill_id", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
 
 global___PrefillSubmit = PrefillSubmit
 

@@ -47,7 +47,9 @@ class Served:
             self.harness.admit(prompt, adapter_slot=index % len(self.oracles) - 1) for index, prompt in enumerate(asked)
         ]
         self.harness.run(count, chunk)
-        expected = [generate_greedily(self.oracles[i % len(self.oracles)], prompt, count) for i, prompt in enumerate(asked)]
+        expected = [
+            generate_greedily(self.oracles[i % len(self.oracles)], prompt, count) for i, prompt in enumerate(asked)
+        ]
         assert [one.output[:count] for one in running] == expected
         base = [generate_greedily(self.oracles[0], prompt, count) for prompt in asked]
         changed = [i for i in range(len(asked)) if i % len(self.oracles) and base[i] != expected[i]]

@@ -173,7 +173,7 @@ def test_tensors_that_do_not_fit_are_refused(
 def test_a_broken_folder_is_refused(llama: tuple[PreTrainedModel, BaseModel], adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no such folder"):
         read(tmp_path / "nowhere", llama[1])
-    with pytest.raises(NotFound, match="holds no adapter_config.json"):
+    with pytest.raises(NotFound, match=r"holds no adapter_config\.json"):
         read(tmp_path, llama[1])
     content = (adapter / WEIGHTS).read_bytes()
     (adapter / WEIGHTS).write_bytes(content[:-100])

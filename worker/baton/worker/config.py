@@ -167,6 +167,9 @@ class WorkerConfig(AdapterSettings):
         default=1,
         metadata={"help": "Tokens that a simulated request gets in a step, at most.", "minimum": 1, "maximum": 64},
     )
+    sim_adapter_seconds: float = field(
+        default=0.1, metadata={"help": "A simulated read of an adapter from files, in seconds.", "minimum": 0.0}
+    )
     sim_stall_file: str = field(
         default="",
         metadata={"help": "While it exists, no simulated step ends. Empty: none.", "metavar": "FILE"},

@@ -67,7 +67,9 @@ class AdapterSettings(ModelSettings):
             name, separator, folder = entry.partition("=")
             if not separator or not name or not folder or name in found:
                 problem = f"gives {name} twice" if name in found else f"has {entry!r}"
-                raise InvalidRequest(f"lora_modules {problem}; it must be NAME=FOLDER, each name once", field="lora_modules")
+                raise InvalidRequest(
+                    f"lora_modules {problem}; it must be NAME=FOLDER, each name once", field="lora_modules"
+                )
             found[name] = folder
         return found
 

@@ -276,6 +276,14 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
+class AdapterRef(NamedTuple):
+    """A LoRA adapter: its digest says which one, its path where it is read from."""
+
+    name: str
+    path: str
+    digest: bytes  # 16 bytes
+
+
 @dataclass(slots=True)
 class RowInit:
     """A request that enters the batch, with all that the executor needs until the row is freed."""
@@ -401,6 +409,7 @@ class Request:
     pooling: PoolingParams | None = None  # with the head POOL: it ends with its prompt's last token
     constraint: Constraint | None = None  # of the whole output, including its part in token_ids
     tenant: str = ""  # charged for its compilation; empty: unknown
+    adapter: AdapterRef | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, TokenIds):

@@ -53,6 +53,7 @@ class WindowExecutor:
     max_step_tokens = 1
     processors = NO_PROCESSORS
     kv = None
+    adapters = None
 
     def __init__(
         self,

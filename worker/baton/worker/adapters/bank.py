@@ -67,9 +67,7 @@ class AdapterBank:
         self.rows = _rows_of(slots, self._device) if (slots != NO_SLOT).any() else None
 
 
-def _site_bank(
-    site: Site, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
-) -> SiteBank:
+def _site_bank(site: Site, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> SiteBank:
     # Zeroed pages of a host take no memory until they are written.
     parts = len(site.parts)
     return SiteBank(

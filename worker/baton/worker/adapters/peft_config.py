@@ -125,7 +125,9 @@ def _pattern(path: Path, key: str, values: Mapping[str, Any], *, whole: bool = F
         try:
             re.compile(pattern)
         except re.error as error:
-            raise InvalidRequest(f"{path}: {key} has {pattern!r}, no regular expression: {error}", field=FIELD) from None
+            raise InvalidRequest(
+                f"{path}: {key} has {pattern!r}, no regular expression: {error}", field=FIELD
+            ) from None
     return {pattern: _number(path, f"{key}.{pattern}", value, whole=whole) for pattern, value in given.items()}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.worker.core import BlockHash, BlockId, FinishReason, Request, Tier, TokenLogprobs
+from baton.worker.engine.adapter_requests import AdapterRequests
 from baton.worker.engine.constraints import Constraints
 from baton.worker.engine.host_copies import HostCopier
 from baton.worker.engine.live_requests import LiveRequests
@@ -38,6 +39,7 @@ from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.scheduling.steps.draft import ScheduledStep
 
 if TYPE_CHECKING:
+    from baton.worker.engine.adapters.pool import AdapterPool
     from baton.worker.sampling.grammar.grammars import Grammars
 
 _BEGUN_AHEAD_SECONDS = 3600.0  # resumed requests are ranked this much earlier than their arrival
@@ -54,6 +56,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
         step_status: StepStatus | None = None,  # receives each step's time limit; None: no watchdog
+        adapters: AdapterPool[RequestState] | None = None,  # None: no request has an adapter
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new after every reset_prefix_cache
@@ -100,6 +103,7 @@ class Engine:
             step_status or StepStatus(),
         )
         self._constraints = Constraints(grammars, self._scheduler, self._requests, self._in_flight, self._rates)
+        self._adapters = AdapterRequests(adapters, self._scheduler, self._requests, self._place)
 
     def listen(self, listener: EngineListener) -> None:
         """Adds a listener. Listeners are called in the order in which they were added."""
@@ -125,6 +129,7 @@ class Engine:
             raise InvalidRequest(f"request {request.request_id!r} exists already", field="request_id")
         if request.constraint is not None:
             self._constraints.check()
+        self._adapters.check(request)
         check_queue(request.tenant, self._scheduler, self._settings.max_queue_depth, self.load)
         state = self._new_state(request)
         state.receiver_block_size = receiver_block_size
@@ -135,10 +140,10 @@ class Engine:
             if request.block_hashes:
                 state.take_hashes(request.block_hashes, block_size)
             state.hash_up_to(len(request.token_ids), block_size)
-        if request.constraint is None:
-            self._scheduler.place(state)
+        if request.adapter is None:
+            self._place(state)
         else:
-            self._constraints.compile(state)
+            self._adapters.open(state)
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its Finish is in the next outputs; leased blocks stay until free_lease. Idempotent."""
@@ -154,6 +159,7 @@ class Engine:
         """
         self._requests.expire()
         self._copier.land()
+        self._adapters.settle()
         self._constraints.settle()
         self._in_flight.draw()
         scheduled = None if self.frozen or self._in_flight.full else self._scheduler.schedule()
@@ -172,6 +178,7 @@ class Engine:
         if self._in_flight and (scheduled is None or self._in_flight.full):
             if wait or self._in_flight.ended:
                 self._in_flight.collect()
+                self._adapters.settle()
             else:
                 self.waits = True
         return self._requests.take_outputs()
@@ -188,7 +195,7 @@ class Engine:
     def has_work(self) -> bool:
         """Returns whether step() would do anything now. Requests that only wait for a remote prefill do not count."""
         runnable = not self.frozen and self._scheduler.runnable()
-        return self._working or self._constraints.pending or runnable
+        return self._working or self._constraints.pending or self._adapters.pending or runnable
 
     @property
     def _working(self) -> bool:
@@ -211,8 +218,9 @@ class Engine:
         self._scheduler.recompute_all()
 
     def next_deadline(self) -> float | None:
-        """Returns when step() must be called for a request's deadline, on the engine's clock."""
-        return self._requests.next_deadline()
+        """Returns when step() must be called for a request's deadline or adapter, on the engine's clock."""
+        dues = (self._requests.next_deadline(), self._adapters.due)
+        return min((due for due in dues if due is not None), default=None)
 
     def unwatch_steps(self) -> None:
         """Lifts the time limit of steps in flight: the engine is about to do other work meanwhile."""
@@ -221,7 +229,9 @@ class Engine:
     def load(self) -> LoadSnapshot:
         """Returns the current load and speed."""
         left = self._in_flight.num_prefill_tokens_left
-        return load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
+        load = load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
+        pool = self._adapters.pool
+        return load if pool is None else load._replace(adapter_load_seconds=pool.load_seconds)
 
     def residency_times(self) -> ResidencyTimes:
         """Returns how long measured blocks live and are unused."""
@@ -256,6 +266,11 @@ class Engine:
     def count_blocks(self) -> PoolAudit:
         """Returns the pool's own counts, unchecked. O(1)."""
         return self._scheduler.pool.count()
+
+    def adapters_on_device(self) -> list[str]:
+        """Returns the names of the adapters on the device."""
+        pool = self._adapters.pool
+        return [] if pool is None else pool.on_device()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
         """Returns the cache's changes since the last call, in order within each tier."""
@@ -356,6 +371,13 @@ class Engine:
         return [] if state is None else [*state.block_ids, *state.leased]
 
     # Submitting.
+
+    def _place(self, state: RequestState) -> None:
+        """Places a request that has what it needs on the device, once its grammar is compiled."""
+        if state.request.constraint is None:
+            self._scheduler.place(state)
+        else:
+            self._constraints.compile(state)
 
     def _new_state(self, request: Request) -> RequestState:
         self._num_submitted += 1

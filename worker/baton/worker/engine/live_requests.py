@@ -14,6 +14,7 @@ from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from baton.worker.engine.adapters.pool import AdapterPool
     from baton.worker.sampling.grammar.grammars import Grammars
 
 _LOG = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class LiveRequests:
         self._counters = counters
         self._clock = clock
         self._grammars = grammars
+        self.adapters: AdapterPool[RequestState] | None = None  # set by an engine that has some
         self._deadlines = Deadlines()
 
     def add(self, state: RequestState) -> bool:
@@ -124,6 +126,8 @@ class LiveRequests:
         """Removes a request from the engine, except an open lease."""
         if state.grammar is not None and self._grammars is not None:
             self._grammars.end(state.grammar)
+        if state.request.adapter is not None and self.adapters is not None:
+            self.adapters.end(state, state.request.adapter, self._scheduler.last_step)
         self._scheduler.retire(state)
         self.forget_if_done(state)
 

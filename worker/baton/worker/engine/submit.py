@@ -13,7 +13,16 @@ import numpy as np
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.v1 import types_pb2, worker_pb2
-from baton.worker.core import Int32, ModelSpec, ReasoningLimit, Request, SamplingParams, StopConditions, TokenIds
+from baton.worker.core import (
+    AdapterRef,
+    Int32,
+    ModelSpec,
+    ReasoningLimit,
+    Request,
+    SamplingParams,
+    StopConditions,
+    TokenIds,
+)
 from baton.worker.engine.submit_pooled import pooled_of
 from baton.worker.link.prompts import KnownPrompt
 from baton.worker.requests.validation import check_token_ids
@@ -78,17 +87,19 @@ def generation_of(
     now: float,
     known: KnownPrompt = _UNKNOWN,
     memo: ParameterMemo | None = None,
+    adapter: AdapterRef | None = None,
 ) -> Request:
     """Returns the request to run as `name`, which arrived at `now`. Raises InvalidRequest with the field.
 
-    `known`: what this worker's front read of the prompt. `memo`: of requests to the same model.
+    `known`: what this worker's front read of the prompt. `memo`: of requests to the same model. `adapter`: what the
+    request names, by the worker's directory.
     """
-    if submit.adapter:
-        raise Unsupported(f"adapter {submit.adapter!r} is not loaded; this worker has no adapters", field="adapter")
+    if submit.adapter and adapter is None:
+        raise no_adapters(submit.adapter)
     given = known.token_ids
     prompt = unpacked_token_ids(given) if given else as_token_ids(submit.prompt_token_ids)
     if submit.HasField("pooling"):
-        return pooled_of(submit, model, name, now, prompt, known.block_hashes)
+        return replace(pooled_of(submit, model, name, now, prompt, known.block_hashes), adapter=adapter)
     output = submit.resume.output_token_ids
     if output:
         _check_tokens(output, model.vocab_size, "resume.output_token_ids")
@@ -115,18 +126,24 @@ def generation_of(
         traceparent=submit.traceparent,
         tenant=submit.tenant,
         constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
+        adapter=adapter,
     )
 
 
 def prefill_of(
-    submit: worker_pb2.PrefillSubmit, model: ModelSpec, name: str, now: float, known: KnownPrompt = _UNKNOWN
+    submit: worker_pb2.PrefillSubmit,
+    model: ModelSpec,
+    name: str,
+    now: float,
+    known: KnownPrompt = _UNKNOWN,
+    adapter: AdapterRef | None = None,
 ) -> Request:
     """Returns the prefill that another worker requests, to run as `name`. Raises InvalidRequest with the field.
 
-    `known`: what this worker's front read of the prompt.
+    `known` and `adapter` are as in `generation_of`.
     """
-    if submit.adapter:
-        raise Unsupported(f"adapter {submit.adapter!r} is not loaded; this worker has no adapters", field="adapter")
+    if submit.adapter and adapter is None:
+        raise no_adapters(submit.adapter)
     token_ids = packed_token_ids(submit)
     if submit.num_output_tokens >= len(token_ids):
         raise InvalidRequest(
@@ -149,6 +166,14 @@ def prefill_of(
         traceparent=submit.traceparent,
         tenant=submit.tenant,
         constraint=constraint_of(submit.constraint) if submit.HasField("constraint") else None,
+        adapter=adapter,
+    )
+
+
+def no_adapters(name: str) -> Unsupported:
+    """Returns the error for a request with an adapter on a worker without any."""
+    return Unsupported(
+        f"adapter {name!r} cannot be loaded: this worker was started without --enable-lora", field="adapter"
     )
 
 

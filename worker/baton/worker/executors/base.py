@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import InternalError
+from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.core import BlockId, HostSlot, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
@@ -103,6 +104,10 @@ class Executor(Protocol):
     @property
     def kv_spec(self) -> KvSpec:
         """The KV spec of the blocks, for the weights in use."""
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        """The LoRA adapters of the model. None: it is started without them."""
 
     @property
     def kv_bytes(self) -> Sequence[NDArray[np.uint8]] | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _OF_MODELS = (LOGITS_PROCESSORS, MODEL_FAMILIES, WEIGHT_FORMATS)
 _SIM_NUM_BLOCKS = 8192
+_SIM_WRITE_SHARE = 0.05  # a copy to the device, of a read from files
 _SIM_BYTES_PER_TOKEN = 131072  # of host memory: the KV of an 8B model, which the simulator's speed is from
 
 
@@ -86,6 +87,9 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         max_step_tokens=config.sim_step_tokens,
         num_host_blocks=config.num_host_blocks(_SIM_BYTES_PER_TOKEN * config.block_size),
         host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
+        max_loras=config.max_loras if config.enable_lora else 0,
+        adapter_read_seconds=config.sim_adapter_seconds,
+        adapter_write_seconds=config.sim_adapter_seconds * _SIM_WRITE_SHARE,
         speed=speed,
     )
 

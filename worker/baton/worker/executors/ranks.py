@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import Unsupported
+from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import DeviceLost, HostCopies, LayerHook, NewWeights, ServingExecutor
 from baton.worker.executors.facts import DeviceFacts
@@ -83,6 +84,10 @@ class RankGroup:
     @property
     def kv_spec(self) -> KvSpec:
         return self._leader.kv_spec
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        return self._leader.adapters
 
     @property
     def kv_bytes(self) -> Sequence[NDArray[np.uint8]] | None:

@@ -88,6 +88,18 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         answer = await self._engine.call(Method.STOP_PROFILE, request.SerializeToString(), timeout=_WRITE_SECONDS)
         return control_pb2.StopProfileResponse.FromString(answer)
 
+    async def LoadAdapter(  # noqa: N802
+        self, request: control_pb2.LoadAdapterRequest, context: Context
+    ) -> control_pb2.LoadAdapterResponse:
+        answer = await self._engine.call(Method.LOAD_ADAPTER, request.SerializeToString(), timeout=_LOAD_SECONDS)
+        return control_pb2.LoadAdapterResponse.FromString(answer)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: control_pb2.UnloadAdapterRequest, context: Context
+    ) -> control_pb2.UnloadAdapterResponse:
+        answer = await self._engine.call(Method.UNLOAD_ADAPTER, request.SerializeToString())
+        return control_pb2.UnloadAdapterResponse.FromString(answer)
+
     async def drain(self, timeout_ms: int) -> control_pb2.DrainResponse:
         """Reports that the worker is not ready, then refuses new requests."""
         await self._set_ready(False)

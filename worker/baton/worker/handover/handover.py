@@ -15,6 +15,7 @@ from typing import Protocol
 from baton.rpc.errors import ServiceError, Unavailable, status_of
 from baton.v1 import control_pb2, kv_pb2, types_pb2, worker_pb2
 from baton.worker.core import Request
+from baton.worker.engine.adapters.directory import AdapterDirectory
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
 from baton.worker.handover.bandwidth import Bandwidth
@@ -73,6 +74,7 @@ class Handover(EngineListener):
         settings: HandoverSettings,
         clock: Callable[[], float] = time.monotonic,
         renewal: LeaseRenewal | None = None,  # None: a thread
+        adapters: AdapterDirectory | None = None,  # of requests of other workers; None: they have none
     ) -> None:
         hello = kv_pb2.PeerHello(
             worker_id=worker_id,
@@ -106,6 +108,7 @@ class Handover(EngineListener):
             self._close_prefill_stream,
             self._listeners,
             clock,
+            adapters,
         )
         self.decode_side = DecodeSide(
             engine,

@@ -38,6 +38,7 @@ def prefill_submit(
     request: Request, prefill_id: int, num_cached_tokens: int, num_tokens: int, now: float
 ) -> worker_pb2.PrefillSubmit:
     """Returns a request for the KV of the first `num_tokens` tokens, and for the token that follows."""
+    adapter = request.adapter
     return worker_pb2.PrefillSubmit(
         prefill_id=prefill_id,
         request_id=public_id(request),
@@ -52,6 +53,8 @@ def prefill_submit(
         traceparent=request.traceparent,
         constraint=None if request.constraint is None else constraint_message(request.constraint),
         tenant=request.tenant,
+        adapter="" if adapter is None else adapter.name,
+        adapter_info=None if adapter is None else types_pb2.AdapterInfo(**adapter._asdict()),
     )
 
 

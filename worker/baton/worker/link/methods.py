@@ -23,3 +23,5 @@ class Method(enum.IntEnum):
     ADD_WEIGHTS = 13  # the number of tensors in the inbox of this process
     FINISH_WEIGHT_UPDATE = 14
     SWITCH_ROLE = 15
+    LOAD_ADAPTER = 16  # answered when it is read
+    UNLOAD_ADAPTER = 17

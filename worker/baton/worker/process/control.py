@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from baton.rpc.errors import ServiceError, Unsupported, status_of
 from baton.v1 import control_pb2, worker_pb2
+from baton.worker.engine.adapters.directory import AdapterDirectory
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.link.frames import Kind
 from baton.worker.link.methods import Method
@@ -71,6 +72,7 @@ class EngineControl:
         lifecycle: Lifecycle,
         clock: Callable[[], float] = time.monotonic,
         updates: WeightUpdates | None = None,
+        adapters: AdapterDirectory | None = None,
     ) -> None:
         self._target = target
         self._send = send
@@ -101,6 +103,9 @@ class EngineControl:
             ),
         }
 
+        self._adapters = adapters
+        self._methods[Method.UNLOAD_ADAPTER] = self._unload_adapter
+        self._later[Method.LOAD_ADAPTER] = self._load_adapter
         if updates is not None:
             self._methods[Method.START_WEIGHT_UPDATE] = updates.start
             self._methods[Method.ADD_WEIGHTS] = updates.add
@@ -193,6 +198,18 @@ class EngineControl:
         epoch = self._target.reset_prefix_cache()
         _log.info("prefix cache reset: epoch %d", epoch)
         reply(control_pb2.ResetPrefixCacheResponse(epoch=epoch))
+
+    def _load_adapter(self, payload: bytes, reply: Reply, refuse: Refuse) -> None:
+        self._require_adapters().load(control_pb2.LoadAdapterRequest.FromString(payload), reply, refuse)
+
+    def _unload_adapter(self, payload: bytes) -> bytes:
+        request = control_pb2.UnloadAdapterRequest.FromString(payload)
+        return self._require_adapters().unload(request.name).SerializeToString()
+
+    def _require_adapters(self) -> AdapterDirectory:
+        if self._adapters is None:
+            raise Unsupported("this worker was started without --enable-lora", field="lora_name")
+        return self._adapters
 
     def _start_profile(self, payload: bytes) -> bytes:
         request = control_pb2.StartProfileRequest.FromString(payload)

@@ -9,6 +9,7 @@ from functools import partial
 
 from baton.v1 import control_pb2, worker_pb2
 from baton.worker.core import Request
+from baton.worker.engine.adapters.directory import AdapterDirectory
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import ServingExecutor
 from baton.worker.handover.handover import Handover
@@ -56,9 +57,11 @@ class EngineLoop(EngineListener, HandoverListener):
         inbox: Inbox | None = None,
         costs: StepCosts | None = None,
         cache: Cache | None = None,  # whose changes are reported; None: the engine's
+        adapters: AdapterDirectory | None = None,  # that requests may name; None: no request has one
     ) -> None:
         self._link = link
         self._costs = costs
+        self._adapters = adapters
         self._engine = engine
         self._executor = executor
         self._handover = handover
@@ -76,13 +79,16 @@ class EngineLoop(EngineListener, HandoverListener):
             handover,
             clock,
             counted=executor.max_step_tokens > 1,
+            adapters=adapters,
         )
         self._events = EventLog(cache or engine, identity.worker_id, link.send, clock)
         actions = EngineLifecycleActions(self, engine, executor, handover, identity, link, self._end_drain)
         lifecycle = Lifecycle(actions, clock)
         updates = WeightUpdates(executor, lifecycle, inbox)
-        self._control = EngineControl(self, link.send, lifecycle, clock, updates)
+        self._control = EngineControl(self, link.send, lifecycle, clock, updates, adapters)
         self._state = StateReporter(self.state, lambda state: link.send(Kind.STATE, 0, state))
+        if adapters is not None:
+            adapters.changed = lambda: self._state.report(self._clock(), at_once=True)
         self._changing = False
         self._stopping = False
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
@@ -126,6 +132,9 @@ class EngineLoop(EngineListener, HandoverListener):
         )
         state.totals.CopyFrom(totals_message(self._engine.counters()))
         state.flows.extend(self._handover.flows())
+        if self._adapters is not None:
+            state.model.adapters.extend(self._adapters.infos())
+            state.adapters.extend(self._engine.adapters_on_device())
         return state
 
     def counters(self) -> control_pb2.WorkerCounters:
@@ -157,6 +166,7 @@ class EngineLoop(EngineListener, HandoverListener):
             num_transferred_tokens=totals.num_transferred_tokens,
             step_costs=None if self._costs is None else self._costs.message(),
             kv_residency=self._engine.residency_times().message(),
+            adapters=None if self._adapters is None else self._adapters.counters(),
         )
 
     def audit(self) -> PoolAudit:
@@ -212,6 +222,8 @@ class EngineLoop(EngineListener, HandoverListener):
             self._handlers[kind](channel, payload)
         self._engine.limits.paused = self._profiler.recording or self._control.changing
         self._handover.tick()
+        if self._adapters is not None:
+            self._adapters.check()
         outputs = self._step()
         self._sessions.report_waits()
         self._report_outputs(outputs)

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.plugins.kinds import WORKER as WORKER_PLUGINS
 from baton.plugins.plugins import Plugins
@@ -24,6 +24,9 @@ from baton.rpc.identity.identity import WORKER
 from baton.rpc.tls.credentials import Tls
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.config import WorkerConfig
+from baton.worker.engine.adapters.directory import AdapterDirectory, DirectorySettings
+from baton.worker.engine.adapters.loads import ThreadLoads
+from baton.worker.engine.adapters.pool import AdapterPool
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor, ServingExecutor
 from baton.worker.executors.cuda.compilation.cache import use_compile_cache
@@ -49,6 +52,7 @@ from baton.worker.process.state_reporter import model_message
 from baton.worker.process.step_trace import StepTrace, TracedExecutor
 from baton.worker.process.steps.nvtx import NvtxExecutor, nvtx_ranges
 from baton.worker.process.steps.step_costs import MeteredExecutor, StepCosts
+from baton.worker.requests.state import RequestState
 from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.scheduling.settings import EngineSettings
 from baton.worker.transfer.kinds.factory import Paths, choose_paths
@@ -126,12 +130,18 @@ def _serve(
         stepped = _around_steps(config, executor, trace, costs)
         grammars = _make_grammars(config, executor, link.wake)
         cleanup.callback(grammars.close)
+        adapters = _make_adapters(config, executor, link.wake, cleanup)
         engine = Engine(
-            stepped, _engine_settings(config), epoch=time.time_ns(), grammars=grammars, step_status=step_status
+            stepped,
+            _engine_settings(config),
+            epoch=time.time_ns(),
+            grammars=grammars,
+            step_status=step_status,
+            adapters=adapters.pool,
         )
         settings = _handover_settings(config, executor)
         paths = _choose_paths(config, executor, settings, plugins)
-        handover = _make_handover(link, config, start, engine, executor, settings, paths)
+        handover = _make_handover(link, config, start, engine, executor, settings, paths, adapters.directory)
         cleanup.callback(handover.close)
         profiler = StepProfiler(config.profile_dir, config.executor, lambda: engine.counters().num_steps)
         cleanup.callback(profiler.close)
@@ -139,7 +149,18 @@ def _serve(
         spans = SpanSender(link.send) if config.otlp_endpoint else None
         cache = _published_cache(config, engine, cleanup)
         loop = EngineLoop(
-            link, engine, executor, handover, identity, profiler, trace, spans, inbox=inbox, costs=costs, cache=cache
+            link,
+            engine,
+            executor,
+            handover,
+            identity,
+            profiler,
+            trace,
+            spans,
+            inbox=inbox,
+            costs=costs,
+            cache=cache,
+            adapters=adapters.directory,
         )
         if own_process:
             _report_start(config, executor, engine, paths)
@@ -147,6 +168,30 @@ def _serve(
             gc.freeze()
         # Simulated fleets have many workers on a machine, and few constraints.
         loop.run(grammars.warm_up if own_process and config.executor != "sim" else None)
+
+
+class _Adapters(NamedTuple):
+    """The adapters of an engine, if it has any."""
+
+    pool: AdapterPool[RequestState] | None = None
+    directory: AdapterDirectory | None = None
+
+
+def _make_adapters(
+    config: WorkerConfig, executor: Executor, wake: Callable[[], None], cleanup: contextlib.ExitStack
+) -> _Adapters:
+    memory = executor.adapters
+    if memory is None:
+        return _Adapters()
+    loads = ThreadLoads(wake)
+    cleanup.callback(loads.close)
+    pool: AdapterPool[RequestState] = AdapterPool(memory, config.num_host_loras, loads, time.monotonic)
+    settings = DirectorySettings(
+        config.static_loras, config.lora_folders, config.lora_resolver_folder, (config.model_name,)
+    )
+    directory = AdapterDirectory(memory, pool, settings, wake)
+    cleanup.callback(directory.close)
+    return _Adapters(pool, directory)
 
 
 def _published_cache(config: WorkerConfig, engine: Engine, cleanup: contextlib.ExitStack) -> PublishedCache | None:
@@ -229,9 +274,11 @@ def _make_handover(
     executor: Executor,
     settings: HandoverSettings,
     paths: Paths,
+    adapters: AdapterDirectory | None,
 ) -> Handover:
     if not paths.used:
-        return Handover(engine, executor, NoTransports(link.wake), link, start["worker_id"], settings)
+        no_transports = NoTransports(link.wake)
+        return Handover(engine, executor, no_transports, link, start["worker_id"], settings, adapters=adapters)
     listen_host, _ = split_address(config.listen, "listen")
     host, port = split_address(config.transfer_listen or f"{listen_host}:0", "transfer_listen")
     transport = Transports(
@@ -245,7 +292,7 @@ def _make_handover(
         max_piece_bytes=settings.piece_bytes,
         tls=KvTls(Tls(config.tls, WORKER)) if config.tls else None,
     )
-    return Handover(engine, executor, transport, link, start["worker_id"], settings)
+    return Handover(engine, executor, transport, link, start["worker_id"], settings, adapters=adapters)
 
 
 def _report_start(config: WorkerConfig, executor: ServingExecutor, engine: Engine, paths: Paths) -> None:

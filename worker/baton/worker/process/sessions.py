@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest, ServiceError, Unavailable, status_of
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import ModelSpec, Request, TokenLogprobs
+from baton.worker.engine.adapters.directory import AdapterDirectory
 from baton.worker.engine.submit import ParameterMemo, generation_of
 from baton.worker.link.frames import Kind
 from baton.worker.link.prompts import KnownPrompt
@@ -66,6 +67,7 @@ class Sessions:
         remote: RemotePrefills | None = None,
         clock: Callable[[], float] = time.monotonic,
         counted: bool = False,  # steps return several tokens of a request, so every frame counts them
+        adapters: AdapterDirectory | None = None,  # None: no request has one
     ) -> None:
         self._engine = engine
         self._model = model
@@ -74,6 +76,7 @@ class Sessions:
         self._remote = remote
         self._clock = clock
         self._counted = counted
+        self._adapters = adapters
         self._serial = itertools.count(1)
         self._parameters = ParameterMemo()
         self._sessions: dict[int, Session] = {}
@@ -234,8 +237,9 @@ class Sessions:
             raise InvalidRequest(
                 f"slot {submit.slot} is in use by request {running.request_id}; both are ended", field="slot"
             )
+        adapter = None if self._adapters is None else self._adapters.ref_of(submit)
         name = f"{submit.request_id}#e{next(self._serial)}"  # choices of one request share its id
-        request = generation_of(submit, self._model, name, self._clock(), known, self._parameters)
+        request = generation_of(submit, self._model, name, self._clock(), known, self._parameters, adapter)
         self._engine.submit(request)
         if request.remote_prefill and self._remote is not None:
             self._remote.expect(request, submit.prefill)

@@ -60,6 +60,7 @@ def load_message(load: LoadSnapshot, spec: KvSpec, transfer_bytes_per_second: fl
         restore_bytes_per_second=load.restore_bytes_per_second,
         num_host_blocks=load.num_host_blocks,
         num_cached_host_blocks=load.num_cached_host_blocks,
+        adapter_load_seconds=load.adapter_load_seconds,
     )
 
 

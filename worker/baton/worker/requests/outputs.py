@@ -153,6 +153,7 @@ class LoadSnapshot(NamedTuple):
     num_host_blocks: int = 0  # of host memory
     num_cached_host_blocks: int = 0
     restore_bytes_per_second: float = 0.0  # 0: unknown
+    adapter_load_seconds: float = 0.0  # 0: unknown
 
 
 @dataclass(slots=True)

@@ -155,6 +155,7 @@ PartialBlocks: TypeAlias = WindowBlocks | StateBlocks
 class Phase(enum.Enum):
     """The phase of a request."""
 
+    LOADING = "waiting for its adapter"  # which is not on the device yet; holds no blocks
     COMPILING = "waiting for its grammar"  # its constraint is being compiled; holds no blocks
     WAITING = "waiting"  # in the queue; holds no blocks
     PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
@@ -193,6 +194,7 @@ class RequestState:
     min_free: int = 0  # admission is not tried again with fewer free blocks
     started: float | None = None
     first_token: float | None = None
+    adapter_slot: int = -1  # of its adapter on the device, while it may run; -1: it has none
     grammar: GrammarMatch | None = None  # of a request with a constraint; read only while it is ready
     num_cached_tokens: int = 0
     num_transferred_tokens: int = 0

@@ -203,6 +203,7 @@ class Admissions:
             request.sampling,
             request.pooling,
             request.cache_namespace,
+            adapter_slot=state.adapter_slot,
         )
         draft.new_blocks[row] = list(state.block_ids)
         if request.prefill_only:

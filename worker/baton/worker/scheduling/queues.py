@@ -16,7 +16,7 @@ class RequestQueues:
         self.aside = WaitingQueue()  # long prompts that others pass, until one more may start
         self.ready = WaitingQueue()  # admitted before waiting ones: they hold blocks that others may wait for
         self.remote: dict[RequestState, None] = {}  # in phase REMOTE, in order
-        self.compiling: set[RequestState] = set()  # in phase COMPILING
+        self.compiling: set[RequestState] = set()  # in phase LOADING or COMPILING
         self.stalled = False  # the last schedule found nothing that fits, and nothing has changed since
 
     @property

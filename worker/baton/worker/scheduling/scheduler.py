@@ -118,8 +118,18 @@ class Scheduler:
         return self.queues.num_waiting + len(self.restores.states) + self._prefixes.num_parked
 
     @property
+    def last_step(self) -> int:
+        """The number of the last scheduled step."""
+        return self._step
+
+    @property
+    def collected_step(self) -> int:
+        """The number of the last collected step."""
+        return self._holdings.collected_step
+
+    @property
     def num_deferred(self) -> int:
-        """Requests of num_queued that wait for KV, a prefix or a grammar instead of capacity."""
+        """Requests of num_queued that wait for KV, a prefix, an adapter or a grammar instead of capacity."""
         return self.num_queued - self.queues.num_queued
 
     @property
@@ -160,6 +170,11 @@ class Scheduler:
         self.restores.audit()
 
     # Adding and removing requests.
+
+    def load_first(self, state: RequestState) -> None:
+        """Holds a new request until `place`, while its adapter is loaded."""
+        state.phase = Phase.LOADING
+        self.queues.compiling.add(state)
 
     def compile_first(self, state: RequestState) -> None:
         """Holds a new request until `place`, while its grammar is compiled."""

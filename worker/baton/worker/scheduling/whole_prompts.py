@@ -96,7 +96,12 @@ class WholePrompts:
         row = self._batch.add(state, 0, num_tokens)
         request = state.request
         draft.admitted[row] = RowInit(
-            row, request.token_ids.array(), request.num_prompt_tokens, request.sampling, request.pooling
+            row,
+            request.token_ids.array(),
+            request.num_prompt_tokens,
+            request.sampling,
+            request.pooling,
+            adapter_slot=state.adapter_slot,
         )
         self._queues.stalled = False
         self._background.start(state)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.virtual.timeline import Clock
+from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import HostCopies, LayerHook
 from baton.worker.kv_spec import full_spec
@@ -55,6 +56,7 @@ class VirtualExecutor:
         self._layer_hook: LayerHook | None = None
         self.host: HostCopies | None = None
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
+        self.adapters: AdapterMemory | None = None
         self._device = device
         self._clock = clock
         self._launched: deque[_Launched] = deque()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from baton.kernels.table import Case
 from baton.plugins.plugins import NO_PLUGINS, Plugins
+from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, StepPlan
 from baton.worker.executors.base import LayerHook
@@ -86,6 +87,7 @@ class CudaExecutor(DeviceExecutor):
         self._kv_dtype = kv_dtype(config, dtype)
         self.kv_spec = scaled_kv_spec(model_config, loaded, config.block_size, self._kv_dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
+        self.adapters: AdapterMemory | None = None
         self.host: HostCache | None = None
         self._generates = HeadKind.GENERATE in model_config.heads
         self._captured = config.cuda_graphs and model_config.capturable

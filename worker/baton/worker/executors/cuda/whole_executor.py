@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.rpc.errors import InternalError, InvalidRequest
+from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, StepPlan
 from baton.worker.executors.base import HostCopies
@@ -56,6 +57,7 @@ class WholeExecutor(DeviceExecutor):
         name = dtype_name(self._dtype)
         self.kv_spec = kv_spec_of(loaded.config, loaded.digest, config.block_size, name)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
+        self.adapters: AdapterMemory | None = None
         self.kv: KvCopies | None = None
         self.host: HostCopies | None = None
         with torch.inference_mode():

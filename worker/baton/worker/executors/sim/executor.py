@@ -21,6 +21,7 @@ from baton.worker.core import BlockId, Int32, Int64, ModelSpec, RowInit, StepPla
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.memory_part import ALL_PARTS, MemoryPart
+from baton.worker.executors.sim.adapters import SimAdapters
 from baton.worker.executors.sim.draws import SimDraws
 from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
@@ -76,6 +77,9 @@ class SimSettings:
     host_staging_blocks: int = 64  # most blocks in copies to host memory
     depth: int = 1
     max_step_tokens: int = 1  # most tokens of a decode; the number depends on earlier output
+    max_loras: int = 0  # adapters on the device; 0: none can be used
+    adapter_read_seconds: float = 0.0  # from files to host memory
+    adapter_write_seconds: float = 0.0  # from there to the device
     digest: bytes = b""  # empty: computed from the model's values above
     speed: SimSpeed = field(default_factory=SimSpeed)
 
@@ -143,6 +147,7 @@ class SimExecutor:
         self._read_settings = read_settings
         self._is_stalled = is_stalled
         self._source = ""
+        self.adapters = _adapters(settings)
         self._kv = SimKv(settings.num_layers, settings.num_blocks, settings.block_size)
         self.host = self._make_host()
         self._launched: deque[_Launched] = deque()
@@ -163,6 +168,7 @@ class SimExecutor:
         self._num_computed = np.zeros(num_rows, np.int64)
         self._last_tokens = np.zeros(num_rows, np.uint64)
         self._digests = np.zeros(num_rows, np.uint64)
+        self._salts = np.zeros(num_rows, np.uint64)  # of the rows' adapters
 
     def launch(self, plan: StepPlan) -> None:
         """Queues the step after those in flight."""
@@ -312,6 +318,7 @@ class SimExecutor:
         self._table_lens[row] = 0
         self._prompts[row] = init.token_ids.astype(np.uint64)
         self._num_known[row] = len(init.token_ids)
+        self._salts[row] = 0 if self.adapters is None else self.adapters.salts[init.adapter_slot]
         self._draws.admit(row, init)
 
     def _compute(self, step: _Launched) -> StepResult:
@@ -374,7 +381,7 @@ class SimExecutor:
             row, start = int(plan.rows[index]), int(plan.num_computed_tokens[index])
             chunk = self._prompts[row][start : start + int(plan.num_scheduled_tokens[index])]
             with np.errstate(over="ignore"):
-                self._digests[row] += self._kv.prefill(self._tables[row], start, chunk)
+                self._digests[row] += self._kv.prefill(self._tables[row], start, chunk + self._salts[row])
             self._num_computed[row] = start + len(chunk)
 
     def _decode(self, rows: Int64) -> None:
@@ -384,7 +391,8 @@ class SimExecutor:
         positions = self._num_computed[rows]
         for index in np.flatnonzero(positions < self._num_known[rows]).tolist():
             self._last_tokens[rows[index]] = self._prompts[rows[index]][positions[index]]
-        self._digests[rows] += self._kv.decode(self._tables, rows, positions, self._last_tokens[rows])
+        token_ids = self._last_tokens[rows] + self._salts[rows]
+        self._digests[rows] += self._kv.decode(self._tables, rows, positions, token_ids)
         self._num_computed[rows] += 1
 
     def _draw(self, rows: Int64, masks: TokenMasks | None = None) -> tuple[Int32, dict[int, TokenLogprobs], UInt64]:
@@ -394,3 +402,12 @@ class SimExecutor:
         token_ids, logprobs = self._draws.draw(rows, positions, bits, masks)
         self._last_tokens[rows] = token_ids.astype(np.uint64)
         return token_ids, logprobs, bits
+
+
+def _adapters(settings: SimSettings) -> SimAdapters | None:
+    if not settings.max_loras:
+        return None
+    factor = settings.speed.factor
+    return SimAdapters(
+        settings.max_loras, factor * settings.adapter_read_seconds, factor * settings.adapter_write_seconds
+    )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from baton.rpc.errors import DeadlineExceeded, InvalidRequest, Mismatch, ServiceError, Unavailable
 from baton.v1 import kv_pb2, worker_pb2
 from baton.worker.core import Request
+from baton.worker.engine.adapters.directory import AdapterDirectory
 from baton.worker.engine.engine import Engine
 from baton.worker.engine.submit import prefill_of
 from baton.worker.executors.base import Executor
@@ -53,8 +54,10 @@ class PrefillSide:
         close_peer: Callable[[int, ServiceError], None],
         listener: HandoverListener,
         clock: Callable[[], float] = time.monotonic,
+        adapters: AdapterDirectory | None = None,
     ) -> None:
         self.draining = False
+        self._adapters = adapters
         self._engine = engine
         self._executor = executor
         self._transport = transport
@@ -176,7 +179,8 @@ class PrefillSide:
             if self.draining:
                 raise Unavailable("the prefill worker is draining and accepts no new prompts")
             name = f"{submit.request_id}#p{next(self._serial)}"
-            request = prefill_of(submit, self._executor.model, name, self._clock(), known)
+            adapter = None if self._adapters is None else self._adapters.ref_of(submit)
+            request = prefill_of(submit, self._executor.model, name, self._clock(), known, adapter)
             assert peer.kv_spec is not None, "a submit is accepted only after the hello"
             self._engine.submit(request, peer.kv_spec.block_size)
         except ServiceError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import Executor, HostCopies, LayerHook
 from baton.worker.kv_spec import KvSpec
@@ -37,6 +38,10 @@ class WrappedExecutor:
     @property
     def kv_spec(self) -> KvSpec:
         return self._executor.kv_spec
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        return self._executor.adapters
 
     @property
     def kv_bytes(self) -> Sequence[NDArray[np.uint8]] | None:
