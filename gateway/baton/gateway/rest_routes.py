@@ -30,6 +30,7 @@ from baton.gateway.schemas import requests as types
 from baton.gateway.serving.affinity import PLACING
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.system.aborts import abort_routes
+from baton.gateway.system.adapters import adapter_routes
 from baton.gateway.system.admin import admin_routes
 from baton.gateway.system.invocations import invocation_routes
 from baton.gateway.system.models import model_routes
@@ -69,6 +70,7 @@ def rest_routes(
         *server_info_routes(serving),
         *(tokenizer_info_routes(serving.catalog) if config.enable_tokenizer_info_endpoint else ()),
         *(admin_routes(serving, fleet) if fleet is not None else ()),
+        *(adapter_routes(serving, fleet) if fleet is not None else ()),
     ]
     routes = [*api, *system]
     if not config.no_docs:

@@ -24,6 +24,7 @@ from baton.gateway.models.tokenization.detokenizer import NoText
 from baton.gateway.models.tokenization.tokenizer import Tokenizer
 from baton.gateway.routers.placer import Placed, Placer
 from baton.gateway.tracing.request import GatewayTracing
+from baton.rpc.errors import NotFound
 from baton.rpc.prompt_hashes import PromptHashes
 from baton.v1 import types_pb2
 
@@ -48,7 +49,7 @@ class WorkerGenerator:
         self._services = GenerationServices(router, streams, counters, tracing, stream_interval, fixed)
 
     async def start(self, request: GenerationRequest, sink: Sink) -> Generation:
-        model = self._catalog.get(request.model)
+        model = adapted(self._catalog, request.model, request.adapter)
         info = model.require_info()
         check_generates(model.name, info)
         resolved = self._resolver.resolve(request, model.defaults, info)
@@ -57,8 +58,8 @@ class WorkerGenerator:
         self._services.counters.requested_choices.observe(request.n)
         self._services.counters.requested_tokens.observe(resolved.stop.max_tokens)
         choices = [make_choice(index, request, resolved, model) for index in range(request.n)]
-        prompt = hash_prompt(request, info, self._hashes)
-        generation = RunningGeneration(request, resolved, prompt, model.name, choices, sink, self._services)
+        prompt = hash_prompt(request, info, self._hashes, model.adapter)
+        generation = RunningGeneration(request, resolved, prompt, model.base_name, choices, sink, self._services)
         await generation.begin()
         return generation
 
@@ -79,6 +80,17 @@ async def _without_words(resolved: ResolvedRequest, tokenizer: Tokenizer, vocab_
     sampling.CopyFrom(resolved.sampling)
     await forbid_words(sampling, tokenizer, vocab_size)
     return replace(resolved, sampling=sampling)
+
+
+def adapted(catalog: ModelCatalog, name: str, adapter: str) -> ServedModel:
+    """Returns the model of a name, with an adapter if one is given too. Raises NotFound for one of another model."""
+    model = catalog.get(name)
+    if not adapter:
+        return model
+    view = catalog.get(adapter)
+    if view.adapter is None or view.base_name != model.base_name:
+        raise NotFound(f"The adapter `{adapter}` of the model `{model.base_name}` does not exist.", field="adapter")
+    return view
 
 
 def make_choice(index: int, request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel) -> Choice:

@@ -19,21 +19,33 @@ class HashedPrompt:
     packed: bytes  # the tokens as little-endian uint32
     namespace: bytes
     block_hashes: bytes
+    adapter: types_pb2.AdapterInfo | None = None
 
 
-def hash_prompt(request: GenerationRequest, info: types_pb2.ModelInfo, hashes: PromptHashes) -> HashedPrompt:
-    namespace, packed = namespace_of(request, info), pack_tokens(request.prompt_token_ids)
+def hash_prompt(
+    request: GenerationRequest,
+    info: types_pb2.ModelInfo,
+    hashes: PromptHashes,
+    adapter: types_pb2.AdapterInfo | None = None,
+) -> HashedPrompt:
+    namespace, packed = namespace_of(request, info, adapter), pack_tokens(request.prompt_token_ids)
     return HashedPrompt(
         token_ids=request.prompt_token_ids,
         packed=packed,
         namespace=namespace,
         block_hashes=b"".join(hashes.hash_runs(namespace, packed, info.block_size)),
+        adapter=adapter,
     )
 
 
-def namespace_of(request: GenerationRequest | PoolRequest, info: types_pb2.ModelInfo) -> bytes:
-    """Returns the initial value of the hashes of a request's blocks."""
-    return cache_namespace(info.digest, info.block_size, request.adapter, _salt_of(request))
+def namespace_of(
+    request: GenerationRequest | PoolRequest,
+    info: types_pb2.ModelInfo,
+    adapter: types_pb2.AdapterInfo | None = None,
+) -> bytes:
+    """Returns the initial value of the hashes of a request's blocks. Of an adapter it is the contents that count."""
+    contents = "" if adapter is None else adapter.digest.hex()
+    return cache_namespace(info.digest, info.block_size, contents, _salt_of(request))
 
 
 def _salt_of(request: GenerationRequest | PoolRequest) -> str:

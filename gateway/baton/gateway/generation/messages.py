@@ -9,7 +9,7 @@ from baton.gateway.core import GenerationRequest
 from baton.gateway.generation.hashed_prompt import HashedPrompt
 from baton.gateway.generation.output.choice import Choice
 from baton.gateway.models.sampling import ResolvedRequest, seed_of_choice
-from baton.v1 import router_pb2, worker_pb2
+from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RequestMessages:
             tenant=request.tenant,
             tenant_weight=request.tenant_weight,
             priority=request.priority,
-            adapter=request.adapter,
+            adapter=_name(self.prompt.adapter),
             timeout_ms=timeout_ms,
             excluded_worker_ids=excluded,
             num_choices=len(choices),
@@ -54,7 +54,8 @@ class RequestMessages:
             cache_namespace=self.prompt.namespace,
             priority=request.priority,
             timeout_ms=timeout_ms,
-            adapter=request.adapter,
+            adapter=_name(self.prompt.adapter),
+            adapter_info=self.prompt.adapter,
             tenant=request.tenant,
             traceparent=request.traceparent,
         )
@@ -75,3 +76,7 @@ class RequestMessages:
         if choice.output_token_ids:
             submit.resume.output_token_ids.extend(choice.output_token_ids)
         return submit
+
+
+def _name(adapter: types_pb2.AdapterInfo | None) -> str:
+    return "" if adapter is None else adapter.name

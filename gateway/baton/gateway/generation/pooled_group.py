@@ -45,6 +45,7 @@ class PooledGroup:
         services: GenerationServices,
         progress: PoolProgress,
         max_model_len: int,
+        adapter: types_pb2.AdapterInfo | None = None,
     ) -> None:
         self._request = request
         self._indices = indices
@@ -53,6 +54,7 @@ class PooledGroup:
         self._services = services
         self._progress = progress
         self._max_model_len = max_model_len
+        self._adapter = adapter
         self._trace = None if services.tracing is None else services.tracing.of(request.traceparent)
         self._budget = RetryBudget(len(indices))
         self._excluded: list[str] = []
@@ -142,6 +144,7 @@ class PooledGroup:
             priority=request.priority,
             timeout_ms=request.timeout_ms,
             excluded_worker_ids=self._excluded,
+            adapter="" if self._adapter is None else self._adapter.name,
         )
 
     def _submit_message(self, number: int) -> worker_pb2.SubmitRequest:
@@ -155,6 +158,8 @@ class PooledGroup:
             tenant=request.tenant,
             traceparent=request.traceparent,
             pooling=request.params,
+            adapter="" if self._adapter is None else self._adapter.name,
+            adapter_info=self._adapter,
         )
         if request.second_starts:
             submit.pooling.second_text_start = request.second_starts[index]

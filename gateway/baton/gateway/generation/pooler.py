@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.gateway.core import PooledText, PoolRequest
 from baton.gateway.generation.hashed_prompt import namespace_of
@@ -27,11 +27,21 @@ class WorkerPooler:
     services: GenerationServices
 
     async def pool(self, request: PoolRequest) -> list[PooledText]:
-        info = self.catalog.get(request.model).require_info()
-        namespace = namespace_of(request, info)
+        model = self.catalog.get(request.model)
+        info, adapter = model.require_info(), model.adapter
+        namespace = namespace_of(request, info, adapter)
         progress = PoolProgress([None] * len(request.texts))
         groups = [
-            PooledGroup(request, indices, namespace, info.block_size, self.services, progress, info.max_model_len)
+            PooledGroup(
+                replace(request, model=model.base_name),
+                indices,
+                namespace,
+                info.block_size,
+                self.services,
+                progress,
+                info.max_model_len,
+                adapter,
+            )
             for indices in groups_of([len(text) for text in request.texts])
         ]
         try:

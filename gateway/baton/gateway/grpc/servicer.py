@@ -15,6 +15,7 @@ from baton.gateway.access.rpc_guard import identity_of
 from baton.gateway.access_log import is_request_id
 from baton.gateway.core import Generation, GenerationRequest, Generator
 from baton.gateway.fields.validation import check_template
+from baton.gateway.generation.generator import adapted
 from baton.gateway.grpc.access_line import AccessLine
 from baton.gateway.grpc.beams import generator_for
 from baton.gateway.grpc.chat import chat_of, encode_chat
@@ -100,7 +101,7 @@ class InferenceServicer(
             if request.HasField("resume"):
                 request, sink.journal = await find_stream(self._streams, request, identity)
             async with self._refusals.counting(identity, request.ByteSize()):
-                model = allowed_model(self._catalog, identity, request.model)
+                model = self._model_of(request, identity)
                 generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
             name_fields(error)
@@ -258,6 +259,14 @@ class InferenceServicer(
             constraint=constraint,
             journal=sink.journal,
         )
+
+    def _model_of(self, request: inference_pb2.GenerateRequest, identity: Identity) -> ServedModel:
+        """Returns the model, with the adapter if one is given. Raises NotFound."""
+        if not request.adapter:
+            return allowed_model(self._catalog, identity, request.model)
+        allowed = allowed_model(self._catalog, identity, request.adapter)
+        adapted(self._catalog, request.model or allowed.base_name, request.adapter)
+        return allowed
 
     async def _encode(
         self, model: ServedModel, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest

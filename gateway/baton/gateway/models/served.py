@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from baton.gateway.models.adapters import AdapterViews
 from baton.gateway.models.constraints.calls_or_text import calls_or_text
 from baton.gateway.models.constraints.structured_output import with_reasoning
 from baton.gateway.models.constraints.tools import check_tools, holds_whole_output, tool_constraint
@@ -79,6 +80,8 @@ class ServedModel:
         encoder = PromptEncoder(tokenizer, template, template_variables, trust_control_tokens)
         self._prompts = PromptLanes(encoder, setup)
         self.owner = ""  # owner of the view; empty: anonymous
+        self.base_name = name  # the name used by workers, also of a view with an adapter
+        self.adapter: types_pb2.AdapterInfo | None = None  # that the view's requests use
 
     def for_owner(self, owner: str) -> ServedModel:
         """Returns the model with caches for this owner, so that response times reveal nothing about other tenants'
@@ -88,6 +91,12 @@ class ServedModel:
             return self
         view = copy.copy(self)
         view.owner = owner
+        return view
+
+    def with_adapter(self, adapter: types_pb2.AdapterInfo) -> ServedModel:
+        """Returns the model as requests of an adapter have it, under the adapter's name."""
+        view = copy.copy(self)
+        view.name, view.names, view.adapter = adapter.name, (adapter.name,), adapter
         return view
 
     @property
@@ -277,6 +286,7 @@ class ModelCatalog:
         self._clock = clock
         self._absent_since: float | None = None
         self._unknown_names: frozenset[str] = frozenset()
+        self._adapters = AdapterViews(self._by_any_name.__contains__, clock)
 
     @property
     def ready(self) -> bool:
@@ -294,9 +304,21 @@ class ModelCatalog:
         """Returns all models, with or without workers."""
         return list(self._models.values())
 
+    def adapters(self) -> list[ServedModel]:
+        """Returns a view of a model for each adapter that its workers serve."""
+        return self._adapters.views()
+
+    def add_adapter(self, model_name: str, adapter: types_pb2.AdapterInfo) -> None:
+        """Serves an adapter that workers have just loaded, before they report it."""
+        self._adapters.add(self._models[model_name], adapter)
+
+    def remove_adapter(self, name: str) -> None:
+        """Stops serving an adapter that workers have just unloaded, before they report it. Idempotent."""
+        self._adapters.remove(name)
+
     def get(self, name: str) -> ServedModel:
-        """Returns the model with this name or alias; the only model for an empty name. Raises NotFound."""
-        model = self._by_any_name.get(name)
+        """Returns the model with this name, alias or adapter; the only model for an empty name. Raises NotFound."""
+        model = self._by_any_name.get(name) or self._adapters.get(name)
         if model is None and not name and len(self._models) == 1:
             model = next(iter(self._models.values()))
         if model is None:
@@ -313,6 +335,7 @@ class ModelCatalog:
         known = [info for info in infos if info.name in self._models]
         for info in reversed(known):
             self._models[info.name].info = info
+        self._adapters.update([self._models[info.name] for info in known])
         if known:
             self._absent_since = None
         elif self._absent_since is None:

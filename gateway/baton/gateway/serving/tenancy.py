@@ -16,8 +16,8 @@ from baton.rpc.errors import NotFound
 
 
 def allowed_models(catalog: ModelCatalog, identity: Identity) -> list[ServedModel]:
-    """Returns the models that the tenant may use."""
-    return [model for model in catalog.models() if _may_use(identity.tenant, model)]
+    """Returns the models that the tenant may use, and then the adapters."""
+    return [model for model in (*catalog.models(), *catalog.adapters()) if _may_use(identity.tenant, model)]
 
 
 def allowed_model(catalog: ModelCatalog, identity: Identity, name: str | None) -> ServedModel:

@@ -68,7 +68,8 @@ class Models:
         return ModelCard(
             id=name,
             created=self._created,
-            root=model.name,
+            root=model.name if model.adapter is None else model.adapter.path,
+            parent=None if model.adapter is None else model.base_name,
             permission=[ModelPermission(id=_permission_id(name), created=self._created)],
             max_model_len=_max_model_len(model),
             tool_call_parser=model.output_format.tools_choice.name,

@@ -129,7 +129,7 @@ class Fleet:
             self.lose(address, problem, logging.ERROR)
             worker.state = state
             return
-        before = worker.view
+        before, known = worker.view, None if worker.state is None else worker.state.model
         now = self._clock()
         is_new = before is None or (before.worker_id, before.epoch) != (state.worker_id, state.epoch)
         if is_new:
@@ -146,7 +146,7 @@ class Fleet:
             self._alive[view.worker_id] = worker
         if before is None:
             worker.problem = ""
-        if before is None or _identity(before) != _identity(view) or _is_new_model(worker, self.models):
+        if before is None or _identity(before) != _identity(view) or known != state.model:
             self._refresh_models()
         for listener in self._listeners:
             listener.on_state(view, is_new)
@@ -255,10 +255,3 @@ def _loss_level(was_alive: bool, terminating: bool) -> int:
 
 def _identity(view: WorkerView) -> tuple[object, ...]:
     return view.worker_id, view.role, view.model_name, view.model_digest, view.layout
-
-
-def _is_new_model(worker: Worker, models: Models) -> bool:
-    """Returns whether a worker's model has changed properties, such as the context length."""
-    assert worker.state is not None
-    known = models.get(worker.state.model.name)
-    return known is not None and known.digest == worker.state.model.digest and known != worker.state.model

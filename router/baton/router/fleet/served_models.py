@@ -25,8 +25,25 @@ def served_models(
         votes = Counter(_key(info) for info in infos)
         old = _key(before[name]) if name in before else None
         chosen = max(votes, key=lambda key: (votes[key], key == old, key))
-        served[name] = min((info for info in infos if _key(info) == chosen), key=lambda info: info.max_model_len)
+        shortest = min((info for info in infos if _key(info) == chosen), key=lambda info: info.max_model_len)
+        served[name] = _with_adapters(shortest, [info for info in infos if _key(info) == chosen])
     return served
+
+
+def _with_adapters(model: types_pb2.ModelInfo, infos: Sequence[types_pb2.ModelInfo]) -> types_pb2.ModelInfo:
+    """Returns the model with the adapters of all its workers; of several with one name the one registered last."""
+    latest: dict[str, types_pb2.AdapterInfo] = {}
+    for adapter in (adapter for info in infos for adapter in info.adapters):
+        known = latest.get(adapter.name)
+        if known is None or (known.registered_ms, known.digest) < (adapter.registered_ms, adapter.digest):
+            latest[adapter.name] = adapter
+    if not latest:
+        return model
+    merged = types_pb2.ModelInfo()
+    merged.CopyFrom(model)
+    del merged.adapters[:]
+    merged.adapters.extend(latest[name] for name in sorted(latest))
+    return merged
 
 
 def serves(view: WorkerView, model: types_pb2.ModelInfo) -> bool:
