@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, Self, TypeVar
 
 from baton.v1 import types_pb2
-
-if TYPE_CHECKING:
-    from baton.gateway.models.served import ServedModel
 
 _log = logging.getLogger(__name__)
 
@@ -17,26 +14,39 @@ _log = logging.getLogger(__name__)
 _OWN_SECONDS = 3.0
 
 
-class AdapterViews:
+class Adaptable(Protocol):
+    """A model, or a view of it with an adapter."""
+
+    info: types_pb2.ModelInfo | None  # the last report of its workers
+    adapter: types_pb2.AdapterInfo | None
+
+    def with_adapter(self, adapter: types_pb2.AdapterInfo) -> Self:
+        """Returns the view with an adapter."""
+
+
+M = TypeVar("M", bound=Adaptable)
+
+
+class AdapterViews(Generic[M]):
     """Views of models by the names of their adapters. `is_model`: whether a model has the name."""
 
     def __init__(self, is_model: Callable[[str], bool], clock: Callable[[], float]) -> None:
         self._is_model = is_model
         self._clock = clock
-        self._views: dict[str, ServedModel] = {}
-        self._added: dict[str, tuple[float, ServedModel]] = {}  # when they were loaded through this gateway
+        self._views: dict[str, M] = {}
+        self._added: dict[str, tuple[float, M]] = {}  # when they were loaded through this gateway
         self._removed: dict[str, float] = {}
         self._hidden: frozenset[str] = frozenset()  # names that models have
 
-    def views(self) -> list[ServedModel]:
+    def views(self) -> list[M]:
         """Returns all views, by name."""
         return [self._views[name] for name in sorted(self._views)]
 
-    def get(self, name: str) -> ServedModel | None:
+    def get(self, name: str) -> M | None:
         """Returns the view of an adapter."""
         return self._views.get(name)
 
-    def add(self, model: ServedModel, adapter: types_pb2.AdapterInfo) -> None:
+    def add(self, model: M, adapter: types_pb2.AdapterInfo) -> None:
         """Adds an adapter of a model, or replaces it."""
         view = model.with_adapter(adapter)
         self._removed.pop(adapter.name, None)
@@ -49,7 +59,7 @@ class AdapterViews:
         self._removed[name] = self._clock()
         self._views.pop(name, None)
 
-    def update(self, models: Sequence[ServedModel]) -> None:
+    def update(self, models: Sequence[M]) -> None:
         """Applies the reports of these models' workers."""
         since = self._clock() - _OWN_SECONDS
         self._added = {name: one for name, one in self._added.items() if one[0] > since}
@@ -76,5 +86,5 @@ class AdapterViews:
         self._hidden = hidden
 
 
-def _registered(view: ServedModel) -> int:
+def _registered(view: Adaptable) -> int:
     return 0 if view.adapter is None else view.adapter.registered_ms

@@ -286,7 +286,7 @@ class ModelCatalog:
         self._clock = clock
         self._absent_since: float | None = None
         self._unknown_names: frozenset[str] = frozenset()
-        self._adapters = AdapterViews(self._by_any_name.__contains__, clock)
+        self._adapters: AdapterViews[ServedModel] = AdapterViews(self._by_any_name.__contains__, clock)
 
     @property
     def ready(self) -> bool:

@@ -154,7 +154,7 @@ class CpuExecutor:
         self._device: Device[Any] = device if self.adapters is None else _with_adapters(device, self.adapters)
         check_products(loaded.weights, loaded.config.experts, self._device)
         if config.invariant:
-            check_invariant(loaded.config, loaded.weights, self._device)
+            check_invariant(loaded.config, loaded.weights, device)
         self._decoder: Model[Any] | None = make_model(loaded.config, loaded.weights, self._device)
         self._computes_scales = config.calculate_kv_scales
         if self._computes_scales:
