@@ -273,6 +273,8 @@ TABLE = (
     ROUNDED_EXPERTS,
     EXPERTS,
     Row("run_experts", f"{_REFERENCE}.moe.experts:run_experts", device="cpu"),
+    Row("add_adapters", "baton.kernels.adapters.add:add_adapters", batch_invariant=False),
+    Row("embed_adapters", "baton.kernels.adapters.embed:embed_adapters"),
     Row("add_adapters", f"{_REFERENCE}.adapters.add:add_adapters", device="cpu"),
     Row("embed_adapters", f"{_REFERENCE}.adapters.add:embed_adapters", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),

@@ -60,3 +60,15 @@ def test_estimated_costs_are_counters():
     names = ("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu")
     assert [found[f"vllm:{name}"].samples[0].value for name in names] == [1e12, 5, 3]
     assert found["vllm:estimated_flops_per_gpu"].samples[0].name == "vllm:estimated_flops_per_gpu_total"
+
+
+def test_adapters_of_requests_are_labels_of_vllms_gauge():
+    adapters = control_pb2.AdapterCounters(num_on_device=2, max_on_device=4, running=["a", "b"], waiting=["c"])
+    counters = control_pb2.WorkerCounters(adapters=adapters)
+    found = metrics(control_pb2.GetStatsResponse(counters=counters))
+    (sample,) = found["vllm:lora_requests_info"].samples
+    wanted = {"max_lora": "4", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+    assert wanted.items() <= sample.labels.items()
+    assert sample.value > 1.7e9
+    assert found["baton_worker_adapters_on_device"].samples[0].value == 2
+    assert "vllm:lora_requests_info" not in metrics(control_pb2.GetStatsResponse()), "without --enable-lora"

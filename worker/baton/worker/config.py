@@ -249,6 +249,12 @@ class WorkerConfig(AdapterSettings):
                 field="speculative_config",
             )
         self.check_adapters()
+        if self.enable_lora and self.invariant:
+            raise InvalidRequest(
+                "enable_lora=true needs batch_invariant=false and no speculation: the update of a row is summed in an "
+                "order that depends on the other rows of its adapter",
+                field="enable_lora",
+            )
         if self.executor != "sim" and not self.engine_process:
             raise InvalidRequest(
                 f"engine_process=false needs executor=sim, got executor={self.executor}", field="engine_process"

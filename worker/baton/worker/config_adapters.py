@@ -84,12 +84,6 @@ class AdapterSettings(ModelSettings):
                 "enable_lora=true needs executor=cpu or sim, got executor=cuda: recorded steps have no adapters yet",
                 field="enable_lora",
             )
-        if self.enable_lora and self.batch_invariant:
-            raise InvalidRequest(
-                "enable_lora=true needs batch_invariant=false: the update of a row is summed in an order that depends "
-                "on the other rows of its adapter",
-                field="enable_lora",
-            )
         if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
             raise InvalidRequest(
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter on the "

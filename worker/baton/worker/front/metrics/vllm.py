@@ -6,11 +6,13 @@ latency, lengths, finish reasons).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from baton.v1 import control_pb2, worker_pb2
+from baton.worker.front.metrics.adapters import lora_requests_info
 from baton.worker.front.metrics.transfers import cumulative_buckets
 
 _LABELS = ("model_name", "engine")
@@ -34,6 +36,8 @@ def vllm_metrics(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterat
     yield _prompt_tokens_by_source(stats.counters, own)
     yield _cache_config(stats.state, own)
     yield from _histograms(stats.counters, own)
+    if stats.counters.HasField("adapters"):
+        yield lora_requests_info(stats.counters.adapters, own, time.time())
 
 
 def _gauges(stats: control_pb2.GetStatsResponse) -> Iterator[tuple[str, str, float]]:

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.v1 import control_pb2
+from baton.worker.front.metrics.adapters import adapter_metrics
 from baton.worker.front.metrics.transfers import histogram_metric, transfer_metrics
 from baton.worker.front.metrics.vllm import vllm_metrics
 
@@ -221,6 +222,7 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     text = "Tokens computed by a step."
     yield histogram_metric("baton_worker_step_tokens", text, stats.counters.step_tokens, model_name)
     yield from transfer_metrics(stats.counters.transfers, model_name)
+    yield from adapter_metrics(stats, model_name)
     for field, name, text in _LOAD_GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         gauge.add_metric((model_name,), getattr(stats.state.load, field))
