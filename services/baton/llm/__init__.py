@@ -17,6 +17,7 @@ from baton.llm.parameters.beam_search_params import BeamSearchParams
 from baton.llm.parameters.names import InvalidParameter, UnknownParameter
 from baton.llm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from baton.llm.parameters.structured_outputs import RepetitionDetectionParams, StructuredOutputsParams
+from baton.llm.requests.adapters import LoRARequest
 from baton.llm.results.beams import BeamSearchOutput, BeamSearchSequence
 from baton.llm.results.metrics import Counter, Gauge, Histogram, Metric
 from baton.llm.results.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -34,6 +35,7 @@ __all__ = [
     "Gauge",
     "Histogram",
     "InvalidParameter",
+    "LoRARequest",
     "Logprob",
     "Metric",
     "RepetitionDetectionParams",

@@ -17,6 +17,7 @@ from baton.llm.engine.operations import Mode, Operations
 from baton.llm.engine.weight_transfer import WeightTransfer
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import SamplingParams
+from baton.llm.requests.adapters import LoRARequest, adapters_of, load_adapters
 from baton.llm.requests.defaults import default_params
 from baton.llm.requests.prepared import Source, Work, encode, prepare, start
 from baton.llm.requests.prompts import Chat, ChatForm, Messages, check_tokenization, prompt_of
@@ -71,7 +72,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RequestOutput]:
@@ -79,10 +80,9 @@ class AsyncLLM:
 
         What arrives between two steps of the iteration is yielded together. Ending the iteration ends the request.
         """
-        if lora_request is not None:
-            raise InvalidParameter("lora_request is not supported; leave it out", field="lora_request")
         check_tokenization(tokenization_kwargs)
-        async for output in self._run(prompt_of(prompt, tokenization_kwargs), sampling_params, request_id, priority):
+        source = prompt_of(prompt, tokenization_kwargs)
+        async for output in self._run(source, sampling_params, request_id, priority, lora_request):
             yield output
 
     async def chat(
@@ -200,16 +200,22 @@ class AsyncLLM:
             await self.abort(request_id)
 
     async def _run(
-        self, source: Source, params: SamplingParams | None, request_id: str | None, priority: int
+        self,
+        source: Source,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         engine = await self.start()
+        (adapter,) = await load_adapters(engine, adapters_of(lora_request))
         number = next(self._numbers)
         name = str(number) if request_id is None else request_id
         if name in self._running:
             raise InvalidParameter(f"request_id {name!r} is running already", field="request_id")
         prepared = prepare(default_params(engine.model) if params is None else params, engine)
         changed = asyncio.Event()
-        work = Work(0, name, number, source, prepared, priority)
+        work = Work(0, name, number, source, prepared, priority, adapter)
         encoded = await encode(engine, work)
         collector, generation = await start(engine, work, encoded, lambda _: changed.set())
         self._running[name] = (collector, generation)

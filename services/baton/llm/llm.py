@@ -20,6 +20,7 @@ from baton.llm.parameters.beam_search_params import BeamSearchParams
 from baton.llm.parameters.names import InvalidParameter
 from baton.llm.parameters.sampling_params import RequestOutputKind, SamplingParams
 from baton.llm.progress import Progress
+from baton.llm.requests.adapters import ManyAdapters, adapters_of, load_adapters
 from baton.llm.requests.beams import prepare_beams, start_beams
 from baton.llm.requests.defaults import default_params
 from baton.llm.requests.prepared import Prepared, Source, Work, prepare, start
@@ -76,7 +77,7 @@ class LLM:
         sampling_params: ManyParams = None,
         *,
         use_tqdm: Wanted = True,
-        lora_request: None = None,
+        lora_request: ManyAdapters = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
@@ -87,11 +88,11 @@ class LLM:
         each, or None for the model's own defaults. `priority`: lower runs earlier. Raises InvalidRequest for a prompt
         or parameter that is wrong.
         """
-        _refuse_lora(lora_request)
+        adapters = self._loaded(lora_request)
         check_tokenization(tokenization_kwargs)
         sources = (prompt_of(prompt, tokenization_kwargs) for prompt in prompts_of(prompts))
-        total = _common_length("prompts", _counted(prompts_of(prompts)), sampling_params, priority)
-        return self._complete(self._works(sources, sampling_params, priority), total, use_tqdm)
+        total = _common_length("prompts", _counted(prompts_of(prompts)), sampling_params, priority, lora_request)
+        return self._complete(self._works(sources, sampling_params, priority, adapters), total, use_tqdm)
 
     def generate_iter(
         self,
@@ -116,7 +117,7 @@ class LLM:
         messages: Any,
         sampling_params: ManyParams = None,
         use_tqdm: Wanted = True,
-        lora_request: None = None,
+        lora_request: ManyAdapters = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -128,7 +129,7 @@ class LLM:
 
         `tools` are shown to the model; its calls stay text. Otherwise as `generate`.
         """
-        _refuse_lora(lora_request)
+        adapters = self._loaded(lora_request)
         if chat_template_content_format not in ("auto", "string", "openai"):
             given = chat_template_content_format
             raise InvalidParameter(
@@ -137,14 +138,15 @@ class LLM:
         form = ChatForm(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         form.check()
         chats = chats_of(messages)
-        total = _common_length("messages", _counted(chats), sampling_params, None)
-        return self._complete(self._works((Chat(one, form) for one in chats), sampling_params, None), total, use_tqdm)
+        total = _common_length("messages", _counted(chats), sampling_params, None, lora_request)
+        works = self._works((Chat(one, form) for one in chats), sampling_params, None, adapters)
+        return self._complete(works, total, use_tqdm)
 
     def beam_search(
         self,
         prompts: Any,
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: ManyAdapters = None,
         use_tqdm: Wanted = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -152,13 +154,13 @@ class LLM:
 
         `concurrency_limit`: prompts that are searched at a time; None: as many as fill the engine's batch.
         """
-        _refuse_lora(lora_request)
+        adapters = self._loaded(lora_request)
         if concurrency_limit is not None and concurrency_limit < 1:
             message = f"concurrency_limit is {concurrency_limit}; give at least 1"
             raise InvalidParameter(message, field="concurrency_limit")
         given = prompts_of(prompts)
         prepared = prepare_beams(params)
-        works = self._numbered(((prompt_of(one), prepared) for one in given), None)
+        works = self._numbered(((prompt_of(one), prepared) for one in given), None, adapters)
         progress, found = Progress(use_tqdm, _counted(given)), dict[int, BeamSearchOutput]()
         batch = Batch(
             self._thread,
@@ -266,7 +268,13 @@ class LLM:
         finally:
             progress.close()
 
-    def _works(self, sources: Iterable[Source], params: ManyParams, priority: Sequence[int] | None) -> Iterator[Work]:
+    def _works(
+        self,
+        sources: Iterable[Source],
+        params: ManyParams,
+        priority: Sequence[int] | None,
+        adapters: Sequence[str] = ("",),
+    ) -> Iterator[Work]:
         """Returns the requests. Parameters that several share are converted once. Raises InvalidRequest for them."""
         if params is None:
             params = self.get_default_sampling_params()
@@ -275,28 +283,36 @@ class LLM:
         converted = {key: prepare(one, self._engine, RequestOutputKind.FINAL_ONLY) for key, one in by_identity.items()}
         prepared = [converted[id(one)] for one in listed]
         each = iter(prepared) if isinstance(params, Sequence) else itertools.repeat(prepared[0])
-        works = self._numbered(zip(sources, each, strict=False), priority)
+        works = self._numbered(zip(sources, each, strict=False), priority, adapters)
         # The engine gets no more than fill its batch and queue, so those that run earlier are given first.
         return works if priority is None else iter(sorted(works, key=lambda work: work.priority))
 
-    def _numbered(self, requests: Iterable[tuple[Source, Prepared]], priority: Sequence[int] | None) -> Iterator[Work]:
+    def _numbered(
+        self,
+        requests: Iterable[tuple[Source, Prepared]],
+        priority: Sequence[int] | None,
+        adapters: Sequence[str] = ("",),  # of each request, or of all
+    ) -> Iterator[Work]:
         for index, (source, prepared) in enumerate(requests):
             number = next(self._numbers)
-            yield Work(index, str(number), number, source, prepared, 0 if priority is None else priority[index])
+            rank = 0 if priority is None else priority[index]
+            adapter = adapters[index] if len(adapters) > 1 else adapters[0]
+            yield Work(index, str(number), number, source, prepared, rank, adapter)
 
-
-def _refuse_lora(lora_request: object) -> None:
-    if lora_request is not None:
-        raise InvalidParameter("lora_request is not supported; leave it out", field="lora_request")
+    def _loaded(self, lora_request: ManyAdapters) -> list[str]:
+        """Loads adapters. Returns the name of each."""
+        return self._thread.run(load_adapters(self._engine, adapters_of(lora_request))) or [""]
 
 
 def _counted(values: Iterable[Any]) -> int | None:
     return next(lengths(values), None)
 
 
-def _common_length(name: str, total: int | None, params: object, priority: object) -> int | None:
+def _common_length(
+    name: str, total: int | None, params: object, priority: object, adapters: object = None
+) -> int | None:
     """Returns the number of requests, if it is known. Raises InvalidParameter for lists of another length."""
-    for other, value in (("sampling_params", params), ("priority", priority)):
+    for other, value in (("sampling_params", params), ("priority", priority), ("lora_request", adapters)):
         for length in lengths(value):
             if total is not None and length != total:
                 raise InvalidParameter(f"{other} has {length} entries and {name} has {total}", field=other)

@@ -49,7 +49,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0, None),
     "hf_token": (None,),
     "hf_overrides": (None, {}),
-    "enable_lora": (False,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "speculative_config": (None,),
@@ -157,6 +156,8 @@ def _config(model: str, settings: Mapping[str, Any]) -> WorkerConfig:
         raise InvalidParameter(f"model is {model!r}; give a folder or a hub id", field="model")
     by_name = {one.name: one for one in dataclasses.fields(WorkerConfig)}
     settings = {name: _checked(by_name[name], value) for name, value in settings.items()}
+    if settings.get("enable_lora") and not settings.get("lora_folders"):
+        settings["lora_folders"] = ("/",)  # the program chooses its folders
     config = WorkerConfig(
         **{**settings, "model": model},
         transports="none",

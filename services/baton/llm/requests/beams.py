@@ -92,7 +92,7 @@ async def start_beams(
     search = BeamSearchGenerator(engine.scorer, engine.catalog, limits, params.length_penalty, collector.take)
     request = GenerationRequest(
         request_id=work.request_id,
-        model=engine.model.name,
+        model=work.adapter or engine.model.name,
         prompt_token_ids=token_ids,
         stop=work.prepared.stop,
         n=width,

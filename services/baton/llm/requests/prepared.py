@@ -72,6 +72,7 @@ class Work:
     source: Source
     prepared: Prepared
     priority: int = 0
+    adapter: str = ""  # its name; empty: the model itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ async def start(
     )
     request = GenerationRequest(
         request_id=work.request_id,
-        model=engine.model.name,
+        model=work.adapter or engine.model.name,
         prompt_token_ids=token_ids,
         sampling=_sampling(engine, work, token_ids),
         stop=prepared.stop,
