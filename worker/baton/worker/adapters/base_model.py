@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from baton.rpc.errors import Unsupported
+from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
 from baton.worker.quantization.base import LinearShape, Part
@@ -72,6 +73,12 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
             "--model-impl baton if there is a family, or leave adapters off",
             field="enable_lora",
         )
+    if not all(isinstance(layer.attention, AttentionSpec) for layer in config.layers):
+        raise Unsupported(
+            f"enable_lora=true needs layers of queries, keys and values; those of {config.architecture} have no "
+            "adapters yet: leave adapters off",
+            field="enable_lora",
+        )
     sites: list[Site] = []
     refused: dict[str, str] = {}
     for shape in linear_shapes(config, dtype):
@@ -98,7 +105,8 @@ def _site(config: ModelConfig, shape: LinearShape) -> Site:
     names, name = config.names, shape.parts[0].name
     fused = len(shape.parts) == 1
     by_head = fused and names.layout is Layout.QKV_BY_HEAD and name.endswith(names.qkv)
-    head_dim = config.layers[0].attention.head_dim if by_head else 0
+    attention = config.layers[0].attention
+    head_dim = attention.head_dim if by_head and isinstance(attention, AttentionSpec) else 0
     swapped = fused and names.up_first and name.endswith(names.gate_up)
     return Site(name, tuple(shape.parts), shape.in_features, head_dim, swapped)
 

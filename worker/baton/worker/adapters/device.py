@@ -10,7 +10,8 @@ from torch import Tensor
 
 from baton.worker.adapters.bank import AdapterBank
 from baton.worker.adapters.ops import AdapterOps
-from baton.worker.layers.device import AttentionOps, Device
+from baton.worker.layers.device import AttentionOps, Device, LatentOps
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
@@ -78,3 +79,6 @@ class AdapterDevice(Generic[S]):
         relative: Tensor | None = None,
     ) -> AttentionOps[Any]:
         return self._device.attention(index, spec, q_norm, k_norm, sinks, relative)
+
+    def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> LatentOps[Any]:
+        return self._device.latent_attention(index, spec, kv_norm, kv_b)
