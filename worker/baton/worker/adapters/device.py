@@ -10,9 +10,10 @@ from torch import Tensor
 
 from baton.worker.adapters.bank import AdapterBank
 from baton.worker.adapters.ops import AdapterOps
-from baton.worker.layers.device import AttentionOps, Device, LatentOps
+from baton.worker.layers.device import AttentionOps, Device, LatentOps, StateOps, StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm
@@ -82,3 +83,6 @@ class AdapterDevice(Generic[S]):
 
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> LatentOps[Any]:
         return self._device.latent_attention(index, spec, kv_norm, kv_b)
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> StateOps[Any]:
+        return self._device.recurrence(index, spec, tensors)
