@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels import reference
+from baton.kernels.norm.rms_norm import rms_norm
 from baton.kernels.routing import Gate
 from baton.worker.quantization.neighbours import Norm, Stream
 from baton.worker.quantization.quantized.cuda import CudaPackedOps
@@ -49,6 +50,23 @@ def test_one_token_has_its_norm_gate_and_residual_in_the_launches_of_its_linears
     ops.add(linear.params, x, into)
     assert into.update is None
     assert relative_error(into.residual, summed) <= BOUNDS[FP32]
+
+
+@pytest.mark.parametrize("name", ["compressed-fp8-channel", "fp8-blocks-across-parts"])
+@pytest.mark.parametrize("num_tokens", [40, 130])
+def test_tokens_that_are_rounded_have_their_norm_and_its_rounding_in_one_launch(name: str, num_tokens: int) -> None:
+    dtype = torch.float16
+    linear = packed_linear(name, (ROWS,), 256, dtype, "cpu")
+    ops = CudaPackedOps(Kernels(), linear.method, CPU)  # type: ignore[arg-type]
+    norm = Norm(torch.rand(256).to(dtype), EPS)
+    x, update = (torch.randn(num_tokens, 256).to(dtype) for _ in range(2))
+    for stream, summed in ((Stream(x.clone()), x), (Stream(x.clone()), x + update)):
+        if summed is not x:
+            stream.add(update)
+        apart = ops.multiply(linear.params, rms_norm(summed, norm.weight, EPS))
+        assert torch.equal(ops.project(linear.params, stream, norm), apart)
+        assert torch.equal(stream.residual, summed)
+        assert stream.update is None
 
 
 def test_few_experts_have_their_norm_and_residual_in_their_launches() -> None:

@@ -6,6 +6,8 @@ powers of 2, so that no digit of 8 is lost, unless a value is 2^13 times smaller
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -73,6 +75,31 @@ def _round_kernel(
     scale = unit_scale(tl.max(tl.abs(x), 1), PARTS)
     store_parts(out_ptr, x / scale[:, None], token.to(tl.int64) * (PARTS * K) + ks, K, ks < K, PARTS)
     store_scales(scale_ptr, scale, (units * m + token) * PARTS, units * UNIT < K, PARTS)
+
+
+class Rounded(NamedTuple):
+    """Activations in e4m3, of one part."""
+
+    values: Tensor  # [m, k], m at least num_tokens: further rows are undefined
+    scale: Tensor  # [k / group, m] fp32, by which values are multiplied
+    num_tokens: int
+    dtype: torch.dtype  # of what was rounded
+
+
+def empty_rounded(like: Tensor, group: int = 0, row_unit: int = 1) -> Rounded:
+    """Returns memory for `like` [num_tokens, k], rounded in groups of columns (0: all), in a multiple of row_unit
+    rows."""
+    num_tokens, k = like.shape
+    m, units = triton.cdiv(num_tokens, row_unit) * row_unit, triton.cdiv(k, group) if group else 1
+    values = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=like.device)
+    return Rounded(values, torch.empty(units, m, dtype=torch.float32, device=like.device), num_tokens, like.dtype)
+
+
+def rounded_rows(x: Tensor | Rounded, group: int = 0, row_unit: int = 1) -> Rounded:
+    """Returns x [num_tokens, k] rounded in groups of columns, or as it is if it is already."""
+    if isinstance(x, Rounded):
+        return x
+    return Rounded(*rounded(x, group, row_unit=row_unit), len(x), x.dtype)
 
 
 def rounded(x: Tensor, group: int = 0, parts: int = 1, row_unit: int = 1) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.packed.launch import row_constants, row_pointers
-from baton.kernels.packed.rounding import rounded
+from baton.kernels.packed.rounding import Rounded, rounded_rows
 from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = 128, 128, 128
@@ -91,11 +91,11 @@ def _product_kernel(
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(tokens < m)[:, None] & (features < n)[None, :])
 
 
-def fp8_linear(x: Tensor, weight: PackedWeight, out: Tensor) -> Tensor:
+def fp8_linear(x: Tensor | Rounded, weight: PackedWeight, out: Tensor) -> Tensor:
     """Fills out [m, n] with the product of x [m, k], and returns it."""
-    (m, k), n = x.shape, weight.num_rows
     scaled = weight.scale is not None
-    quantized, x_scale = rounded(x, weight.group if scaled else 0)
+    quantized, x_scale, *_ = rounded_rows(x, weight.group if scaled else 0)
+    (m, k), n = quantized.shape, weight.num_rows
     _product_kernel[(triton.cdiv(m, _BLOCK_M) * triton.cdiv(n, _BLOCK_N),)](
         out,
         quantized,
@@ -127,31 +127,30 @@ def has_scaled_mm(x: Tensor) -> bool:
     return torch.cuda.get_device_capability(x.device)[0] == _HOPPER
 
 
-def scaled_mm_linear(x: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
+def scaled_mm_linear(x: Tensor | Rounded, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
     """As `fp8_linear`, by PyTorch, for a scale a row of the weight, or one for each block of 128x128.
 
     Products with blocks are of multiples of 16 rows, the last of which belong to no token.
     """
-    m = len(x)
     if weight.scale is not None:
-        quantized, x_scale = rounded(x, ROUND_UNIT, row_unit=SCALED_MM_ROWS)
+        quantized, x_scale, m, dtype = rounded_rows(x, ROUND_UNIT, SCALED_MM_ROWS)
         scale_a, scale_b = x_scale.t(), weight.scale.t()
     else:
         assert weight.row_scale is not None, "scales are of rows"
-        quantized, x_scale = rounded(x)
+        quantized, x_scale, m, dtype = rounded_rows(x)
         scale_a, scale_b = x_scale.view(-1, 1), weight.row_scale.view(1, -1)
         scale_b = scale_b.reciprocal() if weight.divides else scale_b
-    bias = None if weight.bias is None else weight.bias.to(x.dtype)
+    bias = None if weight.bias is None else weight.bias.to(dtype)
     whole = out
     if whole is None or len(quantized) > m:
-        whole = torch.empty(len(quantized), weight.num_rows, dtype=x.dtype, device=x.device)
+        whole = torch.empty(len(quantized), weight.num_rows, dtype=dtype, device=quantized.device)
     torch._scaled_mm(
         quantized,
         weight.stored.t(),
         scale_a=scale_a,
         scale_b=scale_b,
         bias=bias if weight.scale is None else None,
-        out_dtype=x.dtype,
+        out_dtype=dtype,
         use_fast_accum=weight.scale is None,
         out=whole,
     )

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.linear.small_linear import Workspace
 from baton.kernels.overlap import overlaps
 from baton.kernels.packed.launch import row_constants, row_pointers
-from baton.kernels.packed.rounding import rounded
+from baton.kernels.packed.rounding import Rounded, rounded
 from baton.kernels.packed.unpack import finished
 from baton.kernels.packed.weight import PackedWeight
 
@@ -122,7 +122,7 @@ def _few_kernel(
 
 
 def few_fp8_linear(
-    x: Tensor,
+    x: Tensor | Rounded,
     weight: PackedWeight,
     out: Tensor,
     workspace: Workspace | None,
@@ -130,20 +130,24 @@ def few_fp8_linear(
     parts: int = 2,
     tiling: Fp8Tiling | None = None,
 ) -> Tensor:
-    """Fills out [m, n] with the product of x [m, k], and returns it. With one part, x is rounded.
+    """Fills out [m, n] with the product of x [m, k], and returns it. With one part, x is rounded, or was before.
 
     Without a workspace, sums are not split.
     """
-    (m, k), n = x.shape, weight.num_rows
     scaled = weight.scale is not None
-    quantized, x_scale = rounded(x, weight.group if scaled else 0, parts)
+    if isinstance(x, Rounded):
+        assert parts == 1, "rounded activations have one part"
+        quantized, x_scale, *_ = x
+    else:
+        quantized, x_scale = rounded(x, weight.group if scaled else 0, parts)
+    m, k, n = len(quantized) // parts, quantized.shape[1], weight.num_rows
     tiling = tiling or choose_fp8_tiling(m * parts, n, k, weight.group if scaled else 0)
     block_m = tiling.block_m // parts
     partial, arrived = (x_scale, x_scale) if workspace is None else (workspace.partial, workspace.arrived)
     tiles = triton.cdiv(n, tiling.block_n), triton.cdiv(m, block_m)
     if workspace is None or tiling.splits * m * n > partial.numel() or tiles[0] * tiles[1] > arrived.numel():
         tiling = tiling._replace(splits=1)
-    overlap = overlaps(x)
+    overlap = overlaps(quantized)
     _few_kernel[(tiles[0], tiling.splits, tiles[1])](
         out,
         quantized,

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from baton.kernels.linear.quantized.choice import LinearKernel, kernel_for
 from baton.kernels.linear.quantized.dequantize import dequantize
-from baton.kernels.linear.quantized.fp8 import fp8_linear, has_scaled_mm, scaled_mm_linear
+from baton.kernels.linear.quantized.fp8 import SCALED_MM_ROWS, fp8_linear, has_scaled_mm, scaled_mm_linear
 from baton.kernels.linear.quantized.fp8_few import few_fp8_linear
 from baton.kernels.linear.quantized.matrix import INVARIANT_TILING, matrix_linear
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
+from baton.kernels.packed.rounding import Rounded
 from baton.kernels.packed.weight import PackedWeight
 
 
@@ -28,10 +29,8 @@ def quantized_linear(
     More than 32 tokens are rounded to 8 bits for weights of e4m3 on devices that multiply them. With `batch_invariant`,
     nothing is rounded, and a row's result does not depend on other rows, bit for bit.
     """
-    m, k = x.shape
-    is_half = x.dtype != torch.float32
-    with_scaled_mm = has_scaled_mm(x)
-    kernel = kernel_for(m, weight, k, is_half=is_half, has_scaled_mm=with_scaled_mm, batch_invariant=batch_invariant)
+    m = len(x)
+    kernel = kernel_of(x, weight, batch_invariant=batch_invariant)
     if m and kernel is LinearKernel.SCALED_MM:  # allocates rows of its own
         return scaled_mm_linear(x, weight, out)
     if out is None:
@@ -39,6 +38,40 @@ def quantized_linear(
     if not m:
         return out
     return _multiplied(kernel, x, weight, workspace, out)
+
+
+def kernel_of(x: Tensor, weight: PackedWeight, *, batch_invariant: bool = False) -> LinearKernel:
+    """Returns the kernel of the product of x [m, k]."""
+    return kernel_for(
+        len(x),
+        weight,
+        x.shape[1],
+        is_half=x.dtype != torch.float32,
+        has_scaled_mm=has_scaled_mm(x),
+        batch_invariant=batch_invariant,
+    )
+
+
+def rounding_of(kernel: LinearKernel, weight: PackedWeight) -> tuple[int, int] | None:
+    """Returns the group of columns (0: all), and the unit of rows, in which a kernel takes rounded activations; None:
+    it takes others."""
+    if kernel not in (LinearKernel.FEW_ROUNDED, LinearKernel.ROUNDED, LinearKernel.SCALED_MM):
+        return None
+    scaled = weight.scale is not None
+    return (weight.group if scaled else 0), SCALED_MM_ROWS if scaled and kernel is LinearKernel.SCALED_MM else 1
+
+
+def rounded_linear(
+    kernel: LinearKernel, x: Rounded, weight: PackedWeight, workspace: Workspace | None, out: Tensor | None = None
+) -> Tensor:
+    """As `quantized_linear`, of activations that are rounded as `rounding_of` says."""
+    if kernel is LinearKernel.SCALED_MM:
+        return scaled_mm_linear(x, weight, out)
+    if out is None:
+        out = torch.empty(x.num_tokens, weight.num_rows, dtype=x.dtype, device=x.values.device)
+    if kernel is LinearKernel.FEW_ROUNDED:
+        return few_fp8_linear(x, weight, out, workspace, parts=1)
+    return fp8_linear(x, weight, out)
 
 
 def _multiplied(

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from baton.kernels.linear.quantized.linear import quantized_linear
+from baton.kernels.linear.quantized.linear import kernel_of, quantized_linear, rounded_linear, rounding_of
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
+from baton.kernels.norm.rounded_rms_norm import rounded_rms_norm
 from baton.kernels.packed.launch import has_e4m3
 from baton.kernels.packed.weight import PackedWeight, readable
 from baton.rpc.errors import Unsupported
@@ -62,11 +63,24 @@ class CudaPackedOps(LinearOps):
 
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
         if not self._is_fused(stream, norm):
-            return super().project(params, stream, norm, out)
+            return self._project_many(params, stream, norm, out)
         weight = self._weight(params)
         if out is None:
             out = stream.residual.new_empty(1, weight.num_rows)
         return vector_linear(stream.residual, weight, out, **_fused(norm))
+
+    def _project_many(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None) -> Tensor:
+        """Computes the norm together with the rounding of its result, if the product's kernel takes that."""
+        weight = self._weight(params)
+        kernel = kernel_of(stream.residual, weight, batch_invariant=self._invariant)
+        wanted = rounding_of(kernel, weight)
+        if norm is None or norm.centered or wanted is None or not len(stream.residual):
+            return super().project(params, stream, norm, out)
+        group, row_unit = wanted
+        update, stream.update = stream.update, None
+        given, residual = (stream.residual, None) if update is None else (update, stream.residual)
+        x = rounded_rms_norm(given, norm.weight, norm.eps, group, residual=residual, row_unit=row_unit)
+        return rounded_linear(kernel, x, weight, self._workspace, out)
 
     def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
         weight = self._weight(params)
