@@ -2,7 +2,9 @@
 
 baton bench offline [--model FOLDER] [--requests 64] [--output 64] [--threads 1] [--rounds 5] [--services]
 baton bench offline --executor cuda --model FOLDER --load-format dummy --requests 256 --prompt 512 --output 256
+baton bench offline --executor sim --requests 512 --prompt 512 --output 1
 
+With --executor sim steps take no time: what is left is the CPU of each way, by request.
 The engine alone runs in a loop without tokenizer, text or results. With --services, one worker, a router and a gateway
 answer the same prompts as one request to /v1/completions.
 """
@@ -27,7 +29,7 @@ SAMPLE_MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
 TESTS = Path(__file__).resolve().parents[2]
 
 _BLOCK_SIZE = 16
-_STEP_TOKENS = {"cpu": 2048, "cuda": 8192}
+_STEP_TOKENS = {"cpu": 2048, "cuda": 8192, "sim": 8192}
 
 Way = Callable[[list[list[int]]], list[list[int]]]
 
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt, drawn at random")
     parser.add_argument("--output", type=int, default=64, help="tokens of each output")
-    parser.add_argument("--executor", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--executor", choices=("cpu", "cuda", "sim"), default="cpu")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU executor")
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,6 +56,7 @@ def main() -> None:
                 max_num_seqs=options.requests,
                 max_num_batched_tokens=_STEP_TOKENS[options.executor],
                 num_blocks=num_blocks_of(options),
+                sim_slowness=0.0,
             )
         )
         ways: dict[str, Way] = {
@@ -70,26 +73,30 @@ def measure(options: argparse.Namespace, ways: dict[str, Way]) -> None:
     import torch
 
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    cpu: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-1, options.rounds):
         torch.manual_seed(number + 1)
         prompts = torch.randint(5, 4000, (options.requests, options.prompt)).tolist()
         outputs = []
         for name, way in ways.items():
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             outputs.append(way(prompts))
             if number >= 0:  # the first round warms up
                 seconds[name].append(time.perf_counter() - started)
+                cpu[name].append(time.process_time() - used)
         assert all(one == outputs[0] for one in outputs), "every way computes the same tokens"
     base = seconds["the engine alone"]
     print(
         f"{options.model.name}, {options.threads} threads, {options.requests} requests of {options.prompt} +"
         f" {options.output} tokens, {options.rounds} rounds in turns"
     )
-    print(f"{'':<20} {'tok/s':>8} {'lowest':>8} {'highest':>8} {'x the engine':>13}")
+    print(f"{'':<20} {'tok/s':>8} {'lowest':>8} {'highest':>8} {'x the engine':>13} {'CPU us a request':>17}")
     for name, taken in seconds.items():
         rates = sorted(options.requests * options.output / one for one in taken)
         ratio = statistics.median(first / one for first, one in zip(base, taken, strict=True))
-        print(f"{name:<20} {statistics.median(rates):>8.0f} {rates[0]:>8.0f} {rates[-1]:>8.0f} {ratio:>13.3f}")
+        own = statistics.median(cpu[name]) * 1e6 / options.requests  # of this process
+        spread = f"{statistics.median(rates):>8.0f} {rates[0]:>8.0f} {rates[-1]:>8.0f}"
+        print(f"{name:<20} {spread} {ratio:>13.3f} {own:>17.0f}")
 
 
 def num_blocks_of(options: argparse.Namespace) -> int:
@@ -114,6 +121,7 @@ def engine_alone(options: argparse.Namespace) -> Iterator[Way]:
         max_num_requests=options.requests,
         max_num_batched_tokens=_STEP_TOKENS[options.executor],
         num_blocks=num_blocks_of(options),
+        sim_slowness=0.0,
     )
     executor, num_tokens = make_executor(config), config.max_num_batched_tokens
     greedy, stop = SamplingParams(temperature=0.0), StopConditions(max_tokens=options.output)

@@ -84,7 +84,7 @@ class Completions:
                 requested=checked.requested,
                 whole=not request.stream,
             )
-            generations.append(replace(generation, n=n))
+            generations.append(generation if generation.n == n else replace(generation, n=n))
         if form.kept is not None and request.logprobs is None:
             sampling.logprobs = 0  # needed to rank the choices; not returned
         if form.logprobs is not None or form.prompt_logprobs:

@@ -89,7 +89,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             self._report.placed(decision)
         if self._spans is not None:
             self._spans.placed(request, time.perf_counter() - began, decision)
-        self._placement_log.add(request.request_id, response.decode.worker_id, response.prefill.worker_id)
+        if request.priority <= 0:  # lines of batches are many, and each is a detail
+            self._placement_log.add(request.request_id, response.decode.worker_id, response.prefill.worker_id)
         return response
 
     def report(self, outcomes: Iterable[router_pb2.PlacementOutcome]) -> None:
