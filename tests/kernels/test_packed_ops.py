@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels import reference
+from baton.kernels.activation.silu_mul import silu_mul
 from baton.kernels.norm.rms_norm import rms_norm
 from baton.kernels.routing import Gate
 from baton.worker.quantization.neighbours import Norm, Stream
@@ -67,6 +68,20 @@ def test_tokens_that_are_rounded_have_their_norm_and_its_rounding_in_one_launch(
         assert torch.equal(ops.project(linear.params, stream, norm), apart)
         assert torch.equal(stream.residual, summed)
         assert stream.update is None
+
+
+@pytest.mark.parametrize("name", ["compressed-fp8-channel", "fp8-blocks-across-parts"])
+@pytest.mark.parametrize("num_tokens", [40, 130])
+def test_what_is_gated_and_rounded_is_so_in_one_launch(name: str, num_tokens: int) -> None:
+    linear = packed_linear(name, (ROWS,), 256, torch.float16, "cpu")
+    ops = CudaPackedOps(Kernels(), linear.method, CPU)  # type: ignore[arg-type]
+    gate_up, stream = torch.randn(num_tokens, 512).half(), Stream(torch.randn(num_tokens, ROWS).half())
+    assert ops.fuses_gate(linear.params, stream.residual)
+    assert not ops.fuses_gate(linear.params, stream.residual[:32])
+    apart = ops.multiply(linear.params, silu_mul(gate_up))
+    ops.add_gated(linear.params, gate_up, stream)
+    assert stream.update is not None
+    assert torch.equal(stream.update, apart)
 
 
 def test_few_experts_have_their_norm_and_residual_in_their_launches() -> None:

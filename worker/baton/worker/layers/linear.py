@@ -46,6 +46,14 @@ class Linear:
         """Returns the linear of x."""
         return self._ops.multiply(self._params, x)
 
+    def fuses_gate(self, x: Tensor) -> bool:
+        """Returns whether `add_gated` is faster, for as many tokens as x has, than a gate and `add`."""
+        return self._ops.fuses_gate(self._params, x)
+
+    def add_gated(self, gate_up: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        """Adds scale * linear(silu(first half) * second half of gate_up) to the stream."""
+        self._ops.add_gated(self._params, gate_up, stream, scale)
+
     def add(self, x: Tensor, stream: Stream, scale: float) -> None:
         """Adds scale * linear(x) to the stream."""
         self._ops.add(self._params, x, stream, scale)
@@ -67,6 +75,14 @@ class OutputLinear:
         self._norm = norm
         self._scale = scale
         self._norms_sum = norms_sum
+
+    def fuses_gate(self, x: Tensor) -> bool:
+        """Returns whether `add_gated` is faster, for as many tokens as x has, than a gate and `add`."""
+        return self._norm is None and self._linear.fuses_gate(x)
+
+    def add_gated(self, gate_up: Tensor, stream: Stream) -> None:
+        """Adds the linear of silu(first half) * second half of gate_up to the stream."""
+        self._linear.add_gated(gate_up, stream, self._scale)
 
     def add(self, x: Tensor, stream: Stream) -> None:
         """Adds the linear of x to the stream."""

@@ -45,6 +45,10 @@ class Mlp:
 
     def add(self, stream: Stream) -> None:
         """Adds the MLP's output to the stream."""
+        spec = self._spec
+        if spec.gated and spec.activation == "silu" and self._down.fuses_gate(stream.residual):
+            self._down.add_gated(self._gate_up.project(stream, self._input_norm), stream)
+            return
         self._down.add(self._activated(stream), stream)
 
     def _activated(self, stream: Stream) -> Tensor:

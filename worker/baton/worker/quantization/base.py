@@ -87,6 +87,14 @@ class LinearOps(ABC):
         """Returns activation(linear) of the normed stream."""
         return self.kernels.activate(self.project(params, stream, norm), activation, gated=False)
 
+    def fuses_gate(self, params: Params, like: Tensor) -> bool:
+        """Returns whether `add_gated` is faster, for as many tokens as `like` has, than a gate and `add`."""
+        return False
+
+    def add_gated(self, params: Params, gate_up: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        """Adds scale * linear(silu(first half) * second half of gate_up) to the stream."""
+        self.add(params, self.kernels.silu_mul(gate_up), stream, scale)
+
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
         """Adds scale * linear(x) to the stream."""
         update = self.multiply(params, x)

@@ -30,7 +30,7 @@ def quantized_linear(
     nothing is rounded, and a row's result does not depend on other rows, bit for bit.
     """
     m = len(x)
-    kernel = kernel_of(x, weight, batch_invariant=batch_invariant)
+    kernel = kernel_of(x, weight, x.shape[1], batch_invariant=batch_invariant)
     if m and kernel is LinearKernel.SCALED_MM:  # allocates rows of its own
         return scaled_mm_linear(x, weight, out)
     if out is None:
@@ -40,12 +40,12 @@ def quantized_linear(
     return _multiplied(kernel, x, weight, workspace, out)
 
 
-def kernel_of(x: Tensor, weight: PackedWeight, *, batch_invariant: bool = False) -> LinearKernel:
-    """Returns the kernel of the product of x [m, k]."""
+def kernel_of(x: Tensor, weight: PackedWeight, columns: int, *, batch_invariant: bool = False) -> LinearKernel:
+    """Returns the kernel of products with as many rows as x has, in its dtype and on its device."""
     return kernel_for(
         len(x),
         weight,
-        x.shape[1],
+        columns,
         is_half=x.dtype != torch.float32,
         has_scaled_mm=has_scaled_mm(x),
         batch_invariant=batch_invariant,

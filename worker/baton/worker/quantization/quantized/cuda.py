@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from baton.kernels.activation.rounded_silu_mul import rounded_silu_mul
+from baton.kernels.linear.quantized.choice import LinearKernel
 from baton.kernels.linear.quantized.linear import kernel_of, quantized_linear, rounded_linear, rounding_of
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.linear.small_linear import Workspace
@@ -72,9 +74,8 @@ class CudaPackedOps(LinearOps):
     def _project_many(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None) -> Tensor:
         """Computes the norm together with the rounding of its result, if the product's kernel takes that."""
         weight = self._weight(params)
-        kernel = kernel_of(stream.residual, weight, batch_invariant=self._invariant)
-        wanted = rounding_of(kernel, weight)
-        if norm is None or norm.centered or wanted is None or not len(stream.residual):
+        kernel, wanted = self._rounding(weight, stream.residual)
+        if norm is None or norm.centered or wanted is None:
             return super().project(params, stream, norm, out)
         group, row_unit = wanted
         update, stream.update = stream.update, None
@@ -88,6 +89,25 @@ class CudaPackedOps(LinearOps):
             return super().gate(params, stream, norm)
         out = stream.residual.new_empty(1, weight.num_rows // 2)
         return vector_linear(stream.residual, weight, out, gated=True, **_fused(norm))
+
+    def _rounding(self, weight: PackedWeight, like: Tensor) -> tuple[LinearKernel, tuple[int, int] | None]:
+        """Returns the kernel of as many tokens as `like` has, and in what groups and rows it takes them rounded."""
+        kernel = kernel_of(like, weight, weight.stored.shape[1], batch_invariant=self._invariant)
+        return kernel, rounding_of(kernel, weight) if len(like) else None
+
+    def fuses_gate(self, params: Params, like: Tensor) -> bool:
+        return self._rounding(self._weight(params), like)[1] is not None
+
+    def add_gated(self, params: Params, gate_up: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        weight = self._weight(params)
+        kernel, wanted = self._rounding(weight, gate_up)
+        if wanted is None:
+            super().add_gated(params, gate_up, stream, scale)
+            return
+        group, row_unit = wanted
+        x = rounded_silu_mul(gate_up, group, row_unit=row_unit)
+        update = rounded_linear(kernel, x, weight, self._workspace)
+        stream.add(update if scale == 1 else update.mul_(scale))
 
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
         if len(x) != 1 or scale != 1 or self._invariant:
