@@ -7,3 +7,4 @@ _STEPS = range(16, 257, 8)
 HEAD_DIMS = (*_STEPS, 512)
 HEAD_DIMS_TEXT = f"multiples of {_STEPS.step} from {_STEPS[0]} to {_STEPS[-1]}, and {HEAD_DIMS[-1]}"
 BLOCK_SIZES = (16, 32, 64, 128)
+LATENT_DIMS = range(32, 577, 8)  # of a vector that a token of latent attention keeps

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from baton.kernels.limits import BLOCK_SIZES, HEAD_DIMS, MIN_CAPABILITY
+from baton.kernels.limits import BLOCK_SIZES, HEAD_DIMS, LATENT_DIMS, MIN_CAPABILITY
 
 _HOPPER = frozenset({9})
 _HALF = frozenset({torch.bfloat16, torch.float16})
@@ -149,6 +149,24 @@ PREFILL = Row(
     block_sizes=BLOCK_SIZES,
 )
 
+# Of latents, head_dim is the width of a cached vector.
+LATENT_DECODE = Row(
+    "latent_decode_attention",
+    f"{_ATTENTION}.latent_decode:latent_decode_attention",
+    head_dims=LATENT_DIMS,
+    block_sizes=BLOCK_SIZES,
+    quantized=False,
+    batch_invariant=False,
+)
+LATENT_PREFILL = Row(
+    "latent_prefill_attention",
+    f"{_ATTENTION}.latent_prefill:latent_prefill_attention",
+    head_dims=LATENT_DIMS,
+    block_sizes=BLOCK_SIZES,
+    quantized=False,
+    batch_invariant=False,
+)
+
 # Linears: `project` and `gate` follow a norm, `add` adds to the residual stream. For few tokens our fused kernel is
 # faster than a matrix product and separate kernels; for many tokens a product that adds its result to the residual
 # stream saves more memory traffic than it costs.
@@ -225,7 +243,9 @@ TABLE = (
     HOPPER_PREFILL,
     PREFILL,
     Row("prefill_attention", f"{_REFERENCE}.attention.paged_attention:attend_prefill", device="cpu"),
+    LATENT_DECODE,
     Row("latent_decode_attention", f"{_REFERENCE}.attention.latent_attention:attend_latents_decode", device="cpu"),
+    LATENT_PREFILL,
     Row("latent_prefill_attention", f"{_REFERENCE}.attention.latent_attention:attend_latents_prefill", device="cpu"),
     Row(
         "whole_attention",
@@ -279,6 +299,8 @@ TABLE = (
     Row("embed_adapters", f"{_REFERENCE}.adapters.add:embed_adapters", device="cpu"),
     Row("rope_and_cache", "baton.kernels.rope.rope_cache:rope_and_cache"),
     Row("rope_and_cache", f"{_REFERENCE}.rope.rope_cache:rope_and_cache", device="cpu"),
+    Row("latent_rope_and_cache", "baton.kernels.rope.latent_cache:latent_rope_and_cache", quantized=False),
+    Row("latent_rope_and_cache", f"{_REFERENCE}.rope.latent_cache:latent_rope_and_cache", device="cpu"),
     Row("rope_in_place", "baton.kernels.rope.rope_cache:rope_in_place"),
     Row("rope_in_place", f"{_REFERENCE}.rope.rope_cache:rope_in_place", device="cpu"),
     Row("pick_vectors", "baton.kernels.pooling.pick:pick_vectors"),

@@ -134,7 +134,7 @@ def _decode_kernel(
     arrived_at = arrived_ptr + seq * NUM_KV_HEADS + head
     if tl.atomic_add(arrived_at, 1) == num_pieces - 1:
         begin = (piece - (packed & 0xFFFF)).to(tl.int64) * NUM_KV_HEADS + head
-        _merge(out_ptr, partial_ptr, lse_ptr, begin, NUM_KV_HEADS, num_pieces, GROUP, HEAD_DIM, MERGED, WIDTH)
+        merge_pieces(out_ptr, partial_ptr, lse_ptr, begin, NUM_KV_HEADS, num_pieces, GROUP, HEAD_DIM, MERGED, WIDTH)
         tl.store(arrived_at, 0)
 
 
@@ -146,7 +146,7 @@ def _add_sinks(top, total, sinks_ptr, has):
 
 
 @triton.jit
-def _merge(
+def merge_pieces(
     out_ptr,  # [GROUP, HEAD_DIM]
     partial_ptr,
     lse_ptr,
@@ -178,6 +178,7 @@ def _merge(
             acc = acc * shrink + tl.sum(part * weight, 0)
             total = total * shrink + tl.sum(weight, 0)
             top = new_top
+        total = tl.where(cols < plane, total, 1.0)
         tl.store(out_ptr + cols, (acc / total).to(out_ptr.dtype.element_ty), mask=cols < plane)
 
 
