@@ -35,6 +35,8 @@ SCALES = {
     "logits_scaling": 5.0,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4, "mscale": 0.7, "mscale_all_dim": 1.0}
 # Configs that ask for every part that layers have.
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": BIASED,
@@ -58,6 +60,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     "GPTNeoXForCausalLM": {"num_attention_heads": 1},
     "Qwen3MoeForCausalLM": {**EXPERTS, "num_experts": 4},
+    "DeepseekV2ForCausalLM": {**LATENT, **EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1},
+    "DeepseekV3ForCausalLM": {**LATENT, "q_lora_rank": 16, **EXPERTS, "n_routed_experts": 4, "rope_parameters": YARN},
     "Glm4MoeForCausalLM": {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1},
 }
 
@@ -65,7 +69,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 CASES = [
     *((architecture, "plain") for architecture in MODELS),
     *((architecture, "invariant") for architecture in ("LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM")),
-    *((architecture, "pieces") for architecture in ("LlamaForCausalLM", "Olmo2ForCausalLM")),
+    *((architecture, "pieces") for architecture in ("LlamaForCausalLM", "Olmo2ForCausalLM", "DeepseekV2ForCausalLM")),
     ("Gemma2ForCausalLM", "windows apart"),
     ("Gemma3ForCausalLM", "windows apart in pieces"),
 ]

@@ -15,6 +15,10 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Gemma2Config,
@@ -68,6 +72,8 @@ from transformers import (
     SmolLM3ForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
 )
 
 from baton.rpc.errors import ServiceError
@@ -137,6 +143,25 @@ _GLM = {
     "use_qk_norm": True,
 }
 
+_LATENT = {
+    "num_key_value_heads": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "attn_implementation": "eager",
+}
+_LATENT_EXPERTS = {name: value for name, value in _GLM.items() if name != "use_qk_norm"}
+_YARN_ALL = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+    "mscale": 0.707,
+    "mscale_all_dim": 1.0,
+}
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-128": lambda: LlamaForCausalLM(LlamaConfig(**_shape(128))),
     "llama-biased-64": lambda: LlamaForCausalLM(
@@ -191,6 +216,26 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         MiniMaxM2ForCausalLM(MiniMaxM2Config(**_shape(64, **_WIDE, rotary_dim=32, rope_parameters=_HALF_ROTATED)))
     ),
     "gpt_oss-64": lambda: GptOssForCausalLM(GptOssConfig(**_shape(64, **_WIDE, sliding_window=50, swiglu_limit=7.0))),
+    "deepseek_v2-32": lambda: DeepseekV2ForCausalLM(
+        DeepseekV2Config(**_shape(32, **{**_LATENT, **_LATENT_EXPERTS, "q_lora_rank": None}))
+    ),
+    "deepseek_v3-32": lambda: _corrected(
+        DeepseekV3ForCausalLM(DeepseekV3Config(**_shape(32, **_LATENT, **_LATENT_EXPERTS, rope_parameters=_YARN_ALL)))
+    ),
+    "youtu-64": lambda: YoutuForCausalLM(
+        YoutuConfig(
+            **_shape(
+                64,
+                **{
+                    **_LATENT,
+                    "num_key_value_heads": 8,
+                    "kv_lora_rank": 512,
+                    "qk_rope_head_dim": 64,
+                    "qk_nope_head_dim": 128,
+                },
+            )
+        )
+    ),
     "starcoder2-64": lambda: Starcoder2ForCausalLM(Starcoder2Config(**_shape(64, sliding_window=50, hidden_size=512))),
 }
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, Row, RowInit, SamplingParams, StepPlan
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import Gathers, make_step_inputs, views_of
+from baton.worker.executors.cuda.startup.attention import device_of, make_paged
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.kv import PagedKv
-from baton.worker.layers.cuda.attention import PagedAttention
-from baton.worker.layers.cuda.device import CudaDevice
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.models.config import ModelConfig
@@ -46,8 +46,9 @@ STEPS: list[tuple[int, list[Chunk]]] = [
 
 class Cpu:
     def __init__(self, config: ModelConfig, weights: Weights, tokens: Tensor) -> None:
-        self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW + 1, 2, 1, BLOCK_SIZE, 16)
-        tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
+        spec = kv_spec_of(config, bytes(16), BLOCK_SIZE, "float32")
+        self.cache = torch.zeros(2, len(tokens) * BLOCKS_A_ROW + 1, *spec.block_shape(spec.groups[0]))
+        tables = cos_sin_tables(config.ropes, config.rope_head_dim, MAX_LEN)
         self.decoder = make_model(config, weights, CpuDevice(PagedKv(self.cache.unbind()), tables))
         self._views = views_of(config.windows, [0] * config.num_layers)
         self._rows = Rows(len(tokens), MAX_LEN, BLOCK_SIZE, null_block=len(tokens) * BLOCKS_A_ROW)
@@ -77,24 +78,20 @@ class Gpu:
     ) -> None:
         spec = (window_spec_of if apart else kv_spec_of)(config, bytes(16), BLOCK_SIZE, "float32")
         num_blocks = len(spec.groups) * len(tokens) * BLOCKS_A_ROW
-        self.cache = torch.zeros(spec.page_layers, num_blocks, 2, 1, BLOCK_SIZE, 16)
+        self.cache = torch.zeros(spec.page_layers, num_blocks, *spec.block_shape(spec.groups[0]))
         shape = (len(spec.groups), len(tokens), BLOCKS_A_ROW)
         self.tables = torch.arange(num_blocks, dtype=torch.int32).view(shape).unbind()
-        attention = config.layers[0].attention
-        invariant = batch_invariant
-        self.paged = PagedAttention(
-            attention,
-            config.windows,
+        self.paged = make_paged(
+            WorkerConfig(max_num_requests=len(tokens), batch_invariant=batch_invariant),
+            config,
+            spec,
             self.cache,
-            self.tables[0],
-            len(tokens),
+            torch.stack(self.tables),
             torch.float32,
-            batch_invariant=invariant,
-            more_tables=self.tables[1:],
-            places=list(zip(spec.layer_groups, spec.layer_places, strict=True)),
+            None,
         )
-        tables = cos_sin_tables(config.ropes, config.head_dim, MAX_LEN)
-        device = CudaDevice(self.paged, tables, batch_invariant=invariant)
+        tables = cos_sin_tables(config.ropes, config.rope_head_dim, MAX_LEN)
+        device = device_of(WorkerConfig(max_num_batched_tokens=64, batch_invariant=batch_invariant), self.paged, tables)
         self.decoder = make_model(config, weights, device)
         self._tokens = tokens
 

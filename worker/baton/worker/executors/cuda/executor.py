@@ -32,6 +32,7 @@ from baton.worker.executors.cuda.kv.host_cache import HostCache
 from baton.worker.executors.cuda.kv.host_pieces import HostPieces
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
+from baton.worker.executors.cuda.startup.attention import device_of, make_paged
 from baton.worker.executors.cuda.startup.facts import device_facts
 from baton.worker.executors.cuda.startup.kv_scales import compute_scales
 from baton.worker.executors.cuda.startup.memory import (
@@ -59,6 +60,7 @@ from baton.worker.executors.kv_scales import (
 from baton.worker.executors.model_len import fitting_model_len
 from baton.worker.layers.cuda.attention import PagedAttention
 from baton.worker.layers.cuda.device import CudaDevice
+from baton.worker.layers.cuda.latent_device import LatentDevice
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
 from baton.worker.models.config import ModelConfig
@@ -76,7 +78,7 @@ _FEW_TOKENS = 128  # of a prompt whose linears use other kernels than decodes an
 class CudaExecutor(DeviceExecutor):
     """Implements baton.worker.executors.base.Executor."""
 
-    _ops: CudaDevice
+    _ops: CudaDevice | LatentDevice
 
     def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
@@ -162,20 +164,17 @@ class CudaExecutor(DeviceExecutor):
         if model.pooler is not None:
             self._heads[HeadKind.POOL] = self._make_pool_head(model, chunked=True)
         self._steps = LaunchedSteps(rows, self.depth, self._watch, self._wait, traced=bool(config.trace_steps))
-        self._paged = PagedAttention(
-            model.layers[0].grouped,
-            model.windows,
-            allocate_kv(self.kv_spec, self._kv_dtype, 1, device),
-            self._batch.block_table,
-            rows,
+        self._paged = make_paged(
+            config,
+            model,
+            spec,
+            allocate_kv(spec, self._kv_dtype, 1, device),
+            self._batch.block_tables,
             dtype,
-            kv_scale=kv_scales_of(loaded, device) if config.kv_cache_dtype != "auto" else None,
-            batch_invariant=config.batch_invariant,
-            more_tables=self._batch.block_tables[1:].unbind(),
-            places=list(zip(spec.layer_groups, spec.layer_places, strict=True)),
+            kv_scales_of(loaded, device) if config.kv_cache_dtype != "auto" else None,
         )
         cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, max_model_len)
-        self._ops = CudaDevice(self._paged, cos_sin, batch_invariant=config.batch_invariant)
+        self._ops = device_of(config, self._paged, cos_sin)
         self._decoder = make_model(model, loaded.weights, self._ops)
         self._stepper = Stepper(
             self._batch,
@@ -199,6 +198,7 @@ class CudaExecutor(DeviceExecutor):
         most = self._config.max_num_batched_tokens
         num_groups = len(self.kv_spec.groups)
         plans = scale_plans(model.vocab_size, self._batch.token_ids.shape[1], block_size, most, num_groups)
+        assert isinstance(self._paged, PagedAttention), "KV of 8 bits is refused of other attention"
         found = compute_scales(self._paged, model.layers[0].grouped, self.kv_spec, plans, run)
         self._batch.block_tables.zero_()  # before there is a pool, steps write to its first block
         self.kv_spec = scaled_kv_spec(model, replace(loaded, kv_scales=found), block_size, self._kv_dtype)

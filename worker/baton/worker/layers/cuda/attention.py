@@ -186,6 +186,7 @@ class CudaAttention:
         for first in range(0, step.num_decodes, most):
             self.decode(query, heads, step, first, min(first + most, step.num_decodes))
         if step.tiles is not None:
+            assert isinstance(step.tiles, PrefillTiles), "the cache has made them"
             self.prefill(query, heads, step, step.tiles)
         return out
 

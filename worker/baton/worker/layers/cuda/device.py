@@ -7,28 +7,25 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
-from baton.worker.layers.cuda.base import CudaLinears
+from baton.worker.layers.cuda.paged_device import PagedDevice
 from baton.worker.layers.cuda.step import StepInputs
-from baton.worker.layers.device import StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
-from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.neighbours import Norm
 
 
-class CudaDevice(CudaLinears):
+class CudaDevice(PagedDevice):
     """Implements baton.worker.layers.device.Device."""
 
     def __init__(
         self, paged: PagedAttention, cos_sin: Mapping[RopeConfig, Tensor], *, batch_invariant: bool = False
     ) -> None:
-        super().__init__(paged.cache.device, cos_sin, batch_invariant=batch_invariant)
+        super().__init__(paged, cos_sin, batch_invariant=batch_invariant)
         self.paged = paged
         self._query_scales = {rope: self._query_scale(rope, len(table)) for rope, table in cos_sin.items()}
         self._layers: dict[int, CudaAttention] = {}
@@ -36,23 +33,6 @@ class CudaDevice(CudaLinears):
     def _query_scale(self, rope: RopeConfig, num_positions: int) -> Tensor | None:
         scales = query_scales(rope, num_positions)
         return None if scales is None else scales.to(self._device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of activations. The cache may be quantized."""
-        return self.paged.dtype
-
-    def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
-        """Returns the step's token ids and positions."""
-        return step.tokens.long(), step.positions.long()
-
-    def embed(self, table: Tensor, step: StepInputs) -> Tensor:
-        """Returns the tokens' rows of `table`."""
-        return functional.embedding(step.tokens, table)
-
-    def embed_positions(self, table: Tensor, step: StepInputs) -> Tensor:
-        """Returns the positions' rows of `table`."""
-        return functional.embedding(step.positions, table)
 
     def attention(
         self,
@@ -71,18 +51,9 @@ class CudaDevice(CudaLinears):
         )
         return self._layers[index]
 
-    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> NoReturn:
-        """Raises Unsupported: a check at start refuses such models by name."""
-        raise Unsupported("executor=cuda has no layers with states yet; use executor=cpu", field="model")
-
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
-        """Raises Unsupported: a check at start refuses such models by name."""
-        raise Unsupported("executor=cuda has no kernels for latent attention; use executor=cpu", field="model")
-
-    def reset(self) -> None:
-        """Restores scratch memory after a step that failed midway."""
-        self.paged.reset()
-        super().reset()
+        """Raises Unsupported: no family has both kinds of attention."""
+        raise Unsupported("a model with keys and values of heads has latent attention too", field="model")
 
     def warm_up(self) -> None:
         """Launches the attention variants that the steps of the warm-up do not use."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from baton.kernels.attention.decode_cuts import DecodeCuts
-from baton.kernels.attention.prefill import PrefillTiles
+from baton.worker.layers.cuda.paged import Tiles
 
 
 class StepInputs(NamedTuple):
@@ -20,8 +20,8 @@ class StepInputs(NamedTuple):
     seq_lens: Tensor  # [num_seqs]
     query_start_loc: Tensor  # [num_seqs + 1]
     num_decodes: int
-    tiles: PrefillTiles | None  # of the sequences after the decodes, numbered from 0
-    cuts: dict[int, list[DecodeCuts]]  # of the decodes, as PagedAttention.cut returns them
+    tiles: Tiles | None  # of the sequences after the decodes, numbered from 0
+    cuts: dict[int, list[DecodeCuts]]  # of the decodes, as PagedCache.cut returns them
     more_slots: tuple[Tensor, ...] = ()  # as slot_mapping, in the KV groups after the first
 
     def slots(self, group: int) -> Tensor:

@@ -150,4 +150,4 @@ class WholeDevice(CudaLinears):
 
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
         """Raises Unsupported: a check at start refuses such models by name."""
-        raise Unsupported("executor=cuda has no kernels for latent attention; use executor=cpu", field="model")
+        raise Unsupported("latent attention needs a cache, which models of whole prompts do not have", field="model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.kernels.limits import HEAD_DIMS, HEAD_DIMS_TEXT, WIDTH_STEP
+from baton.kernels.limits import HEAD_DIMS, HEAD_DIMS_TEXT, LATENT_DIMS, WIDTH_STEP
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.models.config import ModelConfig
 
@@ -14,17 +14,36 @@ def misfit(model: ModelConfig) -> str:
             f"the model's weights are in the format {model.weight_format.name}, which executor=cuda does not compute; "
             "use executor=cpu"
         )
-    if any(isinstance(layer.attention, LatentSpec) for layer in model.layers):
-        return f"executor=cuda has no kernels for the latent attention of {model.architecture}; use executor=cpu"
     if model.state_layers:
         return f"executor=cuda has no layers with states yet, which {model.architecture} has; use executor=cpu"
+    first = model.layers[0].attention
+    if isinstance(first, LatentSpec):
+        return _latent_misfit(first) or _width_misfit(model, "v_head_dim")
     if model.head_dim not in HEAD_DIMS:
         return f"the model's head_dim is {model.head_dim}: the CUDA kernels take {HEAD_DIMS_TEXT}"
     if model.transformers is not None:  # whose own linears compute
         return ""
+    return _width_misfit(model, "head_dim")
+
+
+def _latent_misfit(attention: LatentSpec) -> str:
+    if attention.head_dim not in LATENT_DIMS:
+        return (
+            f"the model's kv_lora_rank + qk_rope_head_dim is {attention.head_dim}: the CUDA kernels take multiples of "
+            f"{LATENT_DIMS.step} from {LATENT_DIMS[0]} to {LATENT_DIMS[-1]}"
+        )
+    if attention.kv_rank % WIDTH_STEP or attention.q_rank % WIDTH_STEP:
+        return (
+            f"the model's kv_lora_rank is {attention.kv_rank} and its q_lora_rank {attention.q_rank}: the CUDA kernels "
+            f"take multiples of {WIDTH_STEP}"
+        )
+    return ""
+
+
+def _width_misfit(model: ModelConfig, value_key: str) -> str:
     widths = {
         ("hidden_size", model.hidden_size),
-        ("num_attention_heads * head_dim", model.num_q_heads * model.head_dim),
+        (f"num_attention_heads * {value_key}", model.attended_size),
         *(("intermediate_size", width) for layer in model.layers for width in layer.mlp.widths),
     }
     for name, width in sorted(widths):

@@ -7,6 +7,7 @@ import torch
 from baton.kernels.limits import BLOCK_SIZES, FP8_CAPABILITY
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.supported.cuda_limits import misfit
 from baton.worker.models.supported.dtypes import compute_dtype_name
@@ -41,8 +42,25 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             f"{model.implementation}, whose results depend on the batch",
             field="batch_invariant",
         )
+    if isinstance(model.layers[0].attention, LatentSpec):
+        _check_latents(config, model)
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
+
+
+def _check_latents(config: WorkerConfig, model: ModelConfig) -> None:
+    if config.kv_cache_dtype != "auto":
+        raise InvalidRequest(
+            f"kv_cache_dtype={config.kv_cache_dtype}: no kernel reads latents of 8 bits, which {model.architecture} "
+            "would keep; it must be auto",
+            field="kv_cache_dtype",
+        )
+    if config.batch_invariant:
+        raise InvalidRequest(
+            f"batch_invariant=True: the latent attention of {model.architecture} has products whose results depend on "
+            "the batch; leave it out",
+            field="batch_invariant",
+        )
 
 
 def _check_fp8(compute: torch.dtype, device: torch.device) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.prefill import PrefillTiles
 from baton.kernels.step_inputs import group_slots, step_inputs
 from baton.worker.core import StepPlan
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
@@ -18,7 +17,7 @@ from baton.worker.executors.cuda.inputs.device_step import DeviceStep
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.executors.heads import Head
-from baton.worker.layers.cuda.attention import PagedAttention
+from baton.worker.layers.cuda.paged import PagedCache, Tiles
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.model import Model
 
@@ -30,7 +29,7 @@ class Stepper:
         self,
         batch: DeviceBatch,
         decoder: Model[StepInputs],
-        paged: PagedAttention,
+        paged: PagedCache,
         head: GenerateHead | None,
         num_rows: int,
         block_size: int,
@@ -103,7 +102,7 @@ class Stepper:
         step = DeviceStep(columns, inputs, chosen_rows, up[first - len(chosen) : first], up[first:])
         return head.run(plan, step, self._decoder, hidden)
 
-    def _tiles(self, columns: StepColumns) -> PrefillTiles | None:
+    def _tiles(self, columns: StepColumns) -> Tiles | None:
         decodes = columns.num_decodes
         counts, prefixes = columns.counts[decodes:], columns.num_computed[decodes:]
         counts = np.where(columns.rows[decodes:] < 0, 0, counts)
@@ -119,7 +118,7 @@ class Stepper:
         num_tokens: int,
         max_chunk: int,
         num_decodes: int,
-        tiles: PrefillTiles | None,
+        tiles: Tiles | None,
         seq_lens: Tensor | None = None,
     ) -> StepInputs:
         made = torch.empty(3 * num_tokens + len(rows), dtype=torch.int32, device=self._device)

@@ -39,4 +39,4 @@ def _read_router(fields: Fields) -> RouterSpec:
     return router if method == "greedy" else replace(with_groups(fields, router), best_of_group=1)
 
 
-FAMILY = Family(ARCHITECTURE, "deepseek_v2", read, ignores_auto_map=True, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "deepseek_v2", read, ignores_auto_map=True)

@@ -25,4 +25,4 @@ def read(fields: Fields) -> ModelConfig:
     return read_model(fields, ARCHITECTURE, read_dense_first(fields, attention, experts, default=3))
 
 
-FAMILY = Family(ARCHITECTURE, "deepseek_v3", read, ignores_auto_map=True, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "deepseek_v3", read, ignores_auto_map=True)

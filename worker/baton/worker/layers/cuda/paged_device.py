@@ -1,0 +1,59 @@
+"""What decoders on a GPU share, whichever attention reads their paged cache. Never waits for the device."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.rpc.errors import Unsupported
+from baton.worker.layers.cuda.base import CudaLinears
+from baton.worker.layers.cuda.paged import PagedCache
+from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.device import StateTensors
+from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.state_spec import StateSpec
+
+
+class PagedDevice(CudaLinears):
+    """The parts of baton.worker.layers.device.Device that do not depend on the kind of attention."""
+
+    def __init__(
+        self, paged: PagedCache, cos_sin: Mapping[RopeConfig, Tensor], *, batch_invariant: bool = False
+    ) -> None:
+        super().__init__(paged.cache.device, cos_sin, batch_invariant=batch_invariant)
+        self._cached = paged
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations. The cache may be quantized."""
+        return self._cached.dtype
+
+    def inputs(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Returns the step's token ids and positions."""
+        return step.tokens.long(), step.positions.long()
+
+    def embed(self, table: Tensor, step: StepInputs) -> Tensor:
+        """Returns the tokens' rows of `table`."""
+        return functional.embedding(step.tokens, table)
+
+    def embed_positions(self, table: Tensor, step: StepInputs) -> Tensor:
+        """Returns the positions' rows of `table`."""
+        return functional.embedding(step.positions, table)
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> NoReturn:
+        """Raises Unsupported: a check at start refuses such models by name."""
+        raise Unsupported("executor=cuda has no layers with states yet; use executor=cpu", field="model")
+
+    def reset(self) -> None:
+        """Restores scratch memory after a step that failed midway."""
+        self._cached.reset()
+        super().reset()
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Launches the attention variants that the steps of the warm-up do not use."""
