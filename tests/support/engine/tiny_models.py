@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.engine.tiny_moe_models import MOE_MODELS
+from support.engine.tiny_moe_models import LATENT_SHAPE, MOE_MODELS
 from support.engine.tiny_shape import SHAPE, VOCAB_SIZE
 from support.engine.tiny_state_models import STATE_MODELS
 from transformers import (
@@ -38,6 +38,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MinistralConfig,
@@ -63,6 +65,8 @@ from transformers import (
     SmolLM3ForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
 )
 
 
@@ -147,6 +151,20 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, pad_token_id=0, partial_rotary_factor=0.75)),
     **MOE_MODELS,
     **STATE_MODELS,
+    "youtu": lambda: YoutuForCausalLM(YoutuConfig(**LATENT_SHAPE)),
+    "minicpm3": lambda: MiniCPM3ForCausalLM(MiniCPM3Config(**LATENT_SHAPE, dim_model_base=16)),
+    "minicpm3-long": lambda: MiniCPM3ForCausalLM(
+        MiniCPM3Config(
+            **LATENT_SHAPE,
+            scale_depth=None,
+            rope_parameters=_rope(
+                "longrope",
+                short_factor=[1.0 + pair / 4 for pair in range(4)],
+                long_factor=[2.0 + pair for pair in range(4)],
+                original_max_position_embeddings=512,
+            ),
+        )
+    ),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, pad_token_id=0, logit_scale=0.3)),
     "cohere-normed": lambda: CohereForCausalLM(CohereConfig(**SHAPE, use_qk_norm=True, attention_bias=True)),
     "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**SHAPE, pad_token_id=0, sliding_window=9, layer_types=_TYPES)),

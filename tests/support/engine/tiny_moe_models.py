@@ -14,6 +14,8 @@ from transformers import (
     Ernie4_5_MoeForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteMoeConfig,
@@ -77,7 +79,7 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
-_LATENT_SHAPE = {**SHAPE, **_LATENT}
+LATENT_SHAPE = {**SHAPE, **_LATENT}
 _LATENT_EXPERTS = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -121,18 +123,28 @@ MOE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "phimoe-longrope": lambda: PhimoeForCausalLM(PhimoeConfig(**SHAPE, **_PHI, rope_parameters=_LONG)),
     "deepseek_v2": lambda: DeepseekV2ForCausalLM(
         DeepseekV2Config(
-            **_LATENT_SHAPE, **_LATENT_EXPERTS, topk_method="group_limited_greedy", rope_parameters=_YARN_ALL
+            **LATENT_SHAPE, **_LATENT_EXPERTS, topk_method="group_limited_greedy", rope_parameters=_YARN_ALL
         )
     ),
     "deepseek_v2-lite": lambda: DeepseekV2ForCausalLM(
-        DeepseekV2Config(**{**_LATENT_SHAPE, "q_lora_rank": None}, **{**_LATENT_EXPERTS, "n_group": 1})
+        DeepseekV2Config(**{**LATENT_SHAPE, "q_lora_rank": None}, **{**_LATENT_EXPERTS, "n_group": 1})
     ),
     "deepseek_v3": lambda: _corrected(
-        DeepseekV3ForCausalLM(DeepseekV3Config(**_LATENT_SHAPE, **_LATENT_EXPERTS, rope_parameters=_YARN_ALL))
+        DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT_SHAPE, **_LATENT_EXPERTS, rope_parameters=_YARN_ALL))
     ),
     "deepseek_v3-halves": lambda: _corrected(
         DeepseekV3ForCausalLM(
-            DeepseekV3Config(**_LATENT_SHAPE, **_LATENT_EXPERTS, rope_interleave=False, attention_bias=True)
+            DeepseekV3Config(**LATENT_SHAPE, **_LATENT_EXPERTS, rope_interleave=False, attention_bias=True)
+        )
+    ),
+    "glm4_moe_lite": lambda: _corrected(
+        Glm4MoeLiteForCausalLM(
+            Glm4MoeLiteConfig(
+                **LATENT_SHAPE,
+                **{name: value for name, value in _LATENT_EXPERTS.items() if name != "first_k_dense_replace"},
+                mlp_layer_types=["sparse", "dense", "sparse"],
+                pad_token_id=0,
+            )
         )
     ),
     "gpt_oss": lambda: _biased(GptOssForCausalLM(GptOssConfig(**SHAPE, **_WIDE, **_GPT_OSS))),

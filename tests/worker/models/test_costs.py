@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -25,8 +27,14 @@ def rows(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(computed, np.int32), np.array(scheduled, np.int32)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2", "qwen3_moe", "mixtral", "qwen2_moe"])
-@pytest.mark.parametrize("length", [1, 8])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        *itertools.product(["llama", "qwen2", "gpt2", "gemma2", "qwen3_moe", "mixtral", "qwen2_moe"], [1, 8]),
+        ("youtu", 8),  # Transformers makes keys and values for one token too, we do not
+        ("deepseek_v2-lite", 8),
+    ],
+)
 def test_the_flops_are_those_that_pytorch_counts(tmp_path, name, length):
     model = make_model(name, tmp_path)
     costs = costs_of(tmp_path)
@@ -37,6 +45,15 @@ def test_the_flops_are_those_that_pytorch_counts(tmp_path, name, length):
     # Transformers multiplies every query with every key, and masks the later ones.
     masked = sum(4 * one.num_layers * one.q_size for one in costs.attention) * length * (length - 1) // 2
     assert cost.flops + masked == pytest.approx(counted.get_total_flops(), rel=0.02)
+
+
+def test_one_token_attends_to_latents(tmp_path):
+    """Its queries have 40 values, its sums 32, in 4 heads of 3 layers."""
+    make_model("youtu", tmp_path)
+    costs = costs_of(tmp_path)
+    few, many = (costs.of_step(*rows((computed, 1)), num_samples=1) for computed in (0, 100))
+    assert many.flops - few.flops == 100 * 3 * 4 * 2 * (40 + 32)
+    assert many.read_bytes - few.read_bytes == 100 * 3 * 40 * 4
 
 
 def naive(computed: int, scheduled: int, window: int) -> tuple[int, int]:

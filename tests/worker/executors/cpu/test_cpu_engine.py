@@ -52,6 +52,7 @@ FAMILIES = (
         "lfm2",
         "lfm2-biased",
     ),
+    *("glm4_moe_lite", "youtu", "minicpm3"),
 )
 of_each_kind = pytest.mark.parametrize("subject", KINDS, indirect=True)
 

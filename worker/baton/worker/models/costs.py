@@ -14,6 +14,7 @@ import numpy as np
 
 from baton.worker.core import HeadKind, Int32
 from baton.worker.kv_spec import KvSpec
+from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.models.config import ModelConfig
 
@@ -34,6 +35,7 @@ class AttentionCost:
     q_size: int
     window: int  # keys; 0: all
     causal: bool = True
+    decode_size: int = 0  # that of rows of one token; 0: q_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,9 @@ class ModelCosts:
             see = _seen if layers.causal else _seen_by_all
             pairs, keys = see(computed, scheduled, layers.window)
             flops += 4.0 * layers.num_layers * layers.q_size * pairs
+            if layers.decode_size:
+                decodes, _ = see(computed[scheduled == 1], scheduled[scheduled == 1], layers.window)
+                flops += 4.0 * layers.num_layers * (layers.decode_size - layers.q_size) * decodes
             seen_bytes += layers.num_layers * self.kv_layer_bytes * keys
         weights = self.dense_bytes
         for one in self.experts:
@@ -103,10 +108,7 @@ def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCo
     return ModelCosts(
         token_flops=2 * active,
         sample_flops=2 * head if generates else 0,
-        attention=tuple(
-            AttentionCost(windows.count(window), config.num_q_heads * config.head_dim, window, config.cached)
-            for window in dict.fromkeys(windows)
-        ),
+        attention=tuple(_attention_cost(config, window, windows.count(window)) for window in dict.fromkeys(windows)),
         dense_bytes=bytes_per_value * (total - sum(expert_values) - embedding),
         experts=tuple(
             ExpertsCost(bytes_per_value * values, one.router.num_experts, one.router.top_k)
@@ -114,6 +116,15 @@ def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCo
         ),
         kv_layer_bytes=spec.bytes_per_block / spec.block_size / len(windows) if config.cached else 0.0,
     )
+
+
+def _attention_cost(config: ModelConfig, window: int, count: int) -> AttentionCost:
+    """Returns the cost of `count` layers with a window. A pair costs twice the mean width of its key and its value."""
+    first = config.layers[0].attention
+    if isinstance(first, LatentSpec):
+        absorbed = first.num_q_heads * (first.head_dim + first.kv_rank) // 2
+        return AttentionCost(count, (first.projected_size + first.attended_size) // 2, window, decode_size=absorbed)
+    return AttentionCost(count, config.num_q_heads * config.head_dim, window, config.cached)
 
 
 def _seen(computed: np.ndarray, scheduled: np.ndarray, window: int) -> tuple[float, float]:

@@ -12,11 +12,12 @@ from baton.worker.models.reading_rope import RopeDefaults, read_rope
 
 def read_latent_attention(fields: Fields, *, interleaved: bool = True) -> LatentSpec:
     """Reads the sizes, and RoPE of the rotated part of heads, whose pairs are neighbours if `interleaved`."""
-    rope = read_rope(fields, RopeDefaults(interleaved=interleaved))
     q_rank = fields.positive_int("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else 0
     nope_dim, rope_dim = fields.positive_int("qk_nope_head_dim"), fields.positive_int("qk_rope_head_dim")
     if rope_dim % 2:
         raise fields.error("qk_rope_head_dim", "an even number")
+    # RoPE's factors are of the rotated part of heads.
+    rope = read_rope(Fields({**fields.raw, "head_dim": rope_dim}, fields.source), RopeDefaults(interleaved=interleaved))
     bias = fields.flag("attention_bias", default=False)
     if bias and not q_rank:
         raise fields.error("attention_bias", "false where q_lora_rank is null")

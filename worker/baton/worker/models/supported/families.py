@@ -70,6 +70,9 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "Lfm2ForCausalLM": "lfm.lfm2",
     "DeepseekV2ForCausalLM": "deepseek.deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek.deepseek_v3",
+    "Glm4MoeLiteForCausalLM": "deepseek.glm4_moe_lite",
+    "YoutuForCausalLM": "deepseek.youtu",
+    "MiniCPM3ForCausalLM": "deepseek.minicpm3",
 }
 
 
