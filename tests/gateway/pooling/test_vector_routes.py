@@ -236,6 +236,17 @@ async def test_a_token_id_beyond_the_vocabulary_names_its_text() -> None:
         assert error["param"] == "input.1"
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [("", "input"), ([""], "input.0"), ([[]], "input.0"), (["a", ""], "input.1"), ([[1 << 20]], "input.0"),
+     ([5, 1 << 20], "input"), (["1 2 3 4 " * 2000], "input.0")],
+)  # fmt: skip
+async def test_a_wrong_text_of_a_list_is_named_by_its_index_also_if_it_is_alone(given: Any, param: str) -> None:
+    async with vectors_side(FakePooler()) as rest:
+        answer = await rest.post("/v1/embeddings", {"input": given})
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+
 async def test_an_encoding_that_does_not_exist_lists_those_that_do() -> None:
     async with vectors_side(FakePooler()) as rest:
         error = (await rest.post("/v1/embeddings", {"input": "a", "encoding_format": "hex"})).error

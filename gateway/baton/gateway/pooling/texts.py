@@ -66,11 +66,12 @@ def texts_of(request: TextFields) -> list[Named]:
         check_variables(request.chat_template_kwargs)
         opens, special = bool(request.add_generation_prompt), bool(request.add_special_tokens)
         return [Named(Chat(request.messages, opens, request.chat_template_kwargs, special), "messages")]
-    texts: list[Any] = [given] if isinstance(given, str) or _is_one_list(given) else list(given or ())
+    is_one = isinstance(given, str) or _is_one_list(given)
+    texts: list[Any] = [given] if is_one else list(given or ())
     check_count(len(texts), "input")
     texts = [text.text if isinstance(text, TextObject) else text for text in texts]
     kind = type(texts[0])
-    named = [Named(text, "input" if len(texts) == 1 else f"input.{index}") for index, text in enumerate(texts)]
+    named = [Named(text, "input" if is_one else f"input.{index}") for index, text in enumerate(texts)]
     for each in named:
         if type(each.text) is not kind:
             message = f"{each.field} has another type than input.0; give texts, token ids, or lists of token ids"

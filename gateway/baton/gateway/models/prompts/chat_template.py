@@ -98,7 +98,8 @@ class ChatTemplate:
             return chosen
         if not self._templates:
             raise InvalidRequest(
-                "the model has no chat template; give text instead of messages, as /v1/completions takes",
+                "the model has no chat template; give text instead of messages: prompt of /v1/completions, or input of "
+                "/v1/embeddings",
                 field="messages",
             )
         raise InvalidRequest(
