@@ -9,6 +9,7 @@ from typing import Any
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config_overrides import check_read, overridden
+from baton.worker.models.both_sides import require_order, with_both_sides
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.plugins import NO_MODEL_PLUGINS, ModelPlugins
@@ -68,7 +69,7 @@ def _read_layers(fields: Fields, implementation: str, plugins: ModelPlugins) -> 
         if implementation == "auto" and _in_transformers(fields):
             return _read_unknown(fields)
         raise _unknown(fields)
-    return read_by(family, fields)
+    return with_both_sides(read_by(family, fields), fields)
 
 
 def _in_transformers(fields: Fields) -> bool:
@@ -76,6 +77,7 @@ def _in_transformers(fields: Fields) -> bool:
 
 
 def _read_with_transformers(fields: Fields) -> ModelConfig:
+    require_order(fields)
     # Imported here, because Transformers is large and optional.
     from baton.worker.models.transformers_backend.reading import read_with_transformers
 
