@@ -1,20 +1,31 @@
-"""Times embeddings of texts: a running Baton over HTTP against sentence-transformers in this process, in turns.
+"""Times embeddings of texts: a running Baton over HTTP against sentence-transformers, in turns.
 
 `python -m bench.gateway.bench_sentence_transformers --model FOLDER --url http://127.0.0.1:8000` in tests/. Needs the
 package sentence-transformers. Each has the machine alone, because the other one waits.
+
+sentence-transformers has its defaults: float32, SDPA, batches of up to 32 texts. It runs in this process without HTTP,
+on the clients' own threads or one call at a time; and, as its users serve it, behind HTTP in a process of its own,
+where FastAPI runs a function that calls `encode` on its threads. Baton is asked over HTTP in every row.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import http.client
+import importlib.util
 import json
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,15 +34,21 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 Encode = Callable[[Sequence[str]], np.ndarray]
+Loads = dict[str, tuple[Callable[[], Any], Callable[[], Any]]]  # the library's run and Baton's, by name
+_START_SECONDS = 120
 _WORDS = "the fox ran home and a ship sailed over the sea while rain fell on old stone walls near the river"
 
 
-class Baton:
+class Server:
     """A client of POST /v1/embeddings, with a connection for each thread."""
 
     def __init__(self, url: str) -> None:
         self._host = urlsplit(url).netloc
         self._own = threading.local()
+
+    def forget(self) -> None:
+        """Drops this thread's connection."""
+        self._own.__dict__.pop("connection", None)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Returns the embeddings of texts, of one request."""
@@ -46,6 +63,43 @@ class Baton:
             raise SystemExit(f"HTTP {response.status}: {answer[:500].decode(errors='replace')}")
         data = json.loads(answer)["data"]
         return np.stack([np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in data])
+
+
+@contextlib.contextmanager
+def served(model: str, threads: int) -> Iterator[Server | None]:
+    """Yields a client of sentence-transformers behind FastAPI, on a port of this machine. None: it is not installed."""
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        print("rows of sentence-transformers behind HTTP need the packages fastapi and uvicorn")
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = Path(__file__).with_name("sentence_transformers_server.py")
+    child = subprocess.Popen([sys.executable, str(program), model, str(port), str(threads)])
+    try:
+        client = Server(f"http://127.0.0.1:{port}")
+        _wait_for(client, child)
+        yield client
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def _wait_for(client: Server, child: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while True:
+        if child.poll() is not None:
+            raise SystemExit(f"the server of sentence-transformers ended with {child.returncode}")
+        try:
+            client.encode(["a"])
+        except OSError as error:
+            if time.monotonic() > until:
+                raise SystemExit(f"the server of sentence-transformers does not answer: {error}") from error
+            client.forget()
+            time.sleep(0.2)
+        else:
+            return
 
 
 def texts_of(model: SentenceTransformer, count: int, num_tokens: int) -> list[str]:
@@ -94,7 +148,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, baton = SentenceTransformer(options.model, device="cpu"), Baton(options.url)
+    model, baton = SentenceTransformer(options.model, device="cpu"), Server(options.url)
     lock = threading.Lock()
 
     def library(texts: Sequence[str]) -> np.ndarray:
@@ -108,7 +162,7 @@ def main() -> None:
     texts = texts_of(model, options.texts, options.tokens)
     cosines = (library(texts) * baton.encode(texts)).sum(-1)
     clients = f"{options.clients} clients at once"
-    loads: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    loads: Loads = {
         "one at a time": (lambda: one_by_one(library, texts), lambda: one_by_one(baton.encode, texts)),
         "one request": (lambda: library(texts), lambda: baton.encode(texts)),
         clients: (
@@ -120,13 +174,29 @@ def main() -> None:
             lambda: by_clients(baton.encode, texts, options.clients),
         ),
     }
-    print(f"{options.texts} texts of {options.tokens} tokens, least cosine {cosines.min():.7f}")
-    print("| load | sentence-transformers, s | Baton over HTTP, s | texts/s | ratio |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    # One load after the other: PyTorch is slow on one thread after it ran on many.
-    for load, both in loads.items():
-        theirs, ours = timed(*both, options.passes)
-        print(f"| {load} | {theirs:.3f} | {ours:.3f} | {options.texts / ours:.0f} | {theirs / ours:.2f} |")
+    with served(options.model, options.threads) as server:
+        if server is not None:
+            _add_served(loads, server, baton, texts, options.clients)
+        print(f"load {os.getloadavg()[0]:.1f} at the start")
+        print(f"{options.texts} texts of {options.tokens} tokens, least cosine {cosines.min():.7f}")
+        print("| load | sentence-transformers, s | Baton over HTTP, s | texts/s | ratio |")
+        print("| --- | ---: | ---: | ---: | ---: |")
+        # One load after the other: PyTorch is slow on one thread after it ran on many.
+        for load, both in loads.items():
+            theirs, ours = timed(*both, options.passes)
+            print(f"| {load} | {theirs:.3f} | {ours:.3f} | {options.texts / ours:.0f} | {theirs / ours:.2f} |")
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+def _add_served(loads: Loads, server: Server, baton: Server, texts: Sequence[str], clients: int) -> None:
+    loads["one at a time; the library behind HTTP"] = (
+        lambda: one_by_one(server.encode, texts),
+        lambda: one_by_one(baton.encode, texts),
+    )
+    loads[f"{clients} clients at once; the library behind HTTP"] = (
+        lambda: by_clients(server.encode, texts, clients),
+        lambda: by_clients(baton.encode, texts, clients),
+    )
 
 
 if __name__ == "__main__":
