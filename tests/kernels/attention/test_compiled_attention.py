@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.kernels.compile_hopper import compiled_for_hopper
 from support.kernels.harness import Shape, paged_kv
 
 from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
+from baton.kernels.attention.decode_hopper import split_decode
 from baton.kernels.attention.prefill import choose_blocks, make_tiles, prefill_attention
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention
 
@@ -34,6 +37,23 @@ def test_decode_attention_spills_nothing(shape: Shape) -> None:
     kernel = found[-1]
     assert (kernel.name, kernel.spilled) == ("_decode_kernel", 0)
     assert kernel.shared <= SMALL
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("capped", [False, True])
+def test_hoppers_decode_attention_spills_nothing(head_dim: int, capped: bool) -> None:
+    shape = Shape(head_dim, 16, torch.bfloat16, 4)
+    paged = paged_kv(LENGTHS, shape, "cpu")
+    query = torch.zeros(2, 8, head_dim).bfloat16()
+    workspace = DecodeWorkspace(2, 8, 2, head_dim, CPU)
+    pool = (paged.cache, paged.block_table, paged.rows, torch.zeros(132, 4, dtype=torch.int32))
+    scratch = (workspace.partial, workspace.lse, workspace.arrived)
+    more: dict[str, Any] = {"soft_cap_log2": 30.0, "sinks": query[0, :, 0].contiguous()} if capped else {}
+    with compiled_for_hopper() as found:
+        split_decode(query.clone(), query, *pool, *scratch, 0.1, **more)
+    (kernel,) = found
+    assert kernel.spilled == 0
+    assert 2 * kernel.shared <= HOPPER  # two programs fit on a multiprocessor
 
 
 @pytest.mark.parametrize("shared", [HOPPER, SMALL])

@@ -163,6 +163,39 @@ def test_heads_of_512(shape: Shape, device: str, window: int, soft_cap: float, w
     assert error <= BOUNDS[shape.dtype]
 
 
+HOPPERS = [
+    Shape(64, 16, torch.bfloat16, 8),
+    Shape(64, 64, torch.float16, 4),
+    Shape(128, 16, torch.bfloat16, 4),
+    Shape(128, 32, torch.bfloat16, 16),
+]
+
+
+@pytest.mark.parametrize(("shape", "device"), cases([], HOPPERS))
+@pytest.mark.parametrize("window", [0, 1, 20, 128, 1000])
+@pytest.mark.parametrize(("soft_cap", "with_sinks"), [(0.0, False), (0.0, True), (0.7, False), (0.7, True)])
+def test_hoppers_kernel_has_windows_soft_caps_and_sinks(
+    shape: Shape, device: str, window: int, soft_cap: float, with_sinks: bool
+) -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    from baton.kernels.attention.decode_hopper import split_decode
+
+    seq_lens = [1, 15, 64, 129, 1000, 20_000]
+    paged, query = paged_kv(seq_lens, shape, device), make_query(shape, len(seq_lens), device)
+    sinks = torch.randn(query.shape[1], device=device).to(shape.dtype) if with_sinks else None
+    out = poisoned(*query.shape, dtype=shape.dtype, device=device)
+    scale, log2e = 1 / math.sqrt(shape.head_dim), math.log2(math.e)
+    for programs in PROGRAMS:
+        cuts = cut_sequences(paged.seq_lens, shape.num_kv_heads, programs, window=window)
+        workspace = make_workspace(shape, len(cuts.pieces), device)
+        pool = (paged.cache, paged.block_table, paged.rows, cuts.pieces)
+        scratch = (workspace.partial, workspace.lse, workspace.arrived)
+        split_decode(out, query, *pool, *scratch, scale * log2e, soft_cap_log2=soft_cap * log2e, sinks=sinks)
+        expected = oracle(query, paged, scale, window, None, soft_cap, sinks)
+        assert relative_error(out, expected) <= BOUNDS[shape.dtype]
+
+
 @pytest.mark.parametrize(("shape", "device"), cases([SMALL[0]], [GRID[0]]))
 def test_rows_of_padding_stay_unwritten(shape: Shape, device: str) -> None:
     paged, query = paged_kv([40, 7, 33], shape, device), make_query(shape, 3, device)

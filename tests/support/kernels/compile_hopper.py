@@ -16,6 +16,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 _TARGET = GPUTarget("cuda", 90, 32)
@@ -70,12 +72,15 @@ def _compile(kernel: JITFunction[Any], args: Sequence[Any], given: Mapping[str, 
         elif isinstance(value, Tensor):
             signature[param.name] = _TYPES[value.dtype]
             aligned[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[param.name] = value.__mangle__()
         else:
             signature[param.name] = "fp32" if isinstance(value, float) else "i32"
             if isinstance(value, int) and value % 16 == 0 and not free:
                 aligned[(index,)] = [["tt.divisibility", 16]]
     options = {name: given[name] for name in _OPTIONS if name in given}
-    source = ASTSource(kernel, signature, constants, aligned)
+    form = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = form(kernel, signature, constants, aligned)
     done = triton.compile(source, target=_TARGET, options=options)
     registers, spilled = _registers(done.asm["ptx"])
     return Compiled(kernel.fn.__name__, registers, spilled, done.metadata.shared)

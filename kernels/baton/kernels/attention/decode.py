@@ -217,8 +217,8 @@ def cut_for_decode(
     One call serves all layers of a step that have the same `window`.
     """
     num_seqs, num_kv_heads = seq_lens.shape[0], cache.shape[-3]
-    few = num_seqs * num_kv_heads in HOPPER_DECODE.cells
-    few = few and not (window or quantized or soft_cap or sinks) and _has_hopper_kernel(cache, dtype)
+    few = num_seqs * num_kv_heads in HOPPER_DECODE.cells and not quantized
+    few = few and _has_hopper_kernel(cache, dtype, window > 0, soft_cap > 0, sinks)
     programs = _FEW_PROGRAMS if few else _MANY_PROGRAMS
     return cut_sequences(seq_lens, num_kv_heads, 0 if batch_invariant else programs, window=window)
 
@@ -260,10 +260,13 @@ def decode_attention(
             f"{num_pieces} pieces of {num_seqs} sequences need {rows_needed} rows and {cells} counters of workspace, "
             f"it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
         )
-    plain = kv_scale is None and not soft_cap and sinks is None
-    if cuts.programs == _FEW_PROGRAMS and plain and _has_hopper_kernel(cache, query.dtype):
+    few = cuts.programs == _FEW_PROGRAMS and kv_scale is None
+    # Whether there is a window was decided with the cuts.
+    if few and _has_hopper_kernel(cache, query.dtype, False, soft_cap > 0, sinks is not None):
+        arguments = (out, query, cache, block_table, rows, cuts.pieces)
         scratch = (workspace.partial, workspace.lse, workspace.arrived)
-        _hopper_kernel()(out, query, cache, block_table, rows, cuts.pieces, *scratch, scale * _LOG2E)
+        more = {"soft_cap_log2": soft_cap * _LOG2E, "sinks": sinks}
+        _hopper_kernel()(*arguments, *scratch, scale * _LOG2E, **more)
         return out
     group = num_q_heads // num_kv_heads
     if block_n is None:
@@ -317,16 +320,27 @@ def choose_block_n(whole: bool, head_dim: int, itemsize: int) -> int:
     return 64 if whole or head_dim > 128 else 128
 
 
-def _has_hopper_kernel(cache: Tensor, dtype: torch.dtype) -> bool:
+def _has_hopper_kernel(cache: Tensor, dtype: torch.dtype, window: bool, soft_cap: bool, sinks: bool) -> bool:
     if not cache.is_cuda:
         return False
     capability, _ = torch.cuda.get_device_capability(cache.device)
-    return _serves_hopper(capability, dtype, cache.dtype, cache.shape[-1], cache.shape[-2])
+    shape = (capability, dtype, cache.dtype, cache.shape[-1], cache.shape[-2])
+    return _serves_hopper(*shape, window, soft_cap, sinks)
 
 
 @functools.cache
-def _serves_hopper(capability: int, dtype: torch.dtype, stored: torch.dtype, head_dim: int, block_size: int) -> bool:
-    return HOPPER_DECODE.serves(Case("cuda", capability, dtype, stored, head_dim, block_size))
+def _serves_hopper(
+    capability: int,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    window: bool,
+    soft_cap: bool,
+    sinks: bool,
+) -> bool:
+    case = Case("cuda", capability, dtype, stored, head_dim, block_size, window=window, soft_cap=soft_cap, sinks=sinks)
+    return HOPPER_DECODE.serves(case)
 
 
 @functools.cache

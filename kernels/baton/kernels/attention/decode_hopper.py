@@ -1,6 +1,6 @@
 """Decode attention on Hopper, for few sequences: two loading warps keep many TMA copies of the pool in flight.
 
-Same contract as decode.py; head_dim 64 or 128, block_size 16, 32 or 64, 2-byte elements, no window.
+Same contract as decode.py; head_dim 64 or 128, block_size 16, 32 or 64, 2-byte elements.
 """
 
 from __future__ import annotations
@@ -70,10 +70,22 @@ def _load(
 
 
 @gluon.jit
-def _softmax(score, top, total, num_left, scale_log2, layout: gl.constexpr):
-    """Returns the weights of a tile with num_left valid tokens, and the updated maximum and sum."""
+def _soft_capped(score, CAP: gl.constexpr):
+    """cap tanh(score / cap), for scores and a cap that are multiplied by log2(e), as soft_cap.py's"""
+    twice: gl.constexpr = 2 * 1.4426950408889634 / CAP
+    power = gl.exp2(gl.abs(score) * -twice)
+    capped = CAP * (1.0 - power) / (1.0 + power)
+    return gl.where(score < 0, -capped, capped)
+
+
+@gluon.jit
+def _softmax(score, top, total, begin, end, scale_log2, SOFT_CAP: gl.constexpr, layout: gl.constexpr):
+    """Returns the weights of a tile whose columns from `begin` to `end` are valid, and the updated maximum and sum."""
     cols = gl.arange(0, _TILE, layout=gl.SliceLayout(0, layout))
-    score = gl.where((cols < num_left)[None, :], score, float("-inf"))
+    if SOFT_CAP > 0:
+        score = _soft_capped(score * scale_log2, SOFT_CAP)
+        scale_log2 = 1.0
+    score = gl.where(((cols >= begin) & (cols < end))[None, :], score, float("-inf"))
     new_top = gl.maximum(top, gl.max(score, 1) * scale_log2)
     shrink = gl.exp2(top - new_top)
     weight = gl.exp2(score * scale_log2 - new_top[:, None])
@@ -93,6 +105,8 @@ def _attend(
     key_free,
     value_ready,
     value_free,
+    sinks_ptr,
+    lead,
     num_tokens,
     scale_log2,
     query_stride,
@@ -104,8 +118,13 @@ def _attend(
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     STAGES: gl.constexpr,
+    SOFT_CAP: gl.constexpr,
+    SINKS: gl.constexpr,
 ):
-    """One warp group, for the queries of one KV head. Scores the next tile while a tile's weights multiply V."""
+    """One warp group, for the queries of one KV head. Scores the next tile while a tile's weights multiply V.
+
+    The first `lead` of the num_tokens tokens are before the piece.
+    """
     dtype: gl.constexpr = key_buf.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -127,11 +146,18 @@ def _attend(
     acc = gl.zeros([_ROWS, HEAD_DIM], gl.float32, out_layout)
     top = gl.full([_ROWS], -1.0e30, gl.float32, row_layout)
     total = gl.zeros([_ROWS], gl.float32, row_layout)
+    if SINKS:
+        # The first piece has the sequence's sinks.
+        own_rows = gl.arange(0, _ROWS, layout=row_layout)
+        has = own_rows < gl.where(packed & 0xFFFF == 0, GROUP, 0)
+        sinks = gl.load(sinks_ptr + kv_head * GROUP + own_rows, mask=has, other=0.0).to(gl.float32)
+        top = gl.where(has, sinks * 1.4426950408889634, top)
+        total = gl.where(has, 1.0, total)
     mbarrier.wait(key_ready.index(0), 0)
     score = warpgroup_mma(query, key_tiles.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     score = warpgroup_mma_wait(0, deps=[score])
     mbarrier.arrive(key_free.index(0), count=1)
-    weight, top, total, shrink = _softmax(score, top, total, num_tokens, scale_log2, score_layout)
+    weight, top, total, shrink = _softmax(score, top, total, lead, num_tokens, scale_log2, SOFT_CAP, score_layout)
     weights = gl.convert_layout(weight.to(dtype), weight_layout)
     num_tiles = (num_tokens + _TILE - 1) // _TILE
     for tile in range(1, num_tiles):
@@ -143,7 +169,8 @@ def _attend(
         acc = warpgroup_mma(weights, value_tiles.index(before), acc, is_async=True)
         score = warpgroup_mma_wait(1, deps=[score])
         mbarrier.arrive(key_free.index(stage), count=1)
-        weight, top, total, shrink = _softmax(score, top, total, num_tokens - tile * _TILE, scale_log2, score_layout)
+        num_left = num_tokens - tile * _TILE
+        weight, top, total, shrink = _softmax(score, top, total, 0, num_left, scale_log2, SOFT_CAP, score_layout)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(value_free.index(before), count=1)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, out_layout))[:, None]
@@ -229,6 +256,7 @@ def _decode_kernel(
     partial_ptr,  # [max_pieces, num_kv_heads, GROUP, HEAD_DIM] fp32
     lse_ptr,  # [max_pieces, num_kv_heads, GROUP] fp32, base 2
     arrived_ptr,  # [num_seqs, num_kv_heads] int32, zero before and after
+    sinks_ptr,  # [num_kv_heads * GROUP]
     scale_log2,
     query_stride,
     table_stride,
@@ -237,8 +265,10 @@ def _decode_kernel(
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
+    SOFT_CAP: gl.constexpr,  # in base 2; 0: none
+    SINKS: gl.constexpr,
 ):
-    """out = softmax(scale q K^T) V, each piece over its part of K and V"""
+    """out = softmax(cap tanh(scale q K^T / cap), sink) V, each piece over its part of K and V"""
     # grid: (max_pieces * num_kv_heads)
     gdc_launch_dependents()
     kv_head = gl.program_id(0) % num_kv_heads
@@ -256,6 +286,8 @@ def _decode_kernel(
     table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
     is_last = (packed & 0xFFFF) + 1 == packed >> 16
     newest = gl.where(is_last, last - 1, 0x7FFFFFFF)
+    # Whole blocks are copied: with a window, a piece may begin within one.
+    begin = first // BLOCK_SIZE * BLOCK_SIZE
 
     dtype: gl.constexpr = cache_desc.dtype
     panels: gl.constexpr = HEAD_DIM // _PANEL
@@ -276,15 +308,15 @@ def _decode_kernel(
         [
             (_attend, (
                 out_ptr, query_ptr, partial_ptr, lse_ptr, arrived_ptr, key_buf, value_buf, key_ready, key_free,
-                value_ready, value_free, last - first, scale_log2, query_stride, seq, piece, packed, kv_head,
-                num_kv_heads, GROUP, HEAD_DIM, STAGES,
+                value_ready, value_free, sinks_ptr, first - begin, last - begin, scale_log2, query_stride, seq, piece,
+                packed, kv_head, num_kv_heads, GROUP, HEAD_DIM, STAGES, SOFT_CAP, SINKS,
             )),
             (_load, (
-                cache_desc, table_row, key_buf, key_ready, key_free, first, last, newest, kv_head, num_kv_heads,
+                cache_desc, table_row, key_buf, key_ready, key_free, begin, last, newest, kv_head, num_kv_heads,
                 0, HEAD_DIM, BLOCK_SIZE, STAGES,
             )),
             (_load, (
-                cache_desc, table_row, value_buf, value_ready, value_free, first, last, newest, kv_head,
+                cache_desc, table_row, value_buf, value_ready, value_free, begin, last, newest, kv_head,
                 num_kv_heads, 1, HEAD_DIM, BLOCK_SIZE, STAGES,
             )),
         ],
@@ -304,6 +336,9 @@ def split_decode(
     lse: Tensor,
     arrived: Tensor,
     scale_log2: float,
+    *,
+    soft_cap_log2: float = 0.0,
+    sinks: Tensor | None = None,
     num_stages: int = 3,
 ) -> None:
     """Launches the kernel for decode_attention. With three stages, two programs fit on a multiprocessor, so that the
@@ -323,6 +358,7 @@ def split_decode(
         partial,
         lse,
         arrived,
+        lse if sinks is None else sinks,
         scale_log2,
         query.stride(0),
         block_table.stride(0),
@@ -331,6 +367,8 @@ def split_decode(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         STAGES=num_stages,
+        SOFT_CAP=soft_cap_log2,
+        SINKS=sinks is not None,
         num_warps=4,
         launch_pdl=True,
     )
