@@ -84,7 +84,9 @@ class SubmitRequest(google.protobuf.message.Message):
     traceparent: builtins.str
     """W3C trace context. Empty: none."""
     tokens_per_message: builtins.int
-    """How many tokens are sent together, after the first. The end of the request sends the rest. 0 or 1: each at once."""
+    """How many tokens are sent together, after the first. The end of the request sends the rest. 0 or 1: each at once.
+    Above 1 and with a priority above 0, they and the end may wait up to 20 ms for those of other such requests.
+    """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
