@@ -32,6 +32,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "mxfp4": {},
     "bitsandbytes": {"load_in_8bit": True},
     "modelopt": {"quant_algo": "FP8"},
+    "fbgemm_fp8": {},
+    "auto-round": {"bits": 4, "group_size": 32},
 }
 PRODUCTS_TEST = "tests/worker/quantization/test_packed_linears.py"
 FAMILIES_TEST = "tests/worker/quantization/test_families_by_format.py"

@@ -83,9 +83,10 @@ def test_products_stay_within_the_bound(name: str, dtype: torch.dtype, bound: fl
 
 
 # What the kernels take. Groups of 16 columns are smaller than theirs.
+AUTO_ROUND = ("auto-round", "auto-round-awq")
 FEW_ROWS = {
     "compressed-int8": ["row_scale"],
-    **{name: ["int4"] for name in ("compressed-w4a16", "awq", "gptq", "gptq-zeros")},
+    **{name: ["int4"] for name in ("compressed-w4a16", "awq", "gptq", "gptq-zeros", *AUTO_ROUND)},
 }
 
 
@@ -189,6 +190,17 @@ def test_values_that_cannot_be_right_are_refused(name: str, ending: str, value: 
         ("compressed-int8", {"format": "marlin-24"}, "config_groups: group_0: format is 'marlin-24'"),
         ("compressed-int8", {"config_groups": {}}, "config_groups is missing"),
         ("compressed-int8", {"sparsity_config": {"format": "dense"}}, "sparsity_config is given"),
+        (
+            "auto-round",
+            {"packing_format": "auto_round:marlin"},
+            "packing_format is 'auto_round:marlin'; it must be one of",
+        ),
+        ("auto-round", {"extra_config": {"layers.0": 4}}, "layers.0 is 4; it must be an object"),
+        (
+            "auto-round-awq",
+            {"extra_config": {"layers.0.part0": {"bits": 8}}},
+            "extra_config: layers.0.part0: bits is 8; in auto_round:auto_awq it must be as of all",
+        ),
         ("modelopt-fp8", {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; it must be one of FP8, NVFP4"),
     ],
 )
@@ -202,6 +214,10 @@ def test_routers_and_heads_stay_as_they_are_unless_the_format_has_them() -> None
     assert method_for("fp8-blocks", head).name == method_for("gptq", head).name == "unquantized"
     assert method_for("gptq", head, lm_head=True).name == "gptq, 4 bits, groups of 32"
     assert method_for("gptq", replace(head, kind="router"), lm_head=True).name == "unquantized"
+    named = replace(head, parts=[Part("lm_head", 64)])
+    assert method_for("auto-round", named).name == "unquantized"
+    eight = method_for("auto-round", named, extra_config={"lm_head": {"bits": 8, "group_size": 64}})
+    assert eight.name == "gptq, 8 bits, groups of 64"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,11 @@ def test_random_weights_in_a_format_are_numbers(name: str, tmp_path: Path) -> No
         ("fp8-tensor", r".*k_proj\.weight", {"ignored_layers": ["k_proj"]}),
         ("compressed-w4a16", r".*(q|down)_proj\.weight", {"ignore": ["re:.*q_proj", "re:.*down_proj", "lm_head"]}),
         ("gptq", r".*layers\.0\..*up_proj\.weight", {"dynamic": {r"-:model\.layers\.0\..*up_proj": {}}}),
+        (
+            "auto-round",
+            r".*layers\.1\.mlp\.(gate|down)_proj\.weight",
+            {"extra_config": {f"model.layers.1.mlp.{one}_proj": {"bits": 16} for one in ("gate", "down")}},
+        ),
         ("modelopt-nvfp4", r".*layers\.2\..*", {"ignore": ["lm_head", "model.layers.2*"]}),
     ],
 )

@@ -9,7 +9,18 @@ from baton.plugins import kinds
 from baton.rpc.tls import settings as tls_settings
 
 # Of quantization/formats/table.py, which is above the settings.
-WEIGHT_FORMATS = ("fp8", "compressed-tensors", "awq", "gptq", "mxfp4", "bitsandbytes", "gguf", "modelopt")
+WEIGHT_FORMATS = (
+    "fp8",
+    "compressed-tensors",
+    "awq",
+    "gptq",
+    "mxfp4",
+    "bitsandbytes",
+    "gguf",
+    "modelopt",
+    "fbgemm_fp8",
+    "auto-round",
+)
 _EIGHT_BITS = "give fp8_e4m3, which has the same size"
 # vLLM's names that have no kernels here, and what to give instead.
 OTHER_KV_DTYPES: Mapping[str, str] = {

@@ -70,6 +70,7 @@ def _packed(bits: int, group: int, *, zeros: bool = False, ordered: bool = False
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _FLOAT8 = {"num_bits": 8, "type": "float"}
 _FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "group"}
+_AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"}
 _MODELOPT = {"quant_method": "modelopt", "ignore": ["lm_head"]}
 FORMATS: Mapping[str, Format] = {
     "fp8-tensor": Format(fp8(WHOLE, ".weight_scale", ()), {**_FP8, "activation_scheme": "static"}),
@@ -105,6 +106,11 @@ FORMATS: Mapping[str, Format] = {
     "gptq-8-rows-v2": _gptq(8, -1, zeros=True, version=2),
     "gptq-2": _gptq(2, 16),
     "modelopt-fp8": Format(fp8(WHOLE, ".weight_scale", ()), {**_MODELOPT, "quant_algo": "FP8"}),
+    "fbgemm-fp8": Format(fp8(ROW, ".weight_scale"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
+    "auto-round": Format(
+        gptq(4, 32, zeros=True, ordered=False, version=1), {**_AUTO_ROUND, "packing_format": "auto_round:auto_gptq"}
+    ),
+    "auto-round-awq": Format(packed_awq(32), {**_AUTO_ROUND, "packing_format": "auto_round:auto_awq"}),
     "modelopt-nvfp4": Format(
         nvfp4(".weight", ".weight_scale_2", divides=False), {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}
     ),

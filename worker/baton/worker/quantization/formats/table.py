@@ -31,6 +31,8 @@ _ROWS = (
     FormatRow("bitsandbytes", "bitsandbytes", "NF4 and FP4, also with nested scales; int8"),
     FormatRow("gguf", "gguf", "GGUF files on CPUs: Q4_0 to Q8_0 and k-quants; other types are dequantized at load"),
     FormatRow("modelopt", "modelopt", "FP8 with a scale a tensor; NVFP4", _ALL),
+    FormatRow("fbgemm_fp8", "fbgemm_fp8", "FP8 e4m3, a scale a row (Meta)", _ALL),
+    FormatRow("auto-round", "auto_round", "AutoRound in the layout of GPTQ or AWQ", _ALL),
 )
 FORMATS: Mapping[str, FormatRow] = {row.quant_method: row for row in _ROWS}
 # Formats that are made of unquantized weights while they load, by the value of --quantization.
