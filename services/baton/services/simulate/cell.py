@@ -14,7 +14,7 @@ from pathlib import Path
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.capacity import requests_per_second
 from baton.services.simulate.cluster.metrics import LatencyLimits, Record, Summary, summarize
-from baton.services.simulate.cluster.policy import BatonPolicy, PolicyFactory, SheddingPolicy
+from baton.services.simulate.cluster.policy import AdapterBlindPolicy, BatonPolicy, PolicyFactory, SheddingPolicy
 from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.cluster.silence import silenced
 from baton.services.simulate.cluster.simulation import Simulation
@@ -22,8 +22,12 @@ from baton.services.simulate.requests.text import Texts
 from baton.services.simulate.requests.traces import read_trace
 from baton.services.simulate.requests.workloads import WORKLOADS, Arrival, Workload, generate, workload_named
 
-BATON, SHEDDING = "baton", "baton-shed"
-_OWN: Mapping[str, PolicyFactory] = {BATON: BatonPolicy, SHEDDING: SheddingPolicy}
+BATON, SHEDDING, ADAPTER_BLIND = "baton", "baton-shed", "baton-adapter-blind"
+_OWN: Mapping[str, PolicyFactory] = {
+    BATON: BatonPolicy,
+    SHEDDING: SheddingPolicy,
+    ADAPTER_BLIND: AdapterBlindPolicy,
+}
 _SAMPLE_SECONDS = 180.0
 _MIN_SAMPLE_RATE, _MAX_SAMPLE_RATE = 2.0, 30.0
 _WARM_SHARE = 0.3  # of the time, whose arrivals are not counted
@@ -116,7 +120,7 @@ def policy_factory(name: str) -> PolicyFactory:
         factory: PolicyFactory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidRequest(
-            f"policy {name!r} is unknown: it is {BATON}, {SHEDDING}, or module:attribute of a policy ({error})",
+            f"policy {name!r} is unknown: it is {', '.join(_OWN)}, or module:attribute of a policy ({error})",
             field="policy",
         ) from error
     return factory

@@ -14,14 +14,15 @@ class SimulateConfig:
     workload: str = field(
         default="chat",
         metadata={
-            "help": "poisson, bursty, chat, agents or rag; or a trace: Mooncake's .jsonl, or a .csv with time,"
-            " input_length, output_length."
+            "help": "poisson, bursty, chat, agents, rag or adapters; or a trace: Mooncake's .jsonl, or a .csv with"
+            " time, input_length, output_length."
         },
     )
     policies: tuple[str, ...] = field(
         default=("baton",),
         metadata={
-            "help": "baton, baton-shed (with the router's --shed), or module:attribute of other policies.",
+            "help": "baton, baton-shed (with the router's --shed), baton-adapter-blind, or module:attribute of other "
+            "policies.",
             "metavar": "NAME,..",
         },
     )

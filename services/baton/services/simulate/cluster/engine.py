@@ -18,6 +18,7 @@ import numpy as np
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.cluster.executor import VirtualExecutor
 from baton.worker.core import BlockHash, Int32, Int64, Request
+from baton.worker.engine.adapters.pool import AdapterPool
 from baton.worker.engine.engine import Engine
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
 from baton.worker.requests.outputs import LoadSnapshot, StepOutputs
@@ -85,8 +86,9 @@ class VirtualEngine(Engine):
         epoch: int,
         clock: Callable[[], float],
         on_events: Callable[[float, list[CacheEvent]], None],
+        adapters: AdapterPool[RequestState] | None = None,
     ) -> None:
-        super().__init__(executor, settings, epoch, clock)
+        super().__init__(executor, settings, epoch, clock, adapters=adapters)
         self._device = device
         self._block_size = executor.kv_spec.block_size
         self._on_events = on_events  # called with what a coast's step did to the cache, and when

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from baton.rpc.errors import NoCapacity, ServiceError
+from baton.services.simulate.cluster.adapters import adapter_ref
 from baton.services.simulate.cluster.metrics import Record
 from baton.services.simulate.cluster.router import SimRouter
 from baton.services.simulate.cluster.settings import ClusterSettings
@@ -100,6 +101,7 @@ class SimGateway:
             max_tokens=arrival.max_tokens,
             tenant=arrival.tenant,
             excluded_worker_ids=call.excluded,
+            adapter=arrival.adapter,
         )
         try:
             response = self._router.place(request, self._timeline.clock.now)
@@ -133,6 +135,7 @@ class SimGateway:
             cache_namespace=arrival.namespace or self._namespace,
             arrival=call.record.arrived,
             remote_prefill=prefill is not None,
+            adapter=adapter_ref(arrival.adapter) if arrival.adapter else None,
         )
 
     def _submit(self, worker: SimWorker, request: Request, prefill: types_pb2.Endpoint | None) -> None:

@@ -66,6 +66,16 @@ class BatonPolicy:
         self.placer.report(outcome)
 
 
+class AdapterBlindPolicy(BatonPolicy):
+    """The same without regard to which worker has a request's adapter."""
+
+    def place(self, request: router_pb2.PlaceRequest) -> router_pb2.PlaceResponse:
+        blind = router_pb2.PlaceRequest()
+        blind.CopyFrom(request)
+        blind.ClearField("adapter")
+        return super().place(blind)
+
+
 class SheddingPolicy(BatonPolicy):
     """The same with `--shed`: it refuses what would spoil more streams than it adds."""
 

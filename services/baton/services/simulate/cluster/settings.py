@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.rpc.errors import InvalidRequest
+from baton.services.simulate.cluster.adapters import AdapterMemorySettings
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.worker.scheduling.settings import EngineSettings
 
@@ -34,6 +35,7 @@ class ClusterSettings:
     max_model_len: int = 131_072
     engine: EngineSettings = field(default_factory=EngineSettings)
     delays: Delays = field(default_factory=Delays)
+    adapters: AdapterMemorySettings = field(default_factory=AdapterMemorySettings)
     max_queue_depth: int = 256  # the router's
     max_attempts: int = 3  # placements of one request until it fails
     coast: bool = True  # take decode steps that need no decision at once
@@ -52,4 +54,5 @@ class ClusterSettings:
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
         self.device.validate()
+        self.adapters.validate()
         self.engine.validate()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.rpc.errors import ServiceError
+from baton.services.simulate.cluster.adapters import VirtualAdapters, VirtualLoads
 from baton.services.simulate.cluster.engine import CacheEvent, Coast, VirtualEngine
 from baton.services.simulate.cluster.executor import VirtualExecutor
 from baton.services.simulate.cluster.network import Network, NetworkLink, VirtualHeartbeat, VirtualTransport
@@ -13,6 +14,7 @@ from baton.services.simulate.cluster.settings import ClusterSettings
 from baton.services.simulate.virtual.timeline import Clock
 from baton.v1 import types_pb2, worker_pb2
 from baton.worker.core import BlockHash, Request
+from baton.worker.engine.adapters.pool import AdapterPool
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.settings import HandoverSettings
 from baton.worker.kv.cache_events import RemovedEvent
@@ -20,6 +22,7 @@ from baton.worker.kv.event_log import EventLog
 from baton.worker.link.frames import Kind
 from baton.worker.process.state_reporter import load_message, model_message
 from baton.worker.requests.outputs import EngineListener, StepOutputs
+from baton.worker.requests.state import RequestState
 from baton.worker.transfer.layout import layout_message
 
 MODEL = "simulated"
@@ -72,8 +75,11 @@ class SimWorker(EngineListener):
             settings.max_model_len,
             settings.engine.max_num_requests,
         )
+        self._executor.adapters = adapters = VirtualAdapters(settings.adapters)
+        loads = VirtualLoads(settings.adapters, self.clock)
+        pool: AdapterPool[RequestState] = AdapterPool(adapters, settings.adapters.num_host, loads, self.clock)
         self.engine = VirtualEngine(
-            self._executor, settings.device, settings.engine, epoch, self.clock, self._send_events
+            self._executor, settings.device, settings.engine, epoch, self.clock, self._send_events, pool
         )
         self.engine.listen(self)
         self.event_log: EventLog | None = None  # publishes, where there is a kvstore
@@ -177,6 +183,7 @@ class SimWorker(EngineListener):
         state.epoch = self.engine.epoch
         rate = self.handover.transfer_bytes_per_second
         state.load.CopyFrom(load_message(self.engine.load(), self._executor.kv_spec, rate))
+        state.adapters.extend(self.engine.adapters_on_device())
         return state
 
     # The loop.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.requests.text import Text, Texts
@@ -22,6 +22,7 @@ class Arrival:
     output_content: int
     tenant: str = ""
     namespace: bytes = b""  # that its prompt is hashed in; empty: the run's
+    adapter: str = ""  # empty: the model itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Turn:
     prompt: Text
     num_output_tokens: int
     output_content: int
+    adapter: str = ""
 
 
 def generate(workload: Workload, texts: Texts, rate: float, seconds: float, seed: int) -> list[Arrival]:
@@ -70,7 +72,14 @@ _FIXED = re.compile(r"fixed-(\d+)-(\d+)-(\d(?:\.\d+)?)")
 
 
 def _arrival(time: float, turn: Turn) -> Arrival:
-    return Arrival(time, turn.prompt, turn.num_output_tokens, 2 * turn.num_output_tokens + 64, turn.output_content)
+    return Arrival(
+        time,
+        turn.prompt,
+        turn.num_output_tokens,
+        2 * turn.num_output_tokens + 64,
+        turn.output_content,
+        adapter=turn.adapter,
+    )
 
 
 def _length(draws: random.Random, median: float, sigma: float, low: int, high: int) -> int:
@@ -134,6 +143,16 @@ def _rag(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
         yield [Turn(0.0, text, _length(draws, 180, 0.6, 4, 1000), texts.new_content())]
 
 
+def _adapters(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
+    """Returns short independent requests of 1,000 LoRA adapters, some of them popular by Zipf's law."""
+    names = [f"adapter-{number:04d}" for number in range(1000)]
+    weights = [1 / (number + 1) for number in range(len(names))]
+    plain = _plain(400, 120, 0.6)(draws, texts)
+    while True:
+        (turn,) = next(plain)
+        yield [replace(turn, adapter=draws.choices(names, weights=weights)[0])]
+
+
 def _mixed(draws: random.Random, texts: Texts) -> Iterator[list[Turn]]:
     """Returns short questions with long answers beside long documents with short ones."""
     short, long = _plain(300, 300, 0.6)(draws, texts), _plain(9000, 60, 0.4)(draws, texts)
@@ -171,6 +190,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("chat", "conversations of several turns", _chat, 5.0),
         Workload("agents", "tool-calling programs with shared instructions", _agents, 8.0),
         Workload("mixed", "short questions beside long documents", _mixed, 1.0),
+        Workload("adapters", "1,000 LoRA adapters, some of them popular", _adapters, 1.0),
         Workload("rag", "questions over documents, some of them popular", _rag, 1.0),
     )
 }

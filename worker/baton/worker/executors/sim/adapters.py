@@ -17,6 +17,11 @@ _BYTES = 84 << 20  # rank 16 on all linears of an 8B model
 _RANK = 16
 
 
+def digest_of(path: str) -> bytes:
+    """Returns the digest of the adapter at a path."""
+    return hashlib.blake2b(path.encode(), digest_size=16, person=b"baton-sim-lora").digest()
+
+
 @dataclass(frozen=True, slots=True)
 class SimAdapter:
     """Implements HostAdapter."""
@@ -41,7 +46,7 @@ class SimAdapters:
     def digest(self, path: str) -> bytes:
         if not path:
             raise NotFound("lora_path is empty; give a folder", field="lora_path")
-        return hashlib.blake2b(path.encode(), digest_size=16, person=b"baton-sim-lora").digest()
+        return digest_of(path)
 
     def read(self, path: str) -> SimAdapter:
         adapter = SimAdapter(self.digest(path))
