@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.engine.interpreted_card import use_interpreted_card
 from support.engine.packed import models as packed_models
-from support.engine.packed.models import FORMATS, write, write_gpt_oss
+from support.engine.packed.models import FORMATS, change_config, write, write_gpt_oss
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import generate_greedily
 
@@ -43,6 +43,18 @@ def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp
     harness.run(COUNT, chunk=8)
     assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
     assert "unquantized" not in executor.facts.weight_format
+
+
+@pytest.mark.parametrize(("name", "setting"), [("gptq-zeros", {"lm_head": True}), ("modelopt-fp8", {"ignore": []})])
+def test_a_packed_head_has_the_tokens_of_its_dequantized_weights(
+    name: str, setting: dict[str, object], tmp_path: Path
+) -> None:
+    oracle = write(tmp_path, packed_models.dense(), FORMATS[name], heads=True)
+    change_config(tmp_path, quantization_config={**FORMATS[name].settings, **setting})
+    harness = StepHarness(start_cuda_executor(config(tmp_path)))
+    running = harness.admit(PROMPT)
+    harness.run(COUNT, chunk=8)
+    assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
 
 
 def test_packed_experts_have_the_tokens_of_their_dequantized_weights(tmp_path: Path) -> None:

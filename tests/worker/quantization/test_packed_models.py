@@ -124,6 +124,30 @@ def test_linears_that_a_format_leaves_out_are_as_usual(
     check_tokens(tmp_path, oracle)
 
 
+# How a checkpoint says that its head is packed.
+HEADS = {
+    "compressed-fp8-channel": {"ignore": []},
+    "compressed-w4a16-zeros": {"ignore": []},
+    "compressed-nvfp4": {"ignore": []},
+    "gptq-zeros": {"lm_head": True},
+    "auto-round": {"extra_config": {"lm_head": {"bits": 4}}},
+    "modelopt-fp8": {"ignore": []},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_packed_head_has_the_tokens_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    oracle = write(tmp_path, packed_models.dense(), form, heads=True)
+    without = {"ignore": ["lm_head"], "lm_head": False, "extra_config": {}}
+    change_config(tmp_path, quantization_config={**form.settings, **{key: without[key] for key in HEADS[name]}})
+    with pytest.raises(InvalidRequest, match=r"lm_head\.weight"):
+        load_model(str(tmp_path), "auto", torch.float32)
+    change_config(tmp_path, quantization_config={**form.settings, **HEADS[name]})
+    made = check_tokens(tmp_path, oracle)
+    assert made.facts.weight_bytes == weight_bytes(load_config(tmp_path), torch.float32)
+
+
 @pytest.mark.parametrize("name", ["fp8-blocks-across-parts", "compressed-mxfp4", "gptq-order"])
 @pytest.mark.parametrize("make", [packed_models.dense, packed_models.with_experts])
 def test_a_start_refuses_products_that_are_not_those_of_the_dequantized_weights(

@@ -149,17 +149,20 @@ def gpt_oss() -> GptOssForCausalLM:
     return model
 
 
-def write(folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$^") -> PreTrainedModel:
+def write(
+    folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$^", *, heads: bool = False
+) -> PreTrainedModel:
     """Writes the model with packed linears. Returns it with the weights that these mean.
 
-    `left_out`: a pattern of names of weights that stay as they are.
+    `left_out`: a pattern of names of weights that stay as they are. `heads`: the head is packed too.
     """
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     meant: dict[str, torch.Tensor] = {}
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        if not LINEARS.fullmatch(name) or re.fullmatch(left_out, name):
+        packs = LINEARS.fullmatch(name) or (heads and name == "lm_head.weight")
+        if not packs or re.fullmatch(left_out, name):
             meant[name] = packed[name] = tensor
             continue
         found = _packed_stack(form, tensor) if tensor.dim() == 3 else form.pack(tensor)
