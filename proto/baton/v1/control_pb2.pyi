@@ -536,6 +536,7 @@ class WorkerCounters(google.protobuf.message.Message):
     STEP_COSTS_FIELD_NUMBER: builtins.int
     KV_RESIDENCY_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
+    SPECULATION_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -578,6 +579,10 @@ class WorkerCounters(google.protobuf.message.Message):
     def adapters(self) -> global___AdapterCounters:
         """Unset without LoRA."""
 
+    @property
+    def speculation(self) -> global___SpeculationCounters:
+        """Unset unless the worker guesses tokens."""
+
     def __init__(
         self,
         *,
@@ -607,11 +612,43 @@ class WorkerCounters(google.protobuf.message.Message):
         step_costs: global___StepCosts | None = ...,
         kv_residency: global___KvResidency | None = ...,
         adapters: global___AdapterCounters | None = ...,
+        speculation: global___SpeculationCounters | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "speculation", b"speculation", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "speculation", b"speculation", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class SpeculationCounters(google.protobuf.message.Message):
+    """Tokens that a worker guessed, and verified in steps of other tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_DRAFTS_FIELD_NUMBER: builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_BY_PLACE_FIELD_NUMBER: builtins.int
+    num_drafts: builtins.int
+    """Decodes of a request in a step, with at least one guessed token."""
+    num_draft_tokens: builtins.int
+    num_accepted_tokens: builtins.int
+    """Of num_draft_tokens, those that were right, and so became tokens of the output."""
+    @property
+    def accepted_by_place(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """num_accepted_tokens by their place among a decode's guessed tokens, the first one first."""
+
+    def __init__(
+        self,
+        *,
+        num_drafts: builtins.int = ...,
+        num_draft_tokens: builtins.int = ...,
+        num_accepted_tokens: builtins.int = ...,
+        accepted_by_place: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_by_place", b"accepted_by_place", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts"]) -> None: ...
+
+global___SpeculationCounters = SpeculationCounters
 
 @typing.final
 class AdapterCounters(google.protobuf.message.Message):

@@ -54,6 +54,20 @@ def test_histograms_have_buckets_before_the_first_value():
     assert bounds(found["vllm:kv_block_lifetime_seconds"]) == [*RESIDENCY_SECONDS, float("inf")]
 
 
+def test_drafts_have_the_names_of_both_and_are_counted_by_position():
+    counters = control_pb2.WorkerCounters(
+        speculation=control_pb2.SpeculationCounters(
+            num_drafts=4, num_draft_tokens=12, num_accepted_tokens=5, accepted_by_place=[3, 2, 0]
+        )
+    )
+    found = metrics(control_pb2.GetStatsResponse(counters=counters))
+    for name, value in (("drafts", 4), ("draft_tokens", 12), ("accepted_tokens", 5)):
+        assert found[f"vllm:spec_decode_num_{name}"].samples[0].value == value
+        assert found[f"baton_worker_{name}"].samples[0].value == value
+    places = found["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert values(places, "position") == {"0": 3, "1": 2, "2": 0}
+
+
 def test_estimated_costs_are_counters():
     counters = control_pb2.WorkerCounters(step_costs=control_pb2.StepCosts(flops=1e12, read_bytes=5, written_bytes=3))
     found = metrics(control_pb2.GetStatsResponse(counters=counters))

@@ -166,6 +166,7 @@ class EngineLoop(EngineListener, HandoverListener):
             num_transferred_tokens=totals.num_transferred_tokens,
             step_costs=None if self._costs is None else self._costs.message(),
             kv_residency=self._engine.residency_times().message(),
+            speculation=totals.speculation_message() if self._executor.max_step_tokens > 1 else None,
             adapters=None if self._adapters is None else self._adapters.counters(),
         )
 

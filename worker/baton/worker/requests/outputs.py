@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.rpc.errors import ServiceError
+from baton.v1 import control_pb2
 from baton.worker.core import BlockId, FinishReason, Int32, Request, Row, TokenLogprobs
 from baton.worker.requests.histogram import COPIED_BYTES, STEP_TOKENS, Histogram
 from baton.worker.requests.state import GroupSpan
@@ -199,6 +200,15 @@ class EngineCounters:
         self.accepted_by_place += [0] * (most - len(self.accepted_by_place))
         for place in range(int(accepted.max(initial=0))):
             self.accepted_by_place[place] += int(np.count_nonzero(accepted > place))
+
+    def speculation_message(self) -> control_pb2.SpeculationCounters:
+        """Returns the counts of drafts in the contract's form."""
+        return control_pb2.SpeculationCounters(
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            accepted_by_place=self.accepted_by_place,
+        )
 
     def count_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Counts the prompt of a request that begins."""

@@ -34,6 +34,7 @@ def vllm_metrics(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterat
     yield _waiting_by_reason(stats, own)
     yield _sleep_state(stats.sleep_level, own)
     yield _prompt_tokens_by_source(stats.counters, own)
+    yield _accepted_by_place(stats.counters, own)
     yield _cache_config(stats.state, own)
     yield from _histograms(stats.counters, own)
     if stats.counters.HasField("adapters"):
@@ -68,6 +69,10 @@ def _counters(counters: control_pb2.WorkerCounters) -> Iterator[tuple[str, str, 
     yield "estimated_flops_per_gpu", "As baton_worker_estimated_flops.", costs.flops
     yield "estimated_read_bytes_per_gpu", "As baton_worker_estimated_read_bytes.", costs.read_bytes
     yield "estimated_write_bytes_per_gpu", "As baton_worker_estimated_written_bytes.", costs.written_bytes
+    speculation = counters.speculation
+    yield "spec_decode_num_drafts", "As baton_worker_drafts.", speculation.num_drafts
+    yield "spec_decode_num_draft_tokens", "As baton_worker_draft_tokens.", speculation.num_draft_tokens
+    yield "spec_decode_num_accepted_tokens", "As baton_worker_accepted_tokens.", speculation.num_accepted_tokens
     yield "nixl_num_failed_transfers", "As baton_kv_transfer_failed, received.", transfers.num_failed_transfers
     yield "nixl_num_failed_notifications", "As baton_kv_transfer_failed, sent.", transfers.num_failed_pushes
     yield "nixl_num_kv_expired_reqs", "As baton_kv_transfer_expired_leases.", transfers.num_expired_leases
@@ -97,6 +102,15 @@ def _prompt_tokens_by_source(counters: control_pb2.WorkerCounters, own: Sequence
     family.add_metric([*own, "local_compute"], max(0, counters.num_prompt_tokens - counters.num_cached_tokens - sent))
     family.add_metric([*own, "local_cache_hit"], found)
     family.add_metric([*own, "external_kv_transfer"], restored + sent)
+    return family
+
+
+def _accepted_by_place(counters: control_pb2.WorkerCounters, own: Sequence[str]) -> Metric:
+    text = "Guessed tokens that were right, by their place among a decode's, from 0 on."
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    family = CounterMetricFamily(name, text, labels=(*_LABELS, "position"))
+    for place, count in enumerate(counters.speculation.accepted_by_place):
+        family.add_metric([*own, str(place)], count)
     return family
 
 

@@ -58,6 +58,12 @@ _HOST_CACHE_SIZES = (
     ("offload_bytes", "baton_worker_host_cache_offload_bytes", "KV bytes of one copy to host memory."),
     ("restore_bytes", "baton_worker_host_cache_restore_bytes", "KV bytes of one copy from host memory."),
 )
+# SpeculationCounters field, metric, help
+_SPECULATION = (
+    ("num_drafts", "baton_worker_drafts", "Decodes of a request in a step with guessed tokens (--speculative-config)."),
+    ("num_draft_tokens", "baton_worker_draft_tokens", "Tokens guessed and verified."),
+    ("num_accepted_tokens", "baton_worker_accepted_tokens", "Guessed tokens that were right."),
+)
 # StepCosts field, metric, help
 _STEP_COSTS = (
     ("flops", "baton_worker_estimated_flops", "FLOPs of all steps, from the model's shapes (--mfu-metrics)."),
@@ -198,6 +204,10 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
     for field, name, text in _HOST_CACHE:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters.host_cache, field))
+        yield counter
+    for field, name, text in _SPECULATION:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.speculation, field))
         yield counter
     for field, name, text in _STEP_COSTS:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
