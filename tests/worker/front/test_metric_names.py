@@ -85,4 +85,5 @@ def test_adapters_of_requests_are_labels_of_vllms_gauge():
     assert wanted.items() <= sample.labels.items()
     assert sample.value > 1.7e9
     assert found["baton_worker_adapters_on_device"].samples[0].value == 2
-    assert "vllm:lora_requests_info" not in metrics(control_pb2.GetStatsResponse()), "without --enable-lora"
+    without = metrics(control_pb2.GetStatsResponse())["vllm:lora_requests_info"]
+    assert without.samples == [], "without --enable-lora"

@@ -45,14 +45,16 @@ def adapter_metrics(stats: control_pb2.GetStatsResponse, model_name: str) -> Ite
         yield histogram_metric(name, text, getattr(counters, field), model_name)
 
 
-def lora_requests_info(counters: control_pb2.AdapterCounters, own: Sequence[str], now: float) -> Metric:
+def lora_requests_info(counters: control_pb2.WorkerCounters, own: Sequence[str], now: float) -> Metric:
     """Returns vLLM's gauge: the time, with the adapters of running and of waiting requests as labels.
 
-    `own`: the model's name and the engine.
+    `own`: the model's name and the engine. Without --enable-lora it has no samples.
     """
     labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters", "model_name", "engine")
     text = "When it was read, in seconds since 1970, with the adapters of requests as labels."
     family = GaugeMetricFamily("vllm:lora_requests_info", text, labels=labels)
-    waiting, running = ",".join(counters.waiting), ",".join(counters.running)
-    family.add_metric([str(counters.max_on_device), waiting, running, *own], now)
+    if counters.HasField("adapters"):
+        adapters = counters.adapters
+        waiting, running = ",".join(adapters.waiting), ",".join(adapters.running)
+        family.add_metric([str(adapters.max_on_device), waiting, running, *own], now)
     return family

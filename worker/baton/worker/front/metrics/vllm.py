@@ -37,8 +37,7 @@ def vllm_metrics(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterat
     yield _accepted_by_place(stats.counters, own)
     yield _cache_config(stats.state, own)
     yield from _histograms(stats.counters, own)
-    if stats.counters.HasField("adapters"):
-        yield lora_requests_info(stats.counters.adapters, own, time.time())
+    yield lora_requests_info(stats.counters, own, time.time())
 
 
 def _gauges(stats: control_pb2.GetStatsResponse) -> Iterator[tuple[str, str, float]]:
