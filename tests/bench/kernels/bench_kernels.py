@@ -24,7 +24,7 @@ from bench.kernels.timing import Ceilings, Timing, measure_ceilings, time_launch
 from baton.services.bench.report import facts_line, machine_facts, render_table, write_json
 from baton.worker.models.presets import PRESETS
 
-_GROUPS = ("decode", "prefill", "linear", "pointwise", "sampling", "experts", "quantized", "recurrence")
+_GROUPS = ("decode", "prefill", "latent", "linear", "pointwise", "sampling", "experts", "quantized", "recurrence")
 _PARTS = ("quantized_experts",)  # of groups
 
 
@@ -88,6 +88,11 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
         return [case for case in attention_cases(shape, block_size) if case.op.startswith(kind)]
 
+    def latent() -> list[Case]:
+        from bench.kernels.latent import latent_cases
+
+        return latent_cases(block_size)
+
     def linear() -> list[Case]:
         from bench.kernels.linear import linear_cases
 
@@ -126,6 +131,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     groups: Mapping[str, Callable[[], list[Case]]] = {
         "decode": lambda: attention("decode"),
         "prefill": lambda: attention("prefill"),
+        "latent": latent,
         "linear": linear,
         "pointwise": pointwise,
         "sampling": sampling,

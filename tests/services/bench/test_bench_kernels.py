@@ -2,7 +2,7 @@ import pytest
 import torch
 from bench.kernels import bench_kernels
 from bench.kernels.attention import FA3_DECODE_US, FA3_PREFILL_TFLOP_S
-from bench.kernels.case import FLOPS
+from bench.kernels.case import BYTES, FLOPS
 
 
 def cases(*flags):
@@ -21,7 +21,8 @@ def test_every_kernel_has_rows():
     ops = {case.op for case in cases()}
     wanted = {"decode attention", "prefill attention, generic", "small linear", "rms_norm + residual", "rope_cache",
               "silu_mul", "sampling, greedy", "gated_delta_step", "gated_delta_chunks", "state_space_step",
-              "state_space_chunks", "causal_conv", "gated_rms_norm"}  # fmt: skip
+              "state_space_chunks", "causal_conv", "gated_rms_norm",
+              "latent decode attention", "latent prefill attention"}  # fmt: skip
     assert wanted <= ops
 
 
@@ -44,6 +45,12 @@ def test_one_long_sequence_among_short_ones_is_a_row_of_its_own():
 
 def test_figures_for_other_shapes_are_not_compared_with():
     assert {case.peer_us for case in cases("--only", "decode", "--model", "qwen3-0.6b")} == {None}
+
+
+def test_decodes_of_latents_with_many_heads_are_compute_bound():
+    units = {case.shape: case.unit for case in cases("--only", "latent") if case.op == "latent decode attention"}
+    assert units["16 heads, 64 x 4096"] == BYTES
+    assert units["128 heads, 64 x 4096"] == FLOPS
 
 
 def test_a_step_of_recurrences_counts_one_read_and_one_write_of_each_state():
