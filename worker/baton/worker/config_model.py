@@ -191,13 +191,13 @@ class ModelSettings:
     state_snapshot_blocks: int = field(
         default=0,
         metadata={
-            "help": "Blocks of a prompt from one kept state of recurrent layers to the next. 0: those of one step, and "
-            "at least as many as a state takes.",
+            "help": "Blocks of a prompt from one kept state of recurrent layers to the next. 0: those of 2048 "
+            "tokens or of a step, and at least as many as a state takes.",
             "minimum": 0,
         },
     )
     state_cache_share: float = field(
-        default=0.5,
+        default=0.8,
         metadata={
             "help": "Part of the KV blocks that kept states of recurrent layers take at most.",
             "minimum": 0.0,

@@ -50,6 +50,10 @@ class SimulateConfig:
     itl_limit: float = field(default=0.05, metadata={"help": "Mean seconds between tokens of a good request."})
     block_size: int = field(default=64, metadata={"help": "Tokens a KV block.", "minimum": 1, "maximum": 1024})
     num_blocks: int = field(default=12_288, metadata={"help": "KV blocks of each worker.", "minimum": 8})
+    state_blocks: int = field(
+        default=0,
+        metadata={"help": "KV blocks that a state of recurrent layers takes. 0: the model has none.", "minimum": 0},
+    )
     max_num_requests: int = field(default=256, metadata={"help": "Requests in a worker's batch.", "minimum": 1})
     max_num_batched_tokens: int = field(default=8192, metadata={"help": "Tokens of one step at most.", "minimum": 1})
     max_queue: int = field(default=1024, metadata={"help": "Requests that may wait at a worker.", "minimum": 1})

@@ -18,6 +18,8 @@ from baton.worker.kv.group_rules import PartialRules, StateRules, WindowRules
 from baton.worker.kv_spec import KvKind, KvSpec
 from baton.worker.requests.state import GroupSpan, PartialBlocks, RequestState, WindowBlocks, num_blocks_for
 
+_SNAPSHOT_TOKENS = 2048  # of a prompt from one kept state to the next, at least, unless steps have fewer
+
 HasBlock = Callable[[Sequence[BlockHash]], object]  # given one key; true if its block can be had
 
 
@@ -41,9 +43,9 @@ class PartialGroups:
     def __init__(self, spec: KvSpec | None, block_size: int, max_step_tokens: int, snapshot_blocks: int = 0) -> None:
         """`spec`: None of one full group. `max_step_tokens`: of one request.
 
-        `snapshot_blocks`: blocks from one state of a prompt that is kept to the next; 0: those of one step, and at
-        least as many as a state takes. Raises Unsupported for groups other than a full or latent one, windows and
-        states.
+        `snapshot_blocks`: blocks from one state of a prompt that is kept to the next; 0: those of 2048 tokens or of a
+        step, and at least as many as a state takes. Raises Unsupported for groups other than a full or latent one,
+        windows and states.
         """
         groups = () if spec is None else spec.groups
         kinds = [group.kind for group in groups]
@@ -59,7 +61,9 @@ class PartialGroups:
             assert spec is not None
             common = (index, group, block_size, max_step_tokens, spec.pages_each(group))
             if group.kind is KvKind.STATE:
-                every = snapshot_blocks or max(common[-1], num_blocks_for(max_step_tokens, block_size))
+                every = snapshot_blocks or max(
+                    common[-1], num_blocks_for(min(max_step_tokens, _SNAPSHOT_TOKENS), block_size)
+                )
                 self._states.append(StateRules(*common, snapshot_blocks=every))
             self._groups.append(self._states[-1] if group.kind is KvKind.STATE else WindowRules(*common))
         self.pages = [group.pages for group in self._groups]  # of a block in each group

@@ -23,9 +23,9 @@ class EngineSettings:
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     min_host_uses: int = 1  # requests that have had a block before it is copied to host memory
     prefix_caching: bool = True
-    # Blocks from one state of a prompt that is kept to the next; 0: those of one step, and at least a state's.
+    # Blocks from one state of a prompt that is kept to the next; 0: those of 2048 tokens, and at least a state's.
     state_snapshot_blocks: int = 0
-    state_cache_share: float = 0.5  # part of the blocks that states may have which no request holds
+    state_cache_share: float = 0.8  # part of the blocks that states may have which no request holds
     dummy_kv: bool = False  # prompts are not computed: their KV is what the blocks contain
     cache_outputs: bool = True  # makes blocks of generated tokens findable, too
     block_origins: bool = False  # records the tokens of blocks that become findable, for take_origins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from baton.services.simulate.virtual.timeline import Clock
 from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import HostCopies, LayerHook
-from baton.worker.kv_spec import full_spec
+from baton.worker.kv_spec import KvGroup, KvKind, full_spec
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
+from baton.worker.state_pieces import StateMatrix
 
 VOCAB_SIZE = 1 << 31
 _DIGEST = bytes(range(16))
@@ -35,7 +36,14 @@ class VirtualExecutor:
     """Steps on a worker's own clock. A request's sampling seed is the token that it generates, again and again."""
 
     def __init__(
-        self, device: DeviceModel, clock: Clock, num_blocks: int, block_size: int, max_model_len: int, num_rows: int
+        self,
+        device: DeviceModel,
+        clock: Clock,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        num_rows: int,
+        state_blocks: int = 0,  # that a state takes; 0: the model has no layers with states
     ) -> None:
         per_layer, rest = divmod(device.kv_bytes_per_token, _NUM_LAYERS * 4)
         if rest:
@@ -49,6 +57,11 @@ class VirtualExecutor:
         self.kv_spec = full_spec(
             _DIGEST, "bfloat16", _NUM_LAYERS, num_kv_heads=per_layer, head_dim=1, block_size=block_size
         )
+        if state_blocks:
+            values = per_layer * block_size  # of a block's layer in fp32
+            state = StateMatrix(1, values, state_blocks * _NUM_LAYERS)
+            group = KvGroup(KvKind.STATE, (_NUM_LAYERS,), "float32", 1, state.num_values, matrices=(state,))
+            self.kv_spec = replace(self.kv_spec, groups=(*self.kv_spec.groups, group))
         self.num_blocks = num_blocks
         self.depth = 1
         self.max_step_tokens = 1

@@ -32,6 +32,7 @@ class ClusterSettings:
     device: DeviceModel = field(default_factory=DeviceModel)
     block_size: int = 64
     num_blocks: int = 12_288  # of each worker's pool
+    state_blocks: int = 0  # blocks that a state of recurrent layers takes; 0: the model has none
     max_model_len: int = 131_072
     engine: EngineSettings = field(default_factory=EngineSettings)
     delays: Delays = field(default_factory=Delays)
@@ -53,6 +54,12 @@ class ClusterSettings:
         for name in ("block_size", "num_blocks", "max_model_len", "max_queue_depth", "max_attempts"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+        if self.state_blocks < 0:
+            raise InvalidRequest(f"state_blocks is {self.state_blocks}; it must not be negative", field="state_blocks")
+        if self.state_blocks and set(self.roles) != {"both"}:
+            raise InvalidRequest(
+                "workers of a model with states hand nothing over: every role must be both", field="roles"
+            )
         self.device.validate()
         self.adapters.validate()
         self.engine.validate()

@@ -74,6 +74,7 @@ class SimWorker(EngineListener):
             settings.block_size,
             settings.max_model_len,
             settings.engine.max_num_requests,
+            settings.state_blocks,
         )
         self._executor.adapters = adapters = VirtualAdapters(settings.adapters)
         loads = VirtualLoads(settings.adapters, self.clock)
