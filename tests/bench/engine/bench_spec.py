@@ -1,0 +1,142 @@
+"""Measures speculation on a CPU: tokens a second with and without, and the share of right guesses.
+
+baton bench spec --model models/storyteller-7m
+baton bench spec --batches 1,4,16 --drafts 4,8 --methods ngram
+
+Greedy stories of the sample model. Each run asks for the same ones again, which `suffix` remembers; `ngram` does not.
+Runs take turns, and the fastest of each is reported. `exact` is batch_invariant, whose tokens must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+sys.path.extend(
+    str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
+)
+
+from baton.services.bench.report import facts_line, machine_facts, render_table
+from baton.worker.config import WorkerConfig
+from baton.worker.core import Request, SamplingParams, StopConditions
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.scheduling.settings import EngineSettings
+
+_STARTS = ("Once upon a time, there was a", "One day, a little girl", "Tom and his dog", "The queen had a golden")
+_MOST_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run."""
+
+    tokens_per_second: float
+    tokens_per_decode: float
+    accepted: float  # share of the guesses; 0 without any
+    token_ids: list[list[int]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a table. Returns 1 if any tokens differ."""
+    options = _parser().parse_args(argv)
+    prompts = _prompts(options.model)
+    kinds = {"plain": ("", False), "exact": ("", True)}
+    for method in options.methods.split(","):
+        for count in map(int, options.drafts.split(",")):
+            given = json.dumps({"method": method, "num_speculative_tokens": count})
+            kinds[f"{method} {count}"] = (given, True)
+    engines = {name: _engine(options.model, *kind) for name, kind in kinds.items()}
+    rows, differ = [], False
+    for batch in map(int, options.batches.split(",")):
+        runs: dict[str, list[Measured]] = {name: [] for name in engines}
+        for _ in range(options.repeat):
+            for name, engine in engines.items():
+                runs[name].append(_run(engine, prompts, batch, options.tokens))
+        best = {name: max(each, key=lambda run: run.tokens_per_second) for name, each in runs.items()}
+        for name, run in best.items():
+            same = all(one.token_ids == best["exact"].token_ids for one in runs[name])
+            differ |= not same and name != "plain"
+            rows.append(
+                [
+                    str(batch),
+                    name,
+                    f"{run.tokens_per_second:.0f}",
+                    f"{run.tokens_per_second / best['exact'].tokens_per_second:.2f}",
+                    f"{run.tokens_per_second / best['plain'].tokens_per_second:.2f}",
+                    f"{run.tokens_per_decode:.2f}",
+                    f"{100 * run.accepted:.0f} %",
+                    "yes" if same else "no",
+                ]
+            )
+    print(facts_line(machine_facts(("torch",))))
+    titles = ["batch", "kind", "tokens/s", "x exact", "x plain", "tokens a decode", "accepted", "same tokens"]
+    print(render_table(titles, rows))
+    return int(differ)
+
+
+def _prompts(model: str) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
+    return [[1, *tokenizer.encode(text, add_special_tokens=False).ids] for text in _STARTS]
+
+
+def _engine(model: str, speculation: str, invariant: bool) -> Engine:
+    config = WorkerConfig(
+        executor="cpu",
+        model=model,
+        num_blocks=16_384,
+        max_num_requests=_MOST_ROWS,
+        batch_invariant=invariant,
+        speculative_config=speculation,
+    )
+    config.validate()
+    settings = EngineSettings(max_num_requests=_MOST_ROWS, cache_outputs=not invariant)
+    return Engine(CpuExecutor(config), settings, epoch=1)
+
+
+def _run(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, num_tokens: int) -> Measured:
+    before = engine.counters()
+    requests = []
+    for index in range(batch):
+        prompt = [*prompts[index % len(prompts)], 5 + index % 200]
+        greedy, stop = SamplingParams(temperature=0.0), StopConditions(num_tokens)
+        requests.append(Request(f"{before.num_finished}-{index}", prompt, len(prompt), greedy, stop, bytes(16)))
+        engine.submit(requests[-1])
+    began = time.perf_counter()
+    while engine.has_work():
+        engine.step()
+    seconds = time.perf_counter() - began
+    after = engine.counters()
+    guessed = after.num_draft_tokens - before.num_draft_tokens
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    produced = after.num_output_tokens - before.num_output_tokens
+    return Measured(
+        produced / seconds,
+        produced / max(1, produced - accepted),
+        accepted / guessed if guessed else 0.0,
+        [request.token_ids.generated for request in requests],
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton bench spec", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="models/storyteller-7m")
+    parser.add_argument("--batches", default="1,4,16,64,256", help="requests at a time")
+    parser.add_argument("--drafts", default="4,8", help="most guesses of a request in a step")
+    parser.add_argument("--methods", default="ngram,suffix")
+    parser.add_argument("--tokens", type=int, default=200, help="output tokens of each request")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each kind")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
