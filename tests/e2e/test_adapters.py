@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -82,13 +83,23 @@ def test_adapters_are_models_with_a_parent(client: openai.OpenAI, folder: Path) 
     assert client.models.retrieve("judge").id == "judge"
 
 
-def test_kv_with_an_adapter_comes_from_the_prefill_worker(stack: Stack, client: openai.OpenAI) -> None:
+def test_kv_with_an_adapter_comes_from_the_prefill_worker(stack: Stack, client: openai.OpenAI, folder: Path) -> None:
     decode = next(worker for worker in stack.workers if "decode" in worker.plan.name)
     before = stack.stats(decode).counters.num_transfers
+    numbers = itertools.count()
 
     def handed_over() -> bool:
-        """Waits for a hand-over. The router only uses it when it expects a gain, which a busy machine may delay."""
-        chat(client, "pirate", " ".join(f"{time.monotonic_ns()} dogs" for _ in range(20)))
+        """Waits for a hand-over. The router only uses it when it expects a gain, which a busy machine may delay.
+
+        A name of its own each time: where the decode worker has the adapter and the other has not, there is no gain.
+        """
+        name = f"fresh-{next(numbers)}"
+        status, _ = stack.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder / "pirate")})
+        assert status == 200
+        try:
+            chat(client, name, " ".join(f"{time.monotonic_ns()} dogs" for _ in range(20)))
+        finally:
+            assert stack.post("/v1/unload_lora_adapter", {"lora_name": name})[0] == 200
         return stack.stats(decode).counters.num_transfers > before
 
     wait_until(handed_over, "a prompt of an adapter comes from the prefill worker", 90)
