@@ -57,6 +57,7 @@ class BaseModel:
     sites: Sequence[Site]
     embedding: str  # the name of its site
     refused: Mapping[str, str] = field(default_factory=dict)  # why, by module
+    experts: tuple[str, ...] = ()  # beginnings of the names of experts' modules
     places: Mapping[str, Place] = field(default_factory=dict)  # by module, under every name that checkpoints have
 
     def nearest(self, module: str) -> str:
@@ -80,9 +81,12 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
             field="enable_lora",
         )
     sites: list[Site] = []
+    experts: list[str] = []
     refused: dict[str, str] = {}
     for shape in linear_shapes(config, dtype):
         if not isinstance(shape, LinearShape):
+            stem = (shape.prefix + shape.names.down).partition("{}")[0].rpartition(".experts")
+            experts += [f"{spelling}.experts" for spelling in _spellings(config, stem[0])]
             continue
         if shape.kind == "head":
             refused |= {part.name: "the head is not exchanged for a request" for part in shape.parts}
@@ -98,7 +102,7 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
         for spelling in _spellings(config, part.name)
     }
     reasons = {spelling: why for name, why in refused.items() for spelling in _spellings(config, name)}
-    return BaseModel(config.architecture, tuple(sites), embedding.name, reasons, places)
+    return BaseModel(config.architecture, tuple(sites), embedding.name, reasons, tuple(experts), places)
 
 
 def _site(config: ModelConfig, shape: LinearShape) -> Site:

@@ -116,6 +116,8 @@ def _place(base: BaseModel, module: str, path: Path) -> Place:
         return place
     if why := base.refused.get(module):
         raise Unsupported(f"{path}: an update of {module} is not supported: {why}", field=FIELD)
+    if module.startswith(base.experts):
+        raise Unsupported(f"{path}: an update of {module} is not supported: experts have no adapters yet", field=FIELD)
     nearest = base.nearest(module)
     raise Mismatch(
         f"{path}: the base model, {base.architecture}, has no linear {module}"
