@@ -297,8 +297,8 @@ def test_an_empty_step_is_a_step(llama: Subject) -> None:
 
 def test_transfers_of_blocks_that_do_not_exist_are_refused(llama: Subject) -> None:
     executor = make_executor(llama.folder)
-    with pytest.raises(InvalidRequest, match=r"block 256 does not exist: allowed are 0 to 255"):
-        executor.read_blocks(0, [BlockId(3), BlockId(256)])
+    with pytest.raises(InvalidRequest, match=r"block 1024 does not exist: allowed are 0 to 1023"):
+        executor.read_blocks(0, [BlockId(3), BlockId(1024)])
     with pytest.raises(InvalidRequest, match=r"layer 3 does not exist: allowed are 0 to 2"):
         executor.read_blocks(3, [BlockId(0)])
     with pytest.raises(InvalidRequest, match=r"7 bytes for layer 0 of 1 blocks; it must be 2048"):
