@@ -41,7 +41,6 @@ class UnloadAdapterBody(Struct, kw_only=True):
     """POST /v1/unload_lora_adapter."""
 
     lora_name: str
-    lora_int_id: int | None = None  # vLLM's number of it; ignored
 
 
 class AdapterService:
