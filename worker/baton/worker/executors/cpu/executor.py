@@ -121,35 +121,16 @@ class CpuExecutor:
         self.processors = start_processors(plugins, ProcessorContext(loaded.config.vocab_size, torch.device("cpu")))
         num_groups = len(self.kv_spec.token_groups)
         self._rows = Rows(self._num_rows, longest, config.block_size, self._memory.null_block, num_groups)
-        self._steps: Steps = (
-            PagedSteps(
-                self._rows,
-                loaded.config,
-                self.kv_spec,
-                self._memory.tensors[0],
-                dtype,
-                aligned=config.invariant,
-            )
-            if loaded.config.cached
-            else WholeSteps(loaded.config)
-        )
+        self._steps = self._new_steps(aligned=config.invariant)
         # Fewer threads may sum in another order.
         self._lanes = Lanes(1 if config.invariant else torch.get_num_threads())
         self._drafts = StepDrafts(config.speculation, self._rows, self._num_rows, loaded.config.vocab_size)
         self.max_step_tokens = self._drafts.max_step_tokens
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
-        cos_sin = cos_sin_tables(loaded.config.ropes, loaded.config.rope_head_dim, longest)
         cache = [self._memory.tensor(number) for number in self._kv_layers]
         scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None
         self._kv = PagedKv(cache, dtype, self.kv_spec.layer_groups, scales)
-        device = CpuDevice(
-            self._kv,
-            cos_sin,
-            packs=not loaded.config.cached,
-            places=self.kv_spec.layer_places,
-            states=self._memory.states,
-            batch_invariant=config.invariant,
-        )
+        device = self._new_device(longest, batch_invariant=config.invariant)
         self.adapters = _adapters(config, loaded.config, dtype)
         self._device: Device[Any] = device if self.adapters is None else _with_adapters(device, self.adapters)
         check_products(loaded.weights, loaded.config.experts, self._device)
@@ -288,6 +269,23 @@ class CpuExecutor:
             return GenerateHead(self._rows, num_rows, config, self.processors, self._logprobs_mode)
         assert config.pooler is not None, "configs with this head have one"
         return PoolHead(config.pooler, config.hidden_size, num_rows, torch.device("cpu"))
+
+    def _new_steps(self, *, aligned: bool) -> Steps:
+        if not self._config.cached:
+            return WholeSteps(self._config)
+        cache = self._memory.tensors[0]
+        return PagedSteps(self._rows, self._config, self.kv_spec, cache, self._dtype, aligned=aligned)
+
+    def _new_device(self, longest: int, *, batch_invariant: bool) -> CpuDevice:
+        """Returns a device over the KV memory, for requests of up to `longest` tokens."""
+        return CpuDevice(
+            self._kv,
+            cos_sin_tables(self._config.ropes, self._config.rope_head_dim, longest),
+            packs=not self._config.cached,
+            places=self.kv_spec.layer_places,
+            states=self._memory.states,
+            batch_invariant=batch_invariant,
+        )
 
     def _apply(self, plan: StepPlan) -> None:
         self._drafts.take_rows(plan)
