@@ -86,7 +86,7 @@ def test_prefill_attention_in_tiles_equals_one_tile(monkeypatch: pytest.MonkeyPa
     cache, query = random_pool(), torch.randn(11, 4, HEAD_DIM)
     arguments = (query, cache, torch.randperm(40)[:5].view(1, 5), torch.tensor([18]), torch.tensor([0, 11]), 0.3)
     whole = reference.prefill_attention(*arguments)
-    monkeypatch.setattr("baton.kernels.reference.attention.paged_attention._MASK_ELEMENTS", 18 * 4)
+    monkeypatch.setattr("baton.kernels.reference.attention.paged_attention.MASK_ELEMENTS", 18 * 4)
     torch.testing.assert_close(reference.prefill_attention(*arguments), whole)
 
 

@@ -119,6 +119,9 @@ async def test_no_value_of_any_field_is_a_defect(kind):
             else:
                 request = pb.CreateResponseRequest(input=[HI])
             code = await outcome(call(fill(request, dice), timeout=30))
+            if code is grpc.StatusCode.NOT_FOUND and kind == "Generate":
+                assert request.adapter
+                continue
             assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), request
             seen.add(code)
     assert len(seen) == 2

@@ -19,8 +19,8 @@ GENERATE = "/baton.v1.InferenceService/Generate"
 REQUEST = inference_pb2.GenerateRequest(model=MODEL_NAME, text="Once upon a time").SerializeToString()
 RESETS = 20_000  # of one round
 CONNECTIONS = 8
-EARLY_ROUNDS = 40  # heaps and gRPC's pools grow to their size, ever more slowly
-LATE_ROUNDS = 10
+EARLY_ROUNDS = 24  # heaps and gRPC's pools grow to their size, ever more slowly
+LATE_ROUNDS = 8
 STAYS = 20_000_000  # bytes, of all late rounds
 CPU_SECONDS = 4.0  # of one round: some 0.7 on a quiet machine
 

@@ -164,6 +164,18 @@ MODELS = {
     "gpt-oss without a template": Model("gpt_oss", "", "gpt-oss", "gpt-oss"),
     "gpt-oss, trained on ChatML": Model("gpt_oss", CHATML),
     "DeepSeek V3.1": Model("deepseek_v3", V31, "deepseek_v31", "deepseek_r1"),
+    "DeepSeek V2": Model("deepseek_v2", "{{ 'User: ' + message['content'] + '\n\n' }}{{ 'Assistant:' }}"),
+    "GLM 4.7 Flash": Model("glm4_moe_lite", GLM_45.replace("{function-name}\n", "{function-name}"), "glm47", "glm45"),
+    "MiniCPM3": Model("minicpm3", CHATML),
+    "Youtu-LLM": Model("youtu", "{{ '<|User|>' + message['content'] + '<|Assistant|>' }}"),
+    "Qwen3-Next": Model("qwen3_next", QWEN_TOOLS, "hermes"),
+    "Qwen3-Next Thinking": Model("qwen3_next", QWEN_TOOLS + QWEN_THINK, "hermes", "qwen3"),
+    "Qwen3.5": Model(
+        "qwen3_5_text",
+        "<tool_call>\n<function=example_function_name>\n<parameter=p>" + QWEN_THINK,
+        "qwen3_coder",
+        "qwen3",
+    ),
 }
 
 

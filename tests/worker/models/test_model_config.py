@@ -125,7 +125,7 @@ def test_yarn_stretches_the_models_length() -> None:
         ({**GEMMA2, "use_bidirectional_attention": True}, r"use_bidirectional_attention is True; it must be false"),
         ({**GEMMA2, "attn_logit_softcapping": 0}, r"attn_logit_softcapping is 0; it must be a number above 0"),
         ({**SMOLLM3, "no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be a list of 4 x 0 or 1"),
-        ({**GRANITE4, "layer_types": ["attention", "mamba"] * 2}, r"layer_types is .* must be a list of 4 x attention"),
+        ({**GRANITE4, "layer_types": ["attention", "conv"] * 2}, r"layer_types is .* must be a list of 4 x attention"),
         ({**GRANITE4, "layer_types": ["attention"] * 4}, r"num_local_experts is None; it must be 0"),
         (
             {**PHI3, "rope_scaling": {"type": "su", "short_factor": [0] * 8}},

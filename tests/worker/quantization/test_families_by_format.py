@@ -45,7 +45,10 @@ def raw_config(name: str) -> dict[str, Any]:
     """Returns a config.json whose sizes groups divide."""
     model = MODELS[name]()
     raw = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    sizes = {key: 64 for key, value in raw.items() if key.endswith("intermediate_size") and value and value % 32}
+    divided = ("intermediate_size", "lora_rank")
+    sizes = {key: 64 for key, value in raw.items() if key.endswith(divided) and value and value % 32}
+    if "v_head_dim" in raw:
+        sizes["v_head_dim"] = 16
     return {**raw, **sizes}
 
 

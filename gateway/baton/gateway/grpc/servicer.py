@@ -40,7 +40,7 @@ from baton.gateway.serving.running_requests import RunningRequests
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
 from baton.gateway.tracing.calls import trace_call
 from baton.gateway.tracing.request import GatewayTracing
-from baton.rpc.errors import InvalidRequest, ServiceError, Unsupported
+from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unsupported
 from baton.rpc.server.server import Context
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -264,7 +264,10 @@ class InferenceServicer(
         """Returns the model, with the adapter if one is given. Raises NotFound."""
         if not request.adapter:
             return allowed_model(self._catalog, identity, request.model)
-        allowed = allowed_model(self._catalog, identity, request.adapter)
+        try:
+            allowed = allowed_model(self._catalog, identity, request.adapter)
+        except NotFound as error:
+            raise NotFound(f"The adapter `{request.adapter}` does not exist.", field="adapter") from error
         adapted(self._catalog, request.model or allowed.base_name, request.adapter)
         return allowed
 

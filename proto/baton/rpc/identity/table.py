@@ -66,6 +66,8 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.ControlService/WakeUp": frozenset({GATEWAY, OPERATOR}),
     "baton.v1.ControlService/ReloadWeights": frozenset({GATEWAY, OPERATOR}),
     "baton.v1.ControlService/SwitchRole": frozenset({GATEWAY, OPERATOR}),
+    "baton.v1.ControlService/LoadAdapter": frozenset({GATEWAY, OPERATOR}),
+    "baton.v1.ControlService/UnloadAdapter": frozenset({GATEWAY, OPERATOR}),
     "baton.v1.ControlService/GetStats": frozenset({GATEWAY, OPERATOR}),
     "baton.v1.ControlService/ResetPrefixCache": frozenset({GATEWAY, OPERATOR}),
     "baton.v1.ControlService/StartProfile": frozenset({GATEWAY, OPERATOR}),
