@@ -23,8 +23,13 @@ def matrix():
     return formats_page.matrix(ROOT)
 
 
+@cache
+def page_text():
+    return formats_page.formats_page(ROOT)
+
+
 def test_the_page_has_every_family_and_every_format():
-    page = formats_page.formats_page(ROOT)
+    page = page_text()
     for family in FAMILIES.values():
         assert (f"\n| `{family.architecture}` |" in page) is family.generates, family.architecture
     for name in FORMATS:
@@ -36,7 +41,7 @@ def test_the_page_has_every_family_and_every_format():
 
 
 def test_the_page_has_a_row_of_every_cell_with_its_test():
-    rows = formats_page.formats_page(ROOT).splitlines()
+    rows = page_text().splitlines()
     for one in cells.cells():
         (row,) = (row for row in rows if f"`test_logits_by_format[{one.name}]`" in row)
         assert row.startswith(f"| `{one.form}` | cpu")
