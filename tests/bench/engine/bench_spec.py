@@ -36,7 +36,7 @@ _MOST_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run."""
+    """What one run generated, and how long it took."""
 
     tokens_per_second: float
     tokens_per_decode: float

@@ -32,7 +32,7 @@ _VLLM_STEP_US = {"Qwen3-Next TP4": 60.3}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A recurrent layer."""
+    """The shape of one recurrent layer."""
 
     name: str
     kind: Literal["delta", "channel", "space"]

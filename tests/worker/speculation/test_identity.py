@@ -45,7 +45,7 @@ class Answer:
     stop_token_id: int | None = None
 
 
-class Foretold:
+class AnswerProposer:
     """Implements Proposer: guesses the tokens of an earlier run, with mistakes."""
 
     def __init__(self, answers: dict[bytes, list[int]], mistakes: float, seed: int) -> None:
@@ -160,12 +160,12 @@ def random_requests(count: int, seed: int) -> list[Request]:
     return requests
 
 
-def foretell(executor: CpuExecutor, requests: list[Request], mistakes: float) -> None:
+def draft_from_answers(executor: CpuExecutor, requests: list[Request], mistakes: float) -> None:
     """Makes the executor's drafts mostly right, and all of them verified."""
     answers = {request.token_ids.given.tobytes(): list(request.token_ids.generated) for request in requests}
     speculator = executor._drafts._speculator
     assert speculator is not None
-    speculator._proposer = Foretold(answers, mistakes, seed=3)
+    speculator._proposer = AnswerProposer(answers, mistakes, seed=3)
     speculator.lengths.choose = lambda rows, available: available  # type: ignore[method-assign]
 
 
@@ -203,11 +203,11 @@ def test_right_and_wrong_drafts_change_no_bit(
     mistakes: float, most: int, num_blocks: int, given: tuple[str, int], plain: dict[str, Answer]
 ) -> None:
     dtype, count = given
-    told = random_requests(count, seed=1)
-    for request in told:
+    answered = random_requests(count, seed=1)
+    for request in answered:
         request.token_ids.generated.extend(token_id for token_id, _ in plain[request.request_id].tokens)
     executor = make_executor("ngram", most, num_blocks, dtype)
-    foretell(executor, told, mistakes)
+    draft_from_answers(executor, answered, mistakes)
     engine = make_engine(executor, 200)
     assert run(engine, random_requests(count, seed=1), seed=9) == plain
     counters = engine.counters()
@@ -230,7 +230,7 @@ def test_a_resumed_output_continues_with_the_tokens_of_one_without_drafts() -> N
 
 
 def test_a_proposer_that_fails_costs_drafts_and_no_token(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Foretold):
+    class Broken(AnswerProposer):
         def propose(self, row: int, token_ids: Int32, most: int) -> Int32:
             if row % 2:
                 raise RuntimeError("no guess")

@@ -131,7 +131,7 @@ class AdapterService:
 
 
 class AdapterRoutes:
-    """Handles the routes."""
+    """Reads the bodies of both routes, and answers."""
 
     def __init__(self, serving: ServingContext, service: AdapterService) -> None:
         self._service = service
@@ -165,7 +165,7 @@ class AdapterRoutes:
 
 
 def adapter_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
-    """Returns the routes."""
+    """Returns the two routes."""
     routes = AdapterRoutes(serving, AdapterService(serving.catalog, fleet))
     return [
         Route(

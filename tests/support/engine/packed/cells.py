@@ -153,12 +153,12 @@ CLASSES: Mapping[str, ModelClass] = {
 
 
 def cells() -> list[Cell]:
-    """Returns what runs."""
+    """Returns the cells whose models load and run."""
     return [Cell(name, form) for name, row in CLASSES.items() for form in row.formats]
 
 
 def refused_cells() -> list[Cell]:
-    """Returns what is refused."""
+    """Returns the cells that a load refuses."""
     return [Cell(name, form) for name, row in CLASSES.items() for form in row.refused]
 
 

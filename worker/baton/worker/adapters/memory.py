@@ -10,7 +10,7 @@ class HostAdapter(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """16 bytes."""
+        """Digest of the scales and weights, 16 bytes."""
 
     @property
     def rank(self) -> int:

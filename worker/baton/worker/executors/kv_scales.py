@@ -109,7 +109,7 @@ class NoHead:
         """Keeps no state of rows."""
 
     def run(self, plan: StepPlan, step: object, decoder: object, hidden: Tensor) -> None:
-        """Computes nothing."""
+        """Computes no logits."""
 
     def finish(self, plan: StepPlan, undrawn: None, masks: TokenMasks | None, left_out: Int32) -> None:
         """Has no results."""

@@ -34,7 +34,7 @@ class Lanes:
         return torch.cat(list(self._pool.map(lambda part: _inferred(forward, part), parts)))
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads of all lanes."""
         if self._pool is not None:
             self._pool.shutdown()
 
