@@ -35,6 +35,7 @@ TOOL_PARSERS = Kind("tool_parsers", 1, (GATEWAY,), "reads tool calls in a model'
 REASONING_PARSERS = Kind("reasoning_parsers", 1, (GATEWAY,), "separates a model's reasoning from its answer")
 MODEL_FAMILIES = Kind("model_families", 1, (WORKER,), "describes the layers of an architecture")
 WEIGHT_FORMATS = Kind("weight_formats", 1, (WORKER,), "reads and multiplies quantized weights")
+PROPOSERS = Kind("proposers", 1, (WORKER,), "guesses the next tokens of requests, for speculative decoding")
 TRANSPORTS = Kind("transports", 1, (WORKER,), "moves KV between workers")
 ENDPOINTS = Kind("endpoints", 1, (GATEWAY,), "adds REST routes")
 METRIC_SINKS = Kind("metric_sinks", 1, (GATEWAY, ROUTER, KVSTORE, WORKER), "receives metrics every few seconds")
@@ -47,6 +48,7 @@ KINDS: Mapping[str, Kind] = {
         REASONING_PARSERS,
         MODEL_FAMILIES,
         WEIGHT_FORMATS,
+        PROPOSERS,
         TRANSPORTS,
         ENDPOINTS,
         METRIC_SINKS,

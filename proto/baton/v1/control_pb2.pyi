@@ -629,11 +629,14 @@ class SpeculationCounters(google.protobuf.message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_BY_PLACE_FIELD_NUMBER: builtins.int
+    NUM_PROPOSER_FAILURES_FIELD_NUMBER: builtins.int
     num_drafts: builtins.int
     """Decodes of a request in a step, with at least one guessed token."""
     num_draft_tokens: builtins.int
     num_accepted_tokens: builtins.int
     """Of num_draft_tokens, those that were right, and so became tokens of the output."""
+    num_proposer_failures: builtins.int
+    """Requests that went on without guessed tokens, because the proposer raised an error or did not return in time."""
     @property
     def accepted_by_place(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """num_accepted_tokens by their place among a decode's guessed tokens, the first one first."""
@@ -645,8 +648,9 @@ class SpeculationCounters(google.protobuf.message.Message):
         num_draft_tokens: builtins.int = ...,
         num_accepted_tokens: builtins.int = ...,
         accepted_by_place: collections.abc.Iterable[builtins.int] | None = ...,
+        num_proposer_failures: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted_by_place", b"accepted_by_place", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_by_place", b"accepted_by_place", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_proposer_failures", b"num_proposer_failures"]) -> None: ...
 
 global___SpeculationCounters = SpeculationCounters
 

@@ -160,7 +160,7 @@ def test_settings_have_vllms_keys() -> None:
     [
         ("[1]", "is no object"),
         ("{", "is not JSON"),
-        ('{"method": "guess"}', "method is 'guess'; give ngram or suffix"),
+        ('{"method": "guess"}', "method is 'guess'; give ngram or suffix or draft_model"),
         ('{"num_speculative_token": 3}', "did you mean num_speculative_tokens"),
         ('{"num_speculative_tokens": 0}', "allowed are 1 to 64"),
         ('{"num_speculative_tokens": true}', "must be an integer"),
@@ -174,7 +174,7 @@ def test_wrong_settings_are_refused_by_name(text: str, message: str) -> None:
     assert caught.value.field == "speculative_config"
 
 
-@pytest.mark.parametrize("method", ["eagle3", "draft_model", "mtp"])
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_methods_with_weights_are_refused_by_name(method: str) -> None:
     with pytest.raises(Unsupported, match=f"method '{method}' is not supported") as caught:
         parse_speculation(json.dumps({"method": method, "model": "folder"}))

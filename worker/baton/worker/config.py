@@ -233,7 +233,7 @@ class WorkerConfig(AdapterSettings):
     @property
     def speculation(self) -> SpeculationSettings | None:
         """How tokens are guessed; None: they are not. Raises InvalidRequest for a wrong key."""
-        return parse_speculation(self.speculative_config)
+        return parse_speculation(self.speculative_config, self.plugins)
 
     @property
     def invariant(self) -> bool:

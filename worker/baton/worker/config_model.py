@@ -92,8 +92,8 @@ class ModelSettings:
         default="",
         metadata={
             "help": "Guess tokens and verify several in a step, as a JSON object with vLLM's keys: method (ngram, "
-            "suffix), num_speculative_tokens, prompt_lookup_max, prompt_lookup_min. Changes no token, and computes "
-            "them as batch_invariant does; executor=cpu. Empty: off.",
+            "suffix, draft_model, a plugin), model, num_speculative_tokens, prompt_lookup_max and more. Changes no "
+            "token, and computes them as batch_invariant does; executor=cpu. Empty: off.",
             "metavar": "JSON",
         },
     )

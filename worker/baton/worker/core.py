@@ -369,6 +369,7 @@ class StepResult:
     # By index into the plan's rows: requests that cannot continue. They get no token after those returned.
     failed: dict[int, ServiceError] = field(default_factory=dict)
     drafted: Int32 | None = None  # drafts that were verified of each of the plan's decodes; None: none
+    num_proposer_failures: int = 0  # requests whose proposer failed since the last step: they get no more drafts
     seconds: float = 0.0  # device time
     idle_seconds: float | None = None  # of the device before the step; None: unknown
 

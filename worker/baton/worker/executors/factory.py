@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.plugins.kinds import LOGITS_PROCESSORS, MODEL_FAMILIES, WEIGHT_FORMATS
+from baton.plugins.kinds import LOGITS_PROCESSORS, MODEL_FAMILIES, PROPOSERS, WEIGHT_FORMATS
 from baton.plugins.plugins import NO_PLUGINS, PluginError, Plugins
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
@@ -21,7 +21,7 @@ from baton.worker.executors.ranks import RankGroup, start_ranks
 if TYPE_CHECKING:
     from baton.worker.executors.sim.executor import SimSettings
 
-_OF_MODELS = (LOGITS_PROCESSORS, MODEL_FAMILIES, WEIGHT_FORMATS)
+_OF_MODELS = (LOGITS_PROCESSORS, MODEL_FAMILIES, PROPOSERS, WEIGHT_FORMATS)
 _SIM_NUM_BLOCKS = 8192
 _SIM_WRITE_SHARE = 0.05  # a copy to the device, of a read from files
 _SIM_BYTES_PER_TOKEN = 131072  # of host memory: the KV of an 8B model, which the simulator's speed is from

@@ -186,6 +186,7 @@ class EngineCounters:
     num_drafts: int = 0  # decodes with drafts
     num_draft_tokens: int = 0  # guessed and verified
     num_accepted_tokens: int = 0  # of them
+    num_proposer_failures: int = 0  # requests that get no drafts any more
     accepted_by_place: list[int] = field(default_factory=list)  # by place among a decode's drafts
     offload_bytes: Histogram = field(default_factory=lambda: Histogram(COPIED_BYTES))  # of one copy to host memory
     restore_bytes: Histogram = field(default_factory=lambda: Histogram(COPIED_BYTES))  # of one copy back
@@ -208,6 +209,7 @@ class EngineCounters:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             accepted_by_place=self.accepted_by_place,
+            num_proposer_failures=self.num_proposer_failures,
         )
 
     def count_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:

@@ -8,10 +8,7 @@ import numpy as np
 
 from baton.worker.core import Int32, Int64, RowInit
 from baton.worker.speculation.lengths import DraftLengths
-from baton.worker.speculation.ngram import NgramProposer
-from baton.worker.speculation.proposer import Proposer
-from baton.worker.speculation.suffix import SuffixProposer
-from baton.worker.speculation_settings import SpeculationSettings
+from baton.worker.speculation.proposer import Ask, Proposer
 
 _log = logging.getLogger(__name__)
 _NOTHING = np.empty(0, np.int32)
@@ -20,10 +17,13 @@ _NOTHING = np.empty(0, np.int32)
 class Speculator:
     """One executor's drafts. `vocab_size` bounds the proposer's tokens."""
 
-    def __init__(self, proposer: Proposer, num_rows: int, vocab_size: int, lengths: DraftLengths | None = None) -> None:
+    def __init__(
+        self, proposer: Proposer, name: str, num_rows: int, vocab_size: int, lengths: DraftLengths | None = None
+    ) -> None:
         self.lengths = lengths or DraftLengths(num_rows)
-        self.num_failed = 0  # rows whose proposer failed
+        self.num_failed = 0  # requests whose proposer failed
         self._proposer = proposer
+        self._name = name  # in the log
         self._vocab_size = vocab_size
         self._dropped = np.zeros(num_rows, np.bool_)  # rows that get no drafts any more
 
@@ -33,48 +33,71 @@ class Speculator:
         self.lengths.admit(init.row)
         try:
             self._proposer.admit(init)
-        except Exception:
-            self._drop(init.row)
+        except Exception as error:
+            self._drop(init.row, error)
 
     def free(self, row: int, token_ids: Int32) -> None:
         """Ends a row with this output."""
         try:
             self._proposer.free(row, token_ids)
-        except Exception:
-            self._drop(row)
+        except Exception as error:
+            self._drop(row, error)
 
     def drafts(self, rows: Int64, token_ids: Int32, num_tokens: Int64, most: Int64) -> list[Int32]:
         """Returns each row's drafts, at most `most` of each. `rows` are all that decode in the step.
 
         token_ids is [all rows, columns], num_tokens [all rows].
         """
-        wanted = (most > 0) & ~self._dropped[rows] & self.lengths.worth(rows)
+        usable = np.where(self._dropped[rows], 0, most)
+        if self._proposer.costly:
+            wanted = self.lengths.choose(rows, usable)
+        else:
+            wanted = np.where(self.lengths.worth(rows), usable, 0)
         found = [_NOTHING] * len(rows)
-        for index in np.flatnonzero(wanted).tolist():
-            row = int(rows[index])
-            found[index] = self._propose(row, token_ids[row, : num_tokens[row]], int(most[index]))
+        indices = np.flatnonzero(wanted > 0).tolist()
+        asked = [
+            Ask(int(rows[index]), token_ids[rows[index], : num_tokens[rows[index]]], int(wanted[index]))
+            for index in indices
+        ]
+        for index, guess in zip(indices, self._guesses(asked), strict=True):
+            found[index] = guess
+        if self._proposer.costly:
+            return found
         available = np.array([len(each) for each in found], np.int64)
         lengths = self.lengths.choose(rows, available)
         return [each[:length] for each, length in zip(found, lengths.tolist(), strict=True)]
 
-    def _propose(self, row: int, token_ids: Int32, most: int) -> Int32:
+    def sleep(self) -> int:
+        """Frees the proposer's memory that can be made again. Returns its bytes."""
+        return self._proposer.sleep()
+
+    def close(self) -> None:
+        """Ends the proposer's threads."""
+        self._proposer.close()
+
+    def _guesses(self, asked: list[Ask]) -> list[Int32]:
+        if not asked:
+            return []
         try:
-            found = np.asarray(self._proposer.propose(row, token_ids, most), np.int32)[:most]
-        except Exception:
-            self._drop(row)
+            answers = self._proposer.propose(asked)
+        except Exception as error:
+            answers = [error] * len(asked)
+        return [self._checked(ask, answer) for ask, answer in zip(asked, answers, strict=True)]
+
+    def _checked(self, ask: Ask, answer: Int32 | Exception) -> Int32:
+        """Returns an answer's tokens up to the first one that the model does not have."""
+        if isinstance(answer, Exception):
+            self._drop(ask.row, answer)
+            return _NOTHING
+        try:
+            found = np.asarray(answer, np.int64).reshape(-1)[: ask.most]
+        except (TypeError, ValueError, OverflowError) as error:
+            self._drop(ask.row, error)
             return _NOTHING
         wrong = np.flatnonzero((found < 0) | (found >= self._vocab_size))
-        return found[: int(wrong[0])] if len(wrong) else found
+        return (found[: int(wrong[0])] if len(wrong) else found).astype(np.int32)
 
-    def _drop(self, row: int) -> None:
-        _log.exception("the proposer %s failed; row %d goes on without it", type(self._proposer).__name__, row)
-        self.num_failed += 1
+    def _drop(self, row: int, error: Exception) -> None:
+        _log.error("the proposer %s failed; row %d goes on without it", self._name, row, exc_info=error)
+        self.num_failed += not self._dropped[row]
         self._dropped[row] = True
-
-
-def make_proposer(settings: SpeculationSettings) -> Proposer:
-    """Returns the proposer of a method."""
-    if settings.method == "suffix":
-        depth, size = settings.suffix_decoding_max_tree_depth, settings.suffix_decoding_max_cached_tokens
-        return SuffixProposer(depth, size, settings.prompt_lookup_min)
-    return NgramProposer(settings.prompt_lookup_max, settings.prompt_lookup_min)

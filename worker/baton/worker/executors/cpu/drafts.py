@@ -8,18 +8,19 @@ import numpy as np
 
 from baton.worker.core import StepPlan, StepResult
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.speculation.speculator import Speculator, make_proposer
-from baton.worker.speculation_settings import SpeculationSettings
+from baton.worker.speculation.speculator import Speculator
 
 
 class StepDrafts:
-    """The drafts of the batch's rows. Without settings there are none."""
+    """The drafts of the batch's rows. Without a speculator there are none."""
 
-    def __init__(self, settings: SpeculationSettings | None, rows: Rows, num_rows: int, vocab_size: int) -> None:
-        self.max_step_tokens = 1 if settings is None else 1 + settings.num_speculative_tokens
+    def __init__(self, rows: Rows, speculator: Speculator | None, most: int = 0) -> None:
+        """`most`: drafts of a row in a step."""
+        self.max_step_tokens = 1 + most
         self._rows = rows
         self._live: set[int] = set()
-        self._speculator = None if settings is None else Speculator(make_proposer(settings), num_rows, vocab_size)
+        self._speculator = speculator
+        self._num_reported = 0  # of the speculator's failures
 
     def take_rows(self, plan: StepPlan) -> None:
         """Ends the plan's freed rows, and begins its admitted ones. Call before `Rows.admit`."""
@@ -50,7 +51,11 @@ class StepDrafts:
     def observe(self, computed: StepPlan, result: StepResult) -> None:
         """Records the drafts of a computed step in its result, and learns from them."""
         count = computed.num_decodes
-        if self._speculator is None or not count:
+        if self._speculator is None:
+            return
+        failed, self._num_reported = self._speculator.num_failed - self._num_reported, self._speculator.num_failed
+        result.num_proposer_failures = failed
+        if not count:
             return
         drafted = computed.num_scheduled_tokens[:count] - 1
         accepted = np.maximum(result.counts[:count] - 1, 0)
@@ -62,7 +67,11 @@ class StepDrafts:
         if drafted.any():
             result.drafted = drafted.astype(np.int32)
 
-    @property
-    def num_failed(self) -> int:
-        """Rows whose proposer failed."""
-        return 0 if self._speculator is None else self._speculator.num_failed
+    def sleep(self) -> int:
+        """Frees the proposer's memory that can be made again. Returns its bytes."""
+        return 0 if self._speculator is None else self._speculator.sleep()
+
+    def close(self) -> None:
+        """Ends the proposer's threads."""
+        if self._speculator is not None:
+            self._speculator.close()

@@ -27,6 +27,7 @@ from baton.worker.executors.cpu.invariance import check_invariant
 from baton.worker.executors.cpu.kv_scales import compute_scales
 from baton.worker.executors.cpu.lanes import Lanes
 from baton.worker.executors.cpu.pool_size import pool_size
+from baton.worker.executors.cpu.proposers import Verifier, make_proposer
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
 from baton.worker.executors.device_limits import with_device_limits
@@ -60,6 +61,7 @@ from baton.worker.models.supported.dtypes import compute_dtype_name
 from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.processors.interface import ProcessorContext
 from baton.worker.sampling.processors.processor_set import start_processors
+from baton.worker.speculation.speculator import Speculator
 from baton.worker.weights.build import is_redundant
 from baton.worker.weights.loading import (
     LoadedModel,
@@ -124,7 +126,7 @@ class CpuExecutor:
         self._steps = self._new_steps(aligned=config.invariant)
         # Fewer threads may sum in another order.
         self._lanes = Lanes(1 if config.invariant else torch.get_num_threads())
-        self._drafts = StepDrafts(config.speculation, self._rows, self._num_rows, loaded.config.vocab_size)
+        self._drafts = self._make_drafts(config, loaded.config, longest, dtype, plugins)
         self.max_step_tokens = self._drafts.max_step_tokens
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cache = [self._memory.tensor(number) for number in self._kv_layers]
@@ -202,6 +204,7 @@ class CpuExecutor:
         """Drops the launched step. Memory is freed with the executor."""
         self._results.clear()
         self._lanes.close()
+        self._drafts.close()
 
     def read_weights(self, model: str) -> NewWeights:
         """Reads weights of the same architecture, while the others stay in use."""
@@ -234,7 +237,7 @@ class CpuExecutor:
         """Frees the pages of blocks and of host memory; from level 2 on, also the weights."""
         freed = 0
         if not self._asleep:
-            freed = self._memory.free() + (self.host.free() if self.host is not None else 0)
+            freed = self._memory.free() + (self.host.free() if self.host is not None else 0) + self._drafts.sleep()
         self._asleep = True
         if level > 1 and self._decoder is not None:
             freed += self._decoder.weights.num_bytes
@@ -262,6 +265,17 @@ class CpuExecutor:
             found = compute_scales(self._kv, spec, plans, run)
         scaled = dataclasses.replace(loaded, kv_scales=found)
         self.kv_spec = scaled_kv_spec(loaded.config, scaled, config.block_size, self._kv_dtype)
+
+    def _make_drafts(
+        self, config: WorkerConfig, model: ModelConfig, longest: int, dtype: torch.dtype, plugins: Plugins
+    ) -> StepDrafts:
+        settings = config.speculation
+        if settings is None:
+            return StepDrafts(self._rows, None)
+        verifier = Verifier(config, model, self._options, dtype, longest, self.num_blocks)
+        proposer = make_proposer(settings, verifier, plugins)
+        speculator = Speculator(proposer, settings.method, self._num_rows, model.vocab_size)
+        return StepDrafts(self._rows, speculator, settings.num_speculative_tokens)
 
     def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[Any, Any, StepResult]:
         num_rows = self._num_rows

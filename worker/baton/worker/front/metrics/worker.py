@@ -63,6 +63,11 @@ _SPECULATION = (
     ("num_drafts", "baton_worker_drafts", "Decodes of a request in a step with guessed tokens (--speculative-config)."),
     ("num_draft_tokens", "baton_worker_draft_tokens", "Tokens guessed and verified."),
     ("num_accepted_tokens", "baton_worker_accepted_tokens", "Guessed tokens that were right."),
+    (
+        "num_proposer_failures",
+        "baton_worker_proposer_failures",
+        "Requests that get no more guesses, because the proposer raised an error or did not return in time.",
+    ),
 )
 # StepCosts field, metric, help
 _STEP_COSTS = (
