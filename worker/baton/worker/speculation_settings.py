@@ -49,7 +49,7 @@ def parse_speculation(text: str, plugins: Sequence[str] = ()) -> SpeculationSett
         raise InvalidRequest(f"{_FIELD}={text} is not JSON: {error}", field=_FIELD) from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"{_FIELD}={text} is no object", field=_FIELD)
-    value = {"method": "draft_model" if "model" in value else "ngram"} | value
+    value.setdefault("method", "draft_model" if "model" in value else "ngram")
     _check_method(value, plugins)
     known = {field.name: field.default for field in fields(SpeculationSettings)}
     for key, given in value.items():
