@@ -109,7 +109,8 @@ _ATTENTION = "baton.kernels.attention"
 _RECURRENCE = "baton.kernels.recurrence"
 _REFERENCE = "baton.kernels.reference"
 
-# Attention. With more `cells`, the generic kernel is faster.
+# Attention. With more `cells`, the generic kernel is faster. Hopper's decode also has windows, soft caps and sinks;
+# it is chosen for them once its tests on a GPU, test_hoppers_kernel_has_windows_soft_caps_and_sinks, have passed.
 HOPPER_DECODE = Row(
     "decode_attention",
     f"{_ATTENTION}.decode_hopper:split_decode",
@@ -119,6 +120,9 @@ HOPPER_DECODE = Row(
     block_sizes=(16, 32, 64),
     cells=range(265),
     quantized=False,
+    windows=False,
+    soft_caps=False,
+    sinks=False,
 )
 DECODE = Row(
     "decode_attention",

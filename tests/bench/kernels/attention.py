@@ -26,8 +26,6 @@ FA3_DECODE_US: Mapping[tuple[int, int], float] = {
 }
 # One long sequence among many short ones, as in a batch of prompts of all lengths.
 LONG, SHORT, NUM_SHORT = 32_768, 640, (15, 63, 255)
-# A layer with a window of 128 tokens reads no more at 128 k than at 128.
-WINDOW, WINDOWED = 128, (128, 131_072)
 NEW_TOKENS, CACHED_PREFIXES = 16, (4096, 32_768)  # a cached prompt with a new end
 FA3_PREFILL_TFLOP_S: Mapping[int, float] = {2048: 442, 8192: 558, 16384: 588}
 
@@ -39,12 +37,7 @@ _HOPPER = (9, 0)
 
 def attention_cases(shape: ModelShape, block_size: int) -> list[Case]:
     """Returns decode cases, then prefill cases for each kernel."""
-    return [
-        *_decode_cases(shape, block_size),
-        *_window_cases(shape, block_size),
-        *_prefill_cases(shape, block_size),
-        *_hit_cases(shape, block_size),
-    ]
+    return [*_decode_cases(shape, block_size), *_prefill_cases(shape, block_size), *_hit_cases(shape, block_size)]
 
 
 def _is_fa3_shape(shape: ModelShape) -> bool:
@@ -74,26 +67,9 @@ def _decode_cases(shape: ModelShape, block_size: int) -> list[Case]:
     ]
 
 
-def _window_cases(shape: ModelShape, block_size: int) -> list[Case]:
-    return [
-        Case(
-            "decode attention",
-            f"{num_seqs} x {seq_len}, window {WINDOW}",
-            BYTES,
-            4.0 * num_seqs * WINDOW * shape.num_kv_heads * shape.head_dim,
-            functools.partial(_prepare_decode, shape, block_size, [seq_len] * num_seqs, window=WINDOW),
-        )
-        for num_seqs in (1, 16)
-        for seq_len in WINDOWED
-    ]
-
-
-def _prepare_decode(
-    shape: ModelShape, block_size: int, seq_lens: list[int], device: torch.device, *, window: int = 0
-) -> Prepared:
+def _prepare_decode(shape: ModelShape, block_size: int, seq_lens: list[int], device: torch.device) -> Prepared:
     num_seqs, per_seq = len(seq_lens), -(-max(seq_lens) // block_size)
-    # Windows of any length are compared in the cache, since many pools of 128 k do not fit the memory.
-    copies = 1 if window else num_copies(4 * sum(seq_lens) * shape.num_kv_heads * shape.head_dim)
+    copies = num_copies(4 * sum(seq_lens) * shape.num_kv_heads * shape.head_dim)
     needed = [-(-seq_len // block_size) for seq_len in seq_lens]
     caches = [_random_cache(shape, sum(needed), block_size, device) for _ in range(copies)]
     blocks = torch.randperm(sum(needed), device=device).int().split(needed)
@@ -105,7 +81,7 @@ def _prepare_decode(
     query = torch.randn(num_seqs, shape.num_q_heads, shape.head_dim, device=device).bfloat16()
     scale = 1 / math.sqrt(shape.head_dim)
     workspace = DecodeWorkspace(num_seqs, shape.num_q_heads, shape.num_kv_heads, shape.head_dim, device)
-    cuts = cut_for_decode(lengths, caches[0], query.dtype, window=window)  # once per step, for all layers
+    cuts = cut_for_decode(lengths, caches[0], query.dtype)  # once per step, for all layers
 
     def launch(cache: Tensor) -> Tensor:
         return decode_attention(query, cache, table, rows, cuts, scale, workspace)
@@ -113,9 +89,7 @@ def _prepare_decode(
     def error() -> float:
         checked = slice(0, _CHECKED_SEQS)
         cache, own_table = _own_blocks(caches[0], table[checked])
-        expected = reference.decode_attention(
-            query[checked].float(), cache, own_table, lengths[checked], scale, window=window
-        )
+        expected = reference.decode_attention(query[checked].float(), cache, own_table, lengths[checked], scale)
         return relative_error(launch(caches[0])[checked], expected)
 
     return Prepared([functools.partial(launch, cache) for cache in caches], error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,9 +26,13 @@ from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.scheduling.settings import EngineSettings
 
+_log = logging.getLogger(__name__)
+
 MODEL = Path(__file__).resolve().parents[3] / "models" / "storyteller-7m"
 VOCAB_SIZE = 4096
 BLOCK_SIZE = 16
+_MOST_LIVE = 200
+_MOST_STEPS = 1_000_000
 STORY = (
     "Once upon a time, there was a little boat. The little boat was red. Tom saw the little boat and said, "
     '"What a nice little boat!" Tom and the little boat went down the river. The little boat was happy. '
@@ -77,12 +83,13 @@ def make_engine(executor: CpuExecutor, budget: int = 512) -> Engine:
 
 
 def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Answer]:
-    """Submits requests at random steps."""
-    arrivals, waiting = random.Random(seed), list(requests)
+    """Submits requests at random steps, as long as fewer than the engine's queue takes are unfinished."""
+    arrivals, waiting = random.Random(seed), deque(requests)
+    num_finished = 0
     found = {request.request_id: Answer() for request in requests}
-    for _ in range(100_000):
-        while waiting and arrivals.random() < 0.6:
-            engine.submit(waiting.pop(0))
+    for _ in range(_MOST_STEPS):
+        while waiting and arrivals.random() < 0.6 and len(requests) - len(waiting) - num_finished < _MOST_LIVE:
+            engine.submit(waiting.popleft())
         if not waiting and not engine.has_work():
             engine.audit()
             return found
@@ -97,6 +104,9 @@ def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Ans
         for finish in outputs.finishes:
             answer = found[finish.request_id]
             answer.reason, answer.stop_token_id = finish.reason, finish.stop_token_id
+            num_finished += 1
+            if num_finished % 1000 == 0:
+                _log.info("%d of %d requests", num_finished, len(requests))
     raise AssertionError("the engine does not finish")
 
 

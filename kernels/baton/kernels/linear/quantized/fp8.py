@@ -154,8 +154,5 @@ def scaled_mm_linear(x: Tensor | Rounded, weight: PackedWeight, out: Tensor | No
         use_fast_accum=weight.scale is None,
         out=whole,
     )
-    if out is None:
-        out = whole[:m]
-    elif out is not whole:
-        out.copy_(whole[:m])
-    return out if bias is None or weight.scale is None else out.add_(bias)
+    found = whole[:m] if out is None or out is whole else out.copy_(whole[:m])
+    return found if bias is None or weight.scale is None else found.add_(bias)
