@@ -53,7 +53,7 @@ def compiled(config: ModelConfig, weights: Any, num_tokens: int) -> tuple[Any, .
     return tuple(found)
 
 
-@pytest.mark.parametrize("preset", ["qwen3-30b-a3b-fp8", "llama-3.1-8b-fp8"])
+@pytest.mark.parametrize("preset", ["qwen3-30b-a3b-fp8", "llama-3.1-8b-fp8", "llama-3.1-8b-w4a16"])
 def test_every_step_finds_its_kernels_compiled(preset: str) -> None:
     config, weights = model_of(preset)
     sizes = warm_up_sizes(config, weights, HOPPER, MOST, META)

@@ -140,8 +140,9 @@ _UNQUANTIZED: Mapping[str, Mapping[str, Any]] = {
 _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]},
     "mxfp4": {"quant_method": "mxfp4"},
+    "w4a16": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
 }
-_IN_FORMATS = (("llama-3.1-8b", "fp8"), ("qwen3-30b-a3b", "fp8"), ("gpt-oss-20b", "mxfp4"))
+_IN_FORMATS = (("llama-3.1-8b", "fp8"), ("llama-3.1-8b", "w4a16"), ("qwen3-30b-a3b", "fp8"), ("gpt-oss-20b", "mxfp4"))
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     **_UNQUANTIZED,
     **{
