@@ -311,6 +311,27 @@ async def test_lines_run_at_low_priority(tmp_path):
         assert float(counts["baton_gateway_output_tokens_total"]) == 1
 
 
+async def test_one_line_begins_in_a_turn_of_the_event_loop(tmp_path, monkeypatch):
+    turn, begun, run = 0, [], LineRunner.run
+
+    async def noted(self, one):
+        begun.append(turn)
+        await run(self, one)
+
+    async def take_turns():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(LineRunner, "run", noted)
+    async with running(tmp_path, say("x")) as (_, client):
+        counting = asyncio.create_task(take_turns())
+        await ended(client, await begin(client, [line(f"id-{number}") for number in range(50)]))
+        counting.cancel()
+    assert len(set(begun)) == len(begun) == 50
+
+
 async def test_an_input_that_is_deleted_fails_the_batch(tmp_path):
     async with running(tmp_path, say("x")) as (_, client):
         file = await client.files.create(file=("in.jsonl", line("a")), purpose="batch")

@@ -52,6 +52,15 @@ def test_less_urgent_requests_leave_half_of_each_queue_to_the_others(priority, b
     assert choose([snapshot(num_running=64, queue_depth=bound - 1)], priority=priority)
 
 
+def test_no_request_is_refused_because_of_what_it_overtakes():
+    full = snapshot(num_running=64, queue_depth=80)
+    with pytest.raises(NoCapacity, match="64 requests waiting"):
+        choose([full])
+    assert choose([full._replace(num_behind=70.0)])
+    with pytest.raises(NoCapacity, match="64 requests waiting"):
+        choose([full._replace(num_behind=10.0)])
+
+
 def test_a_tenant_that_fills_the_queues_has_no_newcomer_refused():
     """Beyond the queues' bound there is room for those below their share, and a bound of that."""
     tenants = {"flood": TenantLoad(1.0, 64 * 4000, 64)}

@@ -187,15 +187,19 @@ class RouterLink:
             call.cancel()
 
     def _take_unsent(self) -> router_pb2.PlaceStreamRequest:
-        """Takes what fits one message, short prompts first: they do not wait while long ones are written."""
+        """Takes what fits one message: urgent requests first, then short prompts, which do not wait for long ones."""
         entries: list[router_pb2.PlaceEntry] = []
         num_bytes = 0
-        for call_id in sorted(self._unsent, key=lambda call_id: len(self._unsent[call_id].place.block_hashes)):
+        for call_id in sorted(self._unsent, key=self._turn):
             num_bytes += len(self._unsent[call_id].place.block_hashes)
             if entries and num_bytes > _MAX_MESSAGE_BYTES:
                 break
             entries.append(self._unsent.pop(call_id))
         return router_pb2.PlaceStreamRequest(entries=entries)
+
+    def _turn(self, call_id: int) -> tuple[bool, int]:
+        place = self._unsent[call_id].place
+        return place.priority > 0, len(place.block_hashes)
 
     def _take(self, answer: router_pb2.PlaceAnswer) -> None:
         future = self._waiting.pop(answer.call_id, None)

@@ -45,9 +45,16 @@ def _ids(views: Sequence[WorkerView]) -> set[str]:
 
 
 def with_capacity(snapshots: Sequence[WorkerSnapshot], demand: Demand, max_queue_depth: int) -> list[WorkerSnapshot]:
-    """Returns the workers whose pools can hold the prompt and one token, and whose queues are within their bound."""
+    """Returns the workers whose pools can hold the prompt and one token, and whose queues are within their bound.
+
+    Waiting requests that this one overtakes do not count.
+    """
     num_tokens = demand.num_prompt_tokens
-    return [one for one in snapshots if one.num_waiting < max_queue_depth and num_tokens <= one.view.max_prompt_tokens]
+    return [
+        one
+        for one in snapshots
+        if one.num_waiting - one.num_behind < max_queue_depth and num_tokens <= one.view.max_prompt_tokens
+    ]
 
 
 def can_ever_hold(snapshot: WorkerSnapshot, demand: Demand) -> bool:

@@ -96,7 +96,7 @@ class OneFrame(worker_pb2_grpc.WorkerServiceServicer):
                 yield frame
 
 
-async def handed_over(make_frame, num_slots, taker=Taker):
+async def handed_over(make_frame, num_slots, taker=Taker, num_finishes=1):
     """What came of one frame over a real stream; "turn" wherever others had the event loop."""
     log = []
     servicer = OneFrame(make_frame)
@@ -113,7 +113,7 @@ async def handed_over(make_frame, num_slots, taker=Taker):
                 await asyncio.sleep(0)
 
         running = asyncio.create_task(others())
-        await until(lambda: any(isinstance(entry, tuple) and entry[1] == "finish" for entry in log))
+        await until(lambda: sum(entry[1] == "finish" for entry in log if entry != "turn") == num_finishes)
         running.cancel()
         await stream.close()
     return [entry for entry in log if entry == "turn" or isinstance(entry[1], int)], log
@@ -188,3 +188,26 @@ async def test_a_turn_ends_where_handing_over_takes_long(num_steps):
 
     tokens, _ = await handed_over(frame, num_slots, SlowTaker)
     assert [len(batch) for batch in by_turn(tokens)] == [1] * num_slots
+
+
+class SlowEnd(Taker):
+    """Takes a turn's time for its end."""
+
+    def on_finish(self, finish):
+        time.sleep(BATCH_SECONDS)
+        super().on_finish(finish)
+
+
+async def test_requests_that_end_together_do_not_end_in_one_turn():
+    num_slots = 20
+
+    def frame(num_submits):
+        if num_submits < num_slots:
+            return None
+        made = worker_pb2.GenerateStreamResponse()
+        for slot in range(num_slots):
+            made.finishes.add(slot=slot, reason=types_pb2.FINISH_REASON_LENGTH)
+        return made
+
+    _, log = await handed_over(frame, num_slots, SlowEnd, num_slots)
+    assert by_turn(log) == [[(name, "finish")] for name in range(num_slots)]

@@ -167,6 +167,9 @@ class BatchRun:
                             await writer.flush()
                         await runner.enter()
                         running.create_task(runner.run(line))
+                        # Lines that begin together would keep the event loop from clients for as long as all of them
+                        # take; one begins in each of its turns.
+                        await asyncio.sleep(0)
             flushing.cancel()
 
     async def _expire_lines(self, writer: PartWriter) -> None:

@@ -226,7 +226,12 @@ class WorkerStream:
                 self._hand_over(slot, own_tokens, logprobs)
         for pooled in frame.pooled:
             self._pass_on(pooled.slot, methodcaller("on_pooled", pooled))
+        until = time.monotonic() + BATCH_SECONDS
         for finish in frame.finishes:
+            if time.monotonic() >= until:
+                yield
+                self._silent_ticks = 0
+                until = time.monotonic() + BATCH_SECONDS
             self._finish(finish)
         for failure in frame.failures:
             self._failure(failure)
@@ -357,11 +362,11 @@ class WorkerStream:
             return
 
     def _take_message(self) -> worker_pb2.GenerateStreamRequest:
-        """Takes what fits one message, short prompts first: they do not wait while long ones are written."""
+        """Takes what fits one message: urgent requests first, then short prompts, which do not wait for long ones."""
         message = worker_pb2.GenerateStreamRequest(aborts=self._aborts)
         self._aborts.clear()
         num_tokens = 0
-        for slot in sorted(self._submits, key=lambda slot: len(self._submits[slot].prompt_token_ids)):
+        for slot in sorted(self._submits, key=self._turn):
             submit = self._submits[slot]
             num_tokens += len(submit.prompt_token_ids)
             if submit.HasField("constraint"):
@@ -370,6 +375,10 @@ class WorkerStream:
                 break
             message.submits.append(self._submits.pop(slot))
         return message
+
+    def _turn(self, slot: int) -> tuple[bool, int]:
+        submit = self._submits[slot]
+        return submit.priority > 0, len(submit.prompt_token_ids)
 
     def _end(self, reason: str, lost: bool = True) -> None:
         if self._ended:
