@@ -160,7 +160,7 @@ def test_settings_have_vllms_keys() -> None:
     [
         ("[1]", "is no object"),
         ("{", "is not JSON"),
-        ('{"method": "guess"}', "method is 'guess'; give ngram or suffix or draft_model"),
+        ('{"method": "guess"}', "method is 'guess'; give ngram or suffix or draft_model or eagle3"),
         ('{"num_speculative_token": 3}', "did you mean num_speculative_tokens"),
         ('{"num_speculative_tokens": 0}', "allowed are 1 to 64"),
         ('{"num_speculative_tokens": true}', "must be an integer"),

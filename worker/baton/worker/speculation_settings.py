@@ -11,10 +11,10 @@ from typing import Any
 from baton.rpc.errors import InvalidRequest, Unsupported
 
 _FIELD = "speculative_config"
-METHODS = ("ngram", "suffix", "draft_model")
-_WITH_MODEL = ("draft_model",)  # that need weights of a folder of their own
+METHODS = ("ngram", "suffix", "draft_model", "eagle3")
+_WITH_MODEL = ("draft_model", "eagle3")  # that need weights of a folder of their own
 # Methods of vLLM that Baton does not have.
-_OTHERS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+_OTHERS = ("eagle", "medusa", "mlp_speculator", "mtp")
 _MOST = 64
 
 
@@ -28,7 +28,7 @@ class SpeculationSettings:
     prompt_lookup_min: int = 2  # ngram: at least
     suffix_decoding_max_tree_depth: int = 24  # suffix: last tokens that are compared, at most
     suffix_decoding_max_cached_tokens: int = 1 << 20  # suffix: of earlier requests' outputs, which are kept
-    model: str = ""  # draft_model: the folder or hub id of the model that guesses
+    model: str = ""  # draft_model, eagle3: the folder or hub id of what guesses
     revision: str = ""  # of a hub id
 
     def to_json(self) -> str:

@@ -28,6 +28,7 @@ from baton.worker.layers.recurrent import Recurrent, StateWeights
 from baton.worker.layers.spec import ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.layers.state_spec import StateSpec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.hidden_states import HiddenStates
 from baton.worker.models.pooling.spec import Squash
 from baton.worker.models.weights import ModelWeights
 from baton.worker.quantization.neighbours import Stream
@@ -143,16 +144,24 @@ class Decoder(Generic[S]):
         return len(self._layers) + 1
 
     def forward(
-        self, step: S, graphs: SegmentGraphs[S] | None = None, on_written: Callable[[int], None] | None = None
+        self,
+        step: S,
+        graphs: SegmentGraphs[S] | None = None,
+        on_written: Callable[[int], None] | None = None,
+        hidden_states: HiddenStates | None = None,
     ) -> Tensor:
         """Writes the step's keys and values. Returns the residual stream [num_tokens, hidden_size] before the final
-        norm. Calls `on_written` with each layer once its keys and values are written or the write is queued."""
+        norm. Calls `on_written` with each layer once its keys and values are written or the write is queued. Fills
+        `hidden_states`, in steps without graphs."""
         flow = Flow() if graphs is None else graphs.begin(step)
         run = partial(self.segment, step=step, flow=flow) if graphs is None else graphs.replay
         for index, layer in enumerate(self._layers):
             run(index)
             if on_written is not None:
                 on_written(index)
+            if hidden_states is not None and index in hidden_states.layers:
+                assert flow.stream is not None
+                hidden_states.take(index, flow.stream.settled())
             out = None if flow.buffers is None else flow.buffers.attended
             assert flow.query is not None
             flow.attended = layer.attention.attend(flow.query, step, out)

@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.worker.layers.device import Device
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder, SegmentGraphs, Step
+from baton.worker.models.hidden_states import HiddenStates
 from baton.worker.models.weights import ModelWeights
 
 
@@ -40,9 +41,11 @@ class Model(Protocol[S]):
         step: S,
         graphs: SegmentGraphs[S] | None = None,
         on_written: Callable[[int], None] | None = None,
+        hidden_states: HiddenStates | None = None,
     ) -> Tensor:
         """Writes the step's keys and values. Returns what `logits` takes, [num_tokens, hidden_size]. Calls `on_written`
-        with each layer once its keys and values are written or the write is queued."""
+        with each layer once its keys and values are written or the write is queued. Fills `hidden_states`, which models
+        of Transformers do not have."""
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns the logits [num_rows, vocab_size] of rows that `forward` returned."""

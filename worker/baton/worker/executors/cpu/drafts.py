@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from baton.worker.core import StepPlan, StepResult
 from baton.worker.executors.cpu.rows import Rows
+from baton.worker.models.hidden_states import HiddenStates
 from baton.worker.speculation.speculator import Speculator
+
+
+@runtime_checkable
+class HiddenReader(Protocol):
+    """A proposer that reads the model's hidden states."""
+
+    hidden_layers: tuple[int, ...]  # ascending; their inputs are read
+
+    def take_hidden(self, plan: StepPlan, hidden: Tensor) -> None:
+        """Takes the hidden states [plan.num_tokens, len(hidden_layers) * hidden_size] of a computed step."""
 
 
 class StepDrafts:
     """The drafts of the batch's rows. Without a speculator there are none."""
 
-    def __init__(self, rows: Rows, speculator: Speculator | None, most: int = 0) -> None:
-        """`most`: drafts of a row in a step."""
+    def __init__(
+        self, rows: Rows, speculator: Speculator | None, most: int = 0, reader: HiddenReader | None = None
+    ) -> None:
+        """`most`: drafts of a row in a step; `reader`: the proposer, if it reads hidden states."""
         self.max_step_tokens = 1 + most
         self._rows = rows
         self._live: set[int] = set()
         self._speculator = speculator
+        self._reader = reader
         self._num_reported = 0  # of the speculator's failures
+
+    def hidden_states(self) -> HiddenStates | None:
+        """Returns what collects the hidden states of a step that the proposer reads; None: it reads none."""
+        return None if self._reader is None else HiddenStates(self._reader.hidden_layers)
+
+    def take_hidden(self, computed: StepPlan, hidden_states: HiddenStates | None) -> None:
+        """Gives the proposer what `hidden_states` has collected."""
+        if self._reader is not None and hidden_states is not None:
+            self._reader.take_hidden(computed, hidden_states.joined())
 
     def take_rows(self, plan: StepPlan) -> None:
         """Ends the plan's freed rows, and begins its admitted ones. Call before `Rows.admit`."""

@@ -21,7 +21,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
-from baton.worker.executors.cpu.drafts import StepDrafts
+from baton.worker.executors.cpu.drafts import HiddenReader, StepDrafts
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.invariance import check_invariant
 from baton.worker.executors.cpu.kv_scales import compute_scales
@@ -126,7 +126,7 @@ class CpuExecutor:
         self._steps = self._new_steps(aligned=config.invariant)
         # Fewer threads may sum in another order.
         self._lanes = Lanes(1 if config.invariant else torch.get_num_threads())
-        self._drafts = self._make_drafts(config, loaded.config, longest, dtype, plugins)
+        self._drafts = self._make_drafts(config, loaded, longest, plugins)
         self.max_step_tokens = self._drafts.max_step_tokens
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cache = [self._memory.tensor(number) for number in self._kv_layers]
@@ -266,16 +266,15 @@ class CpuExecutor:
         scaled = dataclasses.replace(loaded, kv_scales=found)
         self.kv_spec = scaled_kv_spec(loaded.config, scaled, config.block_size, self._kv_dtype)
 
-    def _make_drafts(
-        self, config: WorkerConfig, model: ModelConfig, longest: int, dtype: torch.dtype, plugins: Plugins
-    ) -> StepDrafts:
+    def _make_drafts(self, config: WorkerConfig, loaded: LoadedModel, longest: int, plugins: Plugins) -> StepDrafts:
         settings = config.speculation
         if settings is None:
             return StepDrafts(self._rows, None)
-        verifier = Verifier(config, model, self._options, dtype, longest, self.num_blocks)
+        verifier = Verifier(config, loaded, self._options, self._dtype, longest, self.num_blocks)
         proposer = make_proposer(settings, verifier, plugins)
-        speculator = Speculator(proposer, settings.method, self._num_rows, model.vocab_size)
-        return StepDrafts(self._rows, speculator, settings.num_speculative_tokens)
+        speculator = Speculator(proposer, settings.method, self._num_rows, loaded.config.vocab_size)
+        reader = proposer if isinstance(proposer, HiddenReader) else None
+        return StepDrafts(self._rows, speculator, settings.num_speculative_tokens, reader)
 
     def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[Any, Any, StepResult]:
         num_rows = self._num_rows
@@ -325,7 +324,9 @@ class CpuExecutor:
         else:
             hook = self._layer_hook
             on_written = None if hook is None else partial(self._report_layer, hook, plan)
-            hidden = decoder.forward(inputs, on_written=on_written)
+            states = self._drafts.hidden_states()
+            hidden = decoder.forward(inputs, on_written=on_written, hidden_states=states)
+            self._drafts.take_hidden(computed, states)
         return self._heads[plan.head].run(computed, inputs, decoder, hidden)
 
     def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:

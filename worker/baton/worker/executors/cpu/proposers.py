@@ -10,10 +10,12 @@ import torch
 
 from baton.plugins.kinds import PROPOSERS
 from baton.plugins.plugins import Plugins, subclass_of
-from baton.rpc.errors import InvalidRequest
+from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.draft_model import DraftMemory, DraftModel, check_draft_config
-from baton.worker.models.config import ModelConfig
+from baton.worker.executors.cpu.eagle3.checkpoint import load_eagle3
+from baton.worker.executors.cpu.eagle3.proposer import Eagle3Proposer
+from baton.worker.models.weights import ModelWeights
 from baton.worker.speculation.interface import ProposerContext, TokenProposer
 from baton.worker.speculation.ngram import NgramProposer
 from baton.worker.speculation.proposer import EachRow, Proposer
@@ -21,7 +23,7 @@ from baton.worker.speculation.suffix import SuffixProposer
 from baton.worker.speculation.threaded import ThreadedProposer
 from baton.worker.speculation.vocabularies import check_same_vocabulary
 from baton.worker.speculation_settings import METHODS, SpeculationSettings
-from baton.worker.weights.loading import ModelOptions, load_model, read_config
+from baton.worker.weights.loading import LoadedModel, ModelOptions, load_model, read_config
 from baton.worker.weights.resolve import resolve_model
 
 _FIELD = "speculative_config"
@@ -32,7 +34,7 @@ class Verifier:
     """What a proposer needs to know of the model and the batch that verify its guesses."""
 
     config: WorkerConfig
-    model: ModelConfig
+    loaded: LoadedModel
     options: ModelOptions
     dtype: torch.dtype
     max_model_len: int
@@ -56,6 +58,8 @@ def make_proposer(settings: SpeculationSettings, verifier: Verifier, plugins: Pl
             return EachRow(SuffixProposer(depth, size, settings.prompt_lookup_min))
         case "draft_model":
             return _draft_model(settings, verifier)
+        case "eagle3":
+            return _eagle3(settings, verifier)
         case name:
             return _plugin(name, verifier, plugins)
 
@@ -71,11 +75,25 @@ def _draft_model(settings: SpeculationSettings, verifier: Verifier) -> DraftMode
     memory = DraftMemory(
         verifier.config.max_num_requests, verifier.max_model_len, verifier.config.block_size, verifier.num_blocks
     )
-    return DraftModel(loaded, verifier.dtype, memory, verifier.model.vocab_size)
+    return DraftModel(loaded, verifier.dtype, memory, verifier.loaded.config.vocab_size)
+
+
+def _eagle3(settings: SpeculationSettings, verifier: Verifier) -> Eagle3Proposer:
+    model, weights = verifier.loaded.config, verifier.loaded.weights
+    if not isinstance(weights, ModelWeights):
+        raise Unsupported(
+            f"{_FIELD}: method 'eagle3' reads hidden states, which a model of {model.implementation} does not give",
+            field=_FIELD,
+        )
+    folder = resolve_model(settings.model, settings.revision)
+    head = load_eagle3(folder, model, weights.embed, verifier.dtype)
+    return Eagle3Proposer(head, verifier.max_model_len, model.vocab_size)
 
 
 def _plugin(name: str, verifier: Verifier, plugins: Plugins) -> Proposer:
-    context = ProposerContext(verifier.model.vocab_size, verifier.max_model_len, verifier.config.max_num_requests)
+    context = ProposerContext(
+        verifier.loaded.config.vocab_size, verifier.max_model_len, verifier.config.max_num_requests
+    )
 
     def make(found: Any) -> ThreadedProposer:
         proposer: type[TokenProposer] = subclass_of(TokenProposer)(found)

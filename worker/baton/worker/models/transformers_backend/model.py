@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.worker.layers.device import Device
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import SegmentGraphs, Step
+from baton.worker.models.hidden_states import HiddenStates
 from baton.worker.models.transformers_backend.attention import PagedLayer, RunningStep
 from baton.worker.models.transformers_backend.shortcuts import shorten
 from baton.worker.models.transformers_backend.weights import TransformersWeights
@@ -47,10 +48,15 @@ class TransformersModel(Generic[S]):
         self._head = _Head(self._module, body)
 
     def forward(
-        self, step: S, graphs: SegmentGraphs[S] | None = None, on_written: Callable[[int], None] | None = None
+        self,
+        step: S,
+        graphs: SegmentGraphs[S] | None = None,
+        on_written: Callable[[int], None] | None = None,
+        hidden_states: HiddenStates | None = None,
     ) -> Tensor:
         """Writes the step's keys and values. Returns the hidden states [num_tokens, hidden_size] for the head."""
         assert graphs is None, "only whole steps are recorded"
+        assert hidden_states is None, "no proposer reads those of a model of Transformers"
         token_ids, positions = self._device.inputs(step)
         running = self._running
         running.step, running.on_written = step, on_written
