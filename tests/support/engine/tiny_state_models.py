@@ -82,4 +82,9 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
             GraniteMoeHybridConfig(**SHAPE, **_MAMBA, position_embedding_type="rope", time_step_limit=(0.01, 4.0))
         )
     ),
+    "granitemoehybrid-experts": lambda: _decaying(
+        GraniteMoeHybridForCausalLM(
+            GraniteMoeHybridConfig(**SHAPE, **{**_MAMBA, "num_local_experts": 8, "num_experts_per_tok": 3})
+        )
+    ),
 }

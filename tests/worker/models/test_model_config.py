@@ -126,7 +126,14 @@ def test_yarn_stretches_the_models_length() -> None:
         ({**GEMMA2, "attn_logit_softcapping": 0}, r"attn_logit_softcapping is 0; it must be a number above 0"),
         ({**SMOLLM3, "no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be a list of 4 x 0 or 1"),
         ({**GRANITE4, "layer_types": ["attention", "conv"] * 2}, r"layer_types is .* must be a list of 4 x attention"),
-        ({**GRANITE4, "layer_types": ["attention"] * 4}, r"num_local_experts is None; it must be 0"),
+        (
+            {**GRANITE4, "layer_types": ["attention", "mamba"] * 2, "mamba_n_heads": 4, "time_step_limit": [0.5, 0.1]},
+            r"time_step_limit is \[0.5, 0.1\]; it must be a list of the least and the largest step size",
+        ),
+        (
+            {**GRANITE4, "layer_types": ["attention"] * 4, "num_local_experts": 1},
+            r"num_experts_per_tok is 2; it must be at most num_local_experts \(1\)",
+        ),
         (
             {**PHI3, "rope_scaling": {"type": "su", "short_factor": [0] * 8}},
             r"short_factor is .*list of 8 numbers above 0",

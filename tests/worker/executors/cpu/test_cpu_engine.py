@@ -33,6 +33,7 @@ KINDS = (
     "deepseek_v2",
     "qwen3_next",
     "granitemoehybrid-mamba",
+    "granitemoehybrid-experts",
     "storyteller-7m",
 )
 FAMILIES = (

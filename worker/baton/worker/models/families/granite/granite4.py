@@ -1,16 +1,19 @@
-"""Granite 4 without experts: Granite 3's layers under other names, with or without RoPE, some of them Mamba-2."""
+"""Granite 4: Granite 3's layers under other names, with or without RoPE, some of them Mamba-2, some with experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
+from baton.worker.layers.spec import ExpertsSpec, MlpSpec
 from baton.worker.layers.state_spec import StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.families.granite import granite
+from baton.worker.models.families.moe.granite import EXPERTS, ROUTER, read_chosen_router
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import StateNames, TensorNames
 from baton.worker.models.reading import Family, read_num_layers
+from baton.worker.models.reading_states import read_step_limits
 
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
 _STATES = StateNames(
@@ -22,25 +25,41 @@ _STATES = StateNames(
     norm="mamba.norm",
     o="mamba.out_proj",
 )
-_NAMES = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear", states=_STATES)
+_INPUT, _OUTPUT = ("shared_mlp.input_linear",), "shared_mlp.output_linear"
+_NAMES = TensorNames(
+    gate_up=_INPUT,
+    down=_OUTPUT,
+    router=ROUTER,
+    experts=EXPERTS,
+    shared_gate_up=_INPUT,
+    shared_down=_OUTPUT,
+    states=_STATES,
+)
 _ATTENTION, _MAMBA = {"attention", "full_attention"}, {"mamba", "linear_attention"}
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers of attention or Mamba-2. Raises InvalidRequest for experts, and for models without attention."""
+    """Reads layers of attention or Mamba-2. Raises InvalidRequest for models without attention.
+
+    Where there are experts, all layers have them, and the MLP of the others is their shared expert.
+    """
     num_layers, kinds = read_num_layers(fields), fields.raw.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - _ATTENTION - _MAMBA:
         raise fields.error("layer_types", f"a list of {num_layers} x attention or mamba")
     if not _ATTENTION & set(kinds):
         raise fields.error("layer_types", "a list with attention: models of states alone are not supported")
-    if fields.raw.get("num_local_experts", 8) != 0:
-        raise fields.error("num_local_experts", "0: no experts are supported")
     position = fields.text("position_embedding_type", default="nope")
     if position not in ("rope", "nope"):
         raise fields.error("position_embedding_type", "rope or nope")
     width = fields.positive_int("shared_intermediate_size", default=1024)
     config = granite.read(Fields({**fields.raw, "intermediate_size": width, "mlp_bias": None}, fields.source))
     layer = config.layers[0]
+    if fields.raw.get("num_local_experts") != 0:
+        defaults = {"num_local_experts": 8, "num_experts_per_tok": 2}
+        router = read_chosen_router(Fields({**defaults, **fields.raw}, fields.source))
+        experts = ExpertsSpec(router, fields.positive_int("intermediate_size", default=4096))
+        assert isinstance(layer.mlp, MlpSpec)
+        layer = replace(layer, mlp=replace(experts, shared=layer.mlp))
     if position == "nope":
         layer = replace(layer, attention=replace(layer.grouped, rope=RopeConfig(NO_ROPE, 0.0)))
     mamba = replace(layer, attention=_read_mamba(fields)) if _MAMBA & set(kinds) else layer
@@ -58,7 +77,6 @@ def _read_mamba(fields: Fields) -> StateSpaceSpec:
         raise fields.error("mamba_d_head", f"auto or {width // num_heads}")
     if fields.text("hidden_act", default="silu") != "silu":
         raise fields.error("hidden_act", "silu")
-    limits = fields.raw.get("time_step_limit") or (0.0, float("inf"))
     return StateSpaceSpec(
         kernel_size=fields.positive_int("mamba_d_conv", default=4),
         conv_bias=fields.flag("mamba_conv_bias", default=True),
@@ -68,7 +86,7 @@ def _read_mamba(fields: Fields) -> StateSpaceSpec:
         num_groups=num_groups,
         state_size=fields.positive_int("mamba_d_state", default=256),
         norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
-        step_limits=(float(limits[0]), float(limits[1])),
+        step_limits=read_step_limits(fields),
     )
 
 
