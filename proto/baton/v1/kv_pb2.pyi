@@ -136,7 +136,9 @@ class KvGroup(google.protobuf.message.Message):
     num_kv_heads: builtins.int
     """Of the whole model, as KvLayout.num_kv_heads."""
     head_dim: builtins.int
-    """Of KV_GROUP_KIND_STATE: the values of one head's state."""
+    """Of KV_GROUP_KIND_STATE: the values of one head's state, in pieces the last inputs of the
+    convolution, oldest first, then each head's matrix [key_dim, value_dim].
+    """
     window: builtins.int
     """Tokens. 0 unless the kind is KV_GROUP_KIND_WINDOW."""
     @property
@@ -307,7 +309,9 @@ class GroupBlocks(google.protobuf.message.Message):
     """As TransferDescriptor.first_block."""
     @property
     def block_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """As TransferDescriptor.block_ids."""
+        """As TransferDescriptor.block_ids. Of KV_GROUP_KIND_STATE: one, for the state at the prompt's
+        end, whatever memory it takes.
+        """
 
     def __init__(
         self,

@@ -225,6 +225,3 @@ def test_cached_states_take_their_part_of_the_pool() -> None:
 def test_what_is_not_built_for_states_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="host memory"):
         make_rig(WindowExecutor(60, (), state_pages=(3,), num_slots=10))
-    rig = rig_of(60)
-    with pytest.raises(Unsupported, match="hand-over"):
-        rig.engine.submit(make_request([1, 2, 3], 1, prefill_only=True))

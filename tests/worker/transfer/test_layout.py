@@ -215,8 +215,10 @@ def test_groups_are_compared_one_by_one():
         check_convertible(HYBRID, dataclasses.replace(HYBRID, groups=(FULL,)))
 
 
-def test_states_need_blocks_of_one_size():
-    state = KvGroup(KvKind.STATE, tuple(range(4)), "float32", 16, 128 * 64)
+def test_states_convert_between_blocks_of_any_size():
+    state = KvGroup(KvKind.STATE, tuple(range(4)), "float32", 1, 128 * 64)
     spec = KvSpec(bytes(16), 16, (state,))
-    with pytest.raises(Mismatch, match="block_size=16, the decode worker has block_size=64"):
-        check_convertible(spec, dataclasses.replace(spec, block_size=64))
+    check_convertible(spec, dataclasses.replace(spec, block_size=64))
+    other = dataclasses.replace(spec, groups=(dataclasses.replace(state, head_dim=64),))
+    with pytest.raises(Mismatch, match="head_dim=8192, the decode worker has head_dim=64"):
+        check_convertible(spec, other)

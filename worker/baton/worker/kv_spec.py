@@ -74,8 +74,10 @@ class KvGroup:
     def first_moved(self, num_tokens: int, block_size: int) -> int:
         """Returns the first block that a worker with blocks of this size gets of a prompt that another has computed.
 
-        From there on, the prompt's longest prefix can be found again.
+        From there on, the prompt's longest prefix can be found again. Of states only the one at the prompt's end moves.
         """
+        if self.kind is KvKind.STATE:
+            return (num_tokens - 1) // block_size
         return self.first_block((num_tokens - 1) // block_size * block_size, block_size)
 
     def most_blocks(self, num_blocks: int, block_size: int, max_step_tokens: int) -> int:
@@ -159,6 +161,10 @@ class KvSpec:
     def pages_each(self, group: KvGroup) -> int:
         """Returns the pages of one block of a group: of a state as many as its layers' pieces need, else 1."""
         return self._pages_of[self.groups.index(group)] if group.kind is KvKind.STATE else 1
+
+    def layer_pages(self, layer: int) -> int:
+        """Returns the pages of one block in a KV layer's group: each piece of a state lies in some of them."""
+        return self._pages_of[self.group_of(layer)]
 
     def _count_pages(self, group: KvGroup) -> int:
         if group.kind is not KvKind.STATE or not group.matrices:

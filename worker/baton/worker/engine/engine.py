@@ -394,7 +394,7 @@ class Engine:
             limit=limit,
             stop_token_ids=stop.eos_token_ids | stop.stop_token_ids,
             submitted=self._clock(),
-            wants_remote=request.remote_prefill and not request.prefill_only and self._scheduler.hands_over,
+            wants_remote=request.remote_prefill and not request.prefill_only,
             caching=self._caches,
             num_cacheable_tokens=sys.maxsize if self._settings.cache_outputs else request.num_prompt_tokens,
         )

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from baton.worker.core import BlockId
 from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv_spec import KvGroup
-from baton.worker.requests.state import PartialBlocks, RequestState, StateBlocks, WindowBlocks, num_blocks_for
+from baton.worker.requests.state import (
+    GroupSpan,
+    PartialBlocks,
+    RequestState,
+    StateBlocks,
+    WindowBlocks,
+    num_blocks_for,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,10 @@ class WindowRules(GroupRules):
         """Returns what a request begins with: findable blocks from `first` on."""
         return WindowBlocks(self.index, first, list(found))
 
+    def landed(self, pool: BlockPool, span: GroupSpan) -> PartialBlocks:
+        """Returns the blocks that another worker has sent, which are held."""
+        return WindowBlocks(self.index, *span)
+
     def num_ahead(self, blocks: PartialBlocks, position: int, num_blocks: int) -> int:
         """Returns how many more blocks a request of `num_blocks` needs for a step from `position` on."""
         return max(0, self._stop(position, num_blocks) - blocks.stop)
@@ -83,6 +94,10 @@ class StateRules(GroupRules):
 
     snapshot_blocks: int = 1
 
+    def first_held(self, state: RequestState, position: int) -> int:
+        """Returns the first state to hold before that token. The worker that gets the KV needs the newest one only."""
+        return self.first(position)
+
     def most(self, state: RequestState, num_blocks: int) -> int:
         """Returns the most states that a request of `num_blocks` ever holds."""
         return self.group.most_blocks(num_blocks, self.block_size, self.max_step_tokens)
@@ -91,6 +106,12 @@ class StateRules(GroupRules):
         """Returns what a request begins with: a snapshot, or nothing."""
         numbers = list(range(first, first + len(found)))
         return StateBlocks(self.index, numbers, [pool.pages_of(block_id) for block_id in found])
+
+    def landed(self, pool: BlockPool, span: GroupSpan) -> PartialBlocks:
+        """Returns the state that another worker has sent, in these held pages."""
+        assert len(span.block_ids) == self.pages, f"{len(span.block_ids)} pages for one state of {self.pages}"
+        pool.join(span.block_ids)
+        return StateBlocks(self.index, [span.first], [span.block_ids])
 
     def num_ahead(self, blocks: PartialBlocks, position: int, num_blocks: int) -> int:
         """Returns 1 if a step needs memory for another state: it may end behind the block of the newest one."""

@@ -18,7 +18,7 @@ from baton.worker.kv.partial_groups import PartialGroups, by_position
 from baton.worker.kv.pinned_blocks import PinnedBlocks
 from baton.worker.kv.prefixes import PrefixesInProgress
 from baton.worker.kv.residency import ResidencyMeter
-from baton.worker.requests.state import Phase, RequestState, WindowBlocks, num_blocks_for
+from baton.worker.requests.state import Phase, RequestState, num_blocks_for
 
 # Storing all blocks of a long prompt at once would delay the step.
 _STORED_A_STEP = 512
@@ -161,13 +161,16 @@ class Holdings:
         return num_full + self.partial.num_leased(state.num_remote_tokens)
 
     def settle(self, state: RequestState) -> None:
-        """Turns leased blocks into valid ones, which follow the request's own. Its windows are findable at once."""
-        full, *windows = self.partial.leased_spans(state)
+        """Turns leased blocks into valid ones, which follow the request's own.
+
+        Its windows, and a state at a block's end, are findable at once.
+        """
+        full, *others = self.partial.leased_spans(state)
         self.pool.settle(state.leased)
         state.leased = []
         state.block_ids += full.block_ids
-        state.partial = [WindowBlocks(group, *span) for group, span in enumerate(windows, 1)]
-        if windows and state.caching:
+        state.partial = self.partial.landed(self.pool, others)
+        if others and state.caching:
             state.hash_up_to(state.num_remote_tokens, self.block_size)
             self.pool.store(*self.partial.keys_of(state, 0, len(state.block_hashes)))
 

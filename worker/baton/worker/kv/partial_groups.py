@@ -16,7 +16,7 @@ from baton.worker.kv.block_pool import BlockPool
 from baton.worker.kv.group_keys import keys_in
 from baton.worker.kv.group_rules import PartialRules, StateRules, WindowRules
 from baton.worker.kv_spec import KvKind, KvSpec
-from baton.worker.requests.state import GroupSpan, PartialBlocks, RequestState, WindowBlocks, num_blocks_for
+from baton.worker.requests.state import GroupSpan, PartialBlocks, RequestState, num_blocks_for
 
 _SNAPSHOT_TOKENS = 2048  # of a prompt from one kept state to the next, at least, unless steps have fewer
 
@@ -178,17 +178,21 @@ class PartialGroups:
         """Returns the leased blocks of a remote prefill in all groups, those of the full one first."""
         stop = num_blocks_for(state.num_remote_tokens, self._block_size)
         firsts = [group.group.first_moved(state.num_remote_tokens, self._block_size) for group in self._groups]
-        num_full = len(state.leased) - sum(stop - first for first in firsts)
-        spans, start = [GroupSpan(stop - num_full, state.leased[:num_full])], num_full
-        for first in firsts:
-            spans.append(GroupSpan(first, state.leased[start : start + stop - first]))
-            start += stop - first
+        counts = [(stop - first) * pages for first, pages in zip(firsts, self.pages, strict=True)]
+        num_full = len(state.leased) - sum(counts)
+        rest = iter(state.leased)
+        spans = [GroupSpan(stop - num_full, list(islice(rest, num_full)))]
+        spans += [GroupSpan(first, list(islice(rest, count))) for first, count in zip(firsts, counts, strict=True)]
         return spans
 
+    def landed(self, pool: BlockPool, spans: Iterable[GroupSpan]) -> list[PartialBlocks]:
+        """Returns what a request holds in each group once another worker has sent these blocks, which are held."""
+        return [group.landed(pool, span) for group, span in zip(self._groups, spans, strict=True)]
+
     def num_leased(self, num_tokens: int) -> int:
-        """Returns the blocks of all groups that a lease for a prompt's KV has."""
+        """Returns the pages of all groups that a lease for a prompt's KV has."""
         stop = num_blocks_for(num_tokens, self._block_size)
-        return sum(stop - group.group.first_moved(num_tokens, self._block_size) for group in self._groups)
+        return self.num_pages(stop - group.group.first_moved(num_tokens, self._block_size) for group in self._groups)
 
     def keys_of(self, state: RequestState, start: int, stop: int) -> tuple[list[BlockId], list[BlockHash]]:
         """Returns the held ones of its blocks [start, stop) in all groups, and their keys."""
@@ -202,8 +206,8 @@ class PartialGroups:
 
 
 def spans_of(partial: Iterable[PartialBlocks]) -> list[GroupSpan]:
-    """Returns a copy of the blocks in each group."""
-    return [GroupSpan(blocks.first, list(blocks.block_ids)) for blocks in partial if isinstance(blocks, WindowBlocks)]
+    """Returns a copy of the blocks in each group that another worker may get; of states, of the newest one."""
+    return [blocks.movable() for blocks in partial]
 
 
 def by_position(block_ids: Sequence[BlockId], partial: Iterable[PartialBlocks]) -> list[BlockId]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class AttentionWeights:
 
 class Attention(Generic[S]):
     """norm -> q, k, v -> RoPE -> cache -> attention -> o -> norm -> residual stream"""
+
+    attend_writes: ClassVar[bool] = False  # `project` writes the cache
 
     def __init__(
         self,

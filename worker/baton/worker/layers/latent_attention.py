@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -33,6 +33,8 @@ class LatentWeights:
 
 class LatentAttention(Generic[S]):
     """norm -> low-rank q and kv -> norms -> q -> RoPE -> cache -> attention -> o -> norm -> residual stream"""
+
+    attend_writes: ClassVar[bool] = False  # `project` writes the cache
 
     def __init__(
         self,

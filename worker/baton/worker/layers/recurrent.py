@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ class StateWeights:
 
 class Recurrent(Generic[S]):
     """norm -> linear -> convolution -> recurrence -> gated norm -> linear -> residual stream"""
+
+    attend_writes: ClassVar[bool] = True  # `attend` replaces the states
 
     def __init__(
         self,

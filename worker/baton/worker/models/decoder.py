@@ -150,14 +150,14 @@ class Decoder(Generic[S]):
         on_written: Callable[[int], None] | None = None,
         hidden_states: HiddenStates | None = None,
     ) -> Tensor:
-        """Writes the step's keys and values. Returns the residual stream [num_tokens, hidden_size] before the final
-        norm. Calls `on_written` with each layer once its keys and values are written or the write is queued. Fills
+        """Writes the step's keys, values and states. Returns the residual stream [num_tokens, hidden_size] before the
+        final norm. Calls `on_written` with each layer once these are written or the write is queued. Fills
         `hidden_states`, in steps without graphs."""
         flow = Flow() if graphs is None else graphs.begin(step)
         run = partial(self.segment, step=step, flow=flow) if graphs is None else graphs.replay
         for index, layer in enumerate(self._layers):
             run(index)
-            if on_written is not None:
+            if on_written is not None and not layer.attention.attend_writes:
                 on_written(index)
             if hidden_states is not None and index in hidden_states.layers:
                 assert flow.stream is not None
@@ -165,6 +165,8 @@ class Decoder(Generic[S]):
             out = None if flow.buffers is None else flow.buffers.attended
             assert flow.query is not None
             flow.attended = layer.attention.attend(flow.query, step, out)
+            if on_written is not None and layer.attention.attend_writes:
+                on_written(index)
         run(len(self._layers))
         assert flow.stream is not None
         return flow.stream.residual

@@ -254,13 +254,15 @@ def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSett
 
 
 def _choose_paths(config: WorkerConfig, executor: Executor, settings: HandoverSettings, plugins: Plugins) -> Paths:
-    if len(executor.kv_spec.token_groups) < len(executor.kv_spec.groups):
+    has_states = len(executor.kv_spec.token_groups) < len(executor.kv_spec.groups)
+    if has_states and executor.kv is not None:
         if config.role != "both":
             raise Unsupported(
-                f"role={config.role}: the model has layers with states, which are not handed over yet; it must be both",
+                f"role={config.role}: the model has layers with states, which are handed over between executors of "
+                "kind cpu only; it must be both",
                 field="role",
             )
-        return Paths({}, {"hand-over": "the model has layers with states, which are not handed over yet"})
+        return Paths({}, {"hand-over": "the model has layers with states, which are not handed over from devices yet"})
     slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
     encrypted = config.tls is not None and not config.kv_plain
     return choose_paths(config.transports, executor, slot_bytes, executor.kv, encrypted, plugins)

@@ -68,6 +68,10 @@ class WindowBlocks:
         """Returns the blocks as consecutive ones of the chain."""
         return [GroupSpan(self.first, list(self.block_ids))]
 
+    def movable(self) -> GroupSpan:
+        """Returns the blocks that another worker may get."""
+        return GroupSpan(self.first, list(self.block_ids))
+
     def newest(self) -> GroupSpan:
         """Returns the last block."""
         return GroupSpan(self.stop - 1, self.block_ids[-1:])
@@ -134,6 +138,10 @@ class StateBlocks:
     def named(self) -> list[GroupSpan]:
         """Returns the pages of each numbered state."""
         return [GroupSpan(number, list(pages)) for number, pages in zip(self.numbers, self.states, strict=False)]
+
+    def movable(self) -> GroupSpan:
+        """Returns the pages of the last numbered state, the only one that another worker may get; none before it."""
+        return self.named()[-1] if self.numbers else GroupSpan(0, [])
 
     def newest(self) -> GroupSpan:
         """Returns the pages of the last state."""

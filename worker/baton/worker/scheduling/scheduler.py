@@ -108,9 +108,9 @@ class Scheduler:
     # For the engine.
 
     @property
-    def hands_over(self) -> bool:
-        """Whether prompts may be computed elsewhere, or for others."""
-        return not self._holdings.partial.has_states
+    def has_states(self) -> bool:
+        """Whether some layers keep states, which are snapshotted at the ends of steps."""
+        return self._holdings.partial.has_states
 
     @property
     def num_queued(self) -> int:
@@ -221,12 +221,7 @@ class Scheduler:
     # Remote prefills.
 
     def check_fits(self, state: RequestState) -> None:
-        """Raises InvalidRequest for a request that needs more blocks than there are, because of its receiver's size.
-
-        Raises Unsupported for a hand-over of states.
-        """
-        if not self.hands_over and state.request.prefill_only:
-            raise Unsupported("models with states compute prompts where they decode: no hand-over", field="model")
+        """Raises InvalidRequest for a request that needs more blocks than there are, because of its receiver's size."""
         if not state.receiver_block_size:
             return
         needed, num_blocks = self._holdings.pinned.lifetime_blocks(state), self.pool.num_blocks

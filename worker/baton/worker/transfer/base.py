@@ -26,7 +26,7 @@ class Inbound:
     generation: int
     block_ids: tuple[BlockId, ...]  # of the first group
     checksum: bool  # every piece must have a checksum
-    more_block_ids: tuple[tuple[BlockId, ...], ...] = ()  # of the other groups
+    more_block_ids: tuple[tuple[BlockId, ...], ...] = ()  # of the other groups; of states, their pages
 
     @property
     def tables(self) -> tuple[tuple[BlockId, ...], ...]:
@@ -45,7 +45,7 @@ class Piece:
     layer: int  # the first KV layer
     first_index: int  # index in the receiver's block list of the group
     num_blocks: int  # in blocks of the receiver's size
-    block_ids: Sequence[BlockId]  # the sender's blocks
+    block_ids: Sequence[BlockId]  # the sender's blocks; of states, their pages
     skip_tokens: int = 0  # tokens of the sender's first block before the piece begins; 0 without conversion
     num_layers: int = 1
 

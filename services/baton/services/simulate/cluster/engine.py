@@ -144,7 +144,7 @@ class VirtualEngine(Engine):
         states, computed, size = batch.states_at(rows), batch.num_computed[rows].tolist(), self._block_size
         num_steps = min([state.limit - tokens for state, tokens in zip(states, computed, strict=True)]) - 2
         num_steps = min(num_steps, _MAX_STEPS)
-        if not changes or not scheduler.hands_over:  # blocks of states go by the scheduler's rules
+        if not changes or scheduler.has_states:  # blocks of states go by the scheduler's rules
             spare = (batch.capacity[rows] - batch.num_computed[rows]).min()
             num_steps = min(num_steps, int(spare), min([size - 1 - tokens % size for tokens in computed]))
         if len(rows) * (num_steps // size + 2) > pool.num_free:

@@ -33,6 +33,7 @@ class PrefillMessages:
     def accept(self, prefill: RemotePrefill, generation: int) -> None:
         """Sends the leased blocks, and where the transport receives them."""
         first, *more = prefill.spans
+        pages = map(self._peers.kv_spec.pages_each, self._peers.kv_spec.groups[1:])
         descriptor = kv_pb2.TransferDescriptor(
             transfer_id=prefill.transfer_id,
             sender_epoch=prefill.peer.epoch,
@@ -43,7 +44,10 @@ class PrefillMessages:
             lease_ms=round(self._settings.lease_seconds * 1000),
             transports=self._transport.addresses,
             checksum=self._settings.verify,
-            more_groups=[kv_pb2.GroupBlocks(first_block=span.first, block_ids=span.block_ids) for span in more],
+            more_groups=[
+                kv_pb2.GroupBlocks(first_block=span.first, block_ids=span.block_ids[::each])
+                for span, each in zip(more, pages, strict=True)
+            ],
         )
         accept = worker_pb2.PrefillAccept(prefill_id=prefill.prefill_id, transfer=descriptor)
         self._peers.send(prefill.peer, Message(accept=accept))

@@ -44,13 +44,17 @@ class SourceGroup(NamedTuple):
     layers: range  # KV layers
     block_ids: Sequence[BlockId]
     first: int = 0  # the first one's number in the prompt
+    has_states: bool = False  # the blocks are the pages of one state, that at the end of block `first`
 
 
 class PushProgress:
     """Pushes every block once. The executor's thread reports computed layers, the engine's thread sets the target."""
 
     def __init__(self, groups: Sequence[SourceGroup], block_size: int, num_tokens: int, num_cached_tokens: int) -> None:
-        self._groups = [_GroupProgress(group, block_size, num_tokens, num_cached_tokens) for group in groups]
+        self._groups = [
+            (_StateProgress if group.has_states else _GroupProgress)(group, block_size, num_tokens, num_cached_tokens)
+            for group in groups
+        ]
         self.num_tokens = num_tokens
         self._target: PushTarget | None = None
         self._finished = False
@@ -181,3 +185,27 @@ class _GroupProgress:
             skip_tokens=first_token % self._block_size,
             num_layers=num_layers,
         )
+
+
+class _StateProgress(_GroupProgress):
+    """The progress of a group of states. The one at the prompt's end is pushed, each layer when its last chunk is."""
+
+    def add_blocks(self, first: int, block_ids: Sequence[BlockId]) -> None:
+        """Records the pages of the state at the end of block `first`, which the next chunk writes."""
+        self._last, self._pages = first, block_ids
+
+    def _push_span(self, target: PushTarget, layers: range, start: int, stop: int) -> None:
+        """Pushes the state in pieces of the largest allowed size."""
+        assert self._last == (self._num_tokens - 1) // self._block_size, "the state is that of the prompt's last token"
+        assert stop - start == 1, "the receiver gets one state"
+        most = self._to.max_block_layers
+        for layer in range(layers.start, layers.stop, most):
+            target.push(
+                Piece(
+                    layer=self.source.layers.start + layer,
+                    first_index=0,
+                    num_blocks=1,
+                    block_ids=self._pages,
+                    num_layers=min(most, layers.stop - layer),
+                )
+            )

@@ -9,7 +9,7 @@ from baton.rpc.errors import InvalidRequest, Mismatch
 from baton.v1 import kv_pb2
 from baton.worker.handover.prefill.job import PrefillJob
 from baton.worker.handover.prefill.push_progress import PushProgress, PushTarget, TargetGroup
-from baton.worker.kv_spec import KvSpec
+from baton.worker.kv_spec import KvKind, KvSpec
 from baton.worker.transfer.base import Outbound, Transport
 
 
@@ -88,6 +88,8 @@ class PushTargets:
         """Returns the larger size of one layer of a receiver's block: as read here, or as written there."""
         ours, theirs = self.kv_spec, receiver
         num_bytes = ours.bytes_per_block_layer(ours.groups[index])
+        if ours.groups[index].kind is KvKind.STATE:
+            return num_bytes
         return max(theirs.bytes_per_block_layer(theirs.groups[index]), num_bytes * theirs.block_size // ours.block_size)
 
 

@@ -26,7 +26,7 @@ from baton.worker.handover.prefill.messages import Message, PushMessages
 from baton.worker.handover.prefill.push_progress import PushProgress, SourceGroup
 from baton.worker.handover.prefill.push_targets import PushTargets
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.kv_spec import KvSpec
+from baton.worker.kv_spec import KvKind, KvSpec
 from baton.worker.link.prompts import KnownPrompt
 from baton.worker.requests.outputs import FirstToken, PrefillStarted, StepOutputs
 from baton.worker.requests.state import GroupSpan
@@ -242,7 +242,10 @@ class PrefillSide:
         job.started_at, job.num_cached_tokens = self._clock(), started.num_cached_tokens
         spans = [GroupSpan(0, started.block_ids), *started.windows]
         job.progress = PushProgress(
-            [SourceGroup(layers, span.block_ids, span.first) for layers, span in zip(spec.spans, spans, strict=True)],
+            [
+                SourceGroup(layers, span.block_ids, span.first, group.kind is KvKind.STATE)
+                for layers, span, group in zip(spec.spans, spans, spec.groups, strict=True)
+            ],
             spec.block_size,
             len(started.request.token_ids),
             started.num_cached_tokens,

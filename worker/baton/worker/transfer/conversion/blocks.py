@@ -114,6 +114,8 @@ class GroupConversion:
 
     def on_host(self, data: memoryview, piece: Piece) -> memoryview:
         """Converts a piece, as BlockConversion.on_host."""
+        if self._from.kind is KvKind.STATE:
+            return data
         words = np.frombuffer(data, _WORDS[BYTES_PER_VALUE[self._from.dtype]])
         blocks = words.reshape(len(piece.block_ids), piece.num_layers, *self._shape)[:, :, :, self._from_heads]
         moved = regroup(blocks, piece.skip_tokens, piece.num_blocks, self._to_tokens)
@@ -125,6 +127,8 @@ class GroupConversion:
         """Converts a piece, as BlockConversion.on_device."""
         from baton.worker.transfer.conversion import tensors
 
+        if self._from.kind is KvKind.STATE:
+            return values
         moved = tensors.regroup(
             tensors.as_words(values)[:, :, :, self._from_heads],
             piece.skip_tokens,

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.rpc.errors import DataLoss
 from baton.worker.executors.base import Executor
-from baton.worker.transfer.piece_bytes import block_views, write_piece
+from baton.worker.transfer.piece_bytes import block_views, in_place, write_piece
 from baton.worker.transfer.receive.coverage import Part
 from baton.worker.transfer.receive.open_transfers import OpenTransfer, OpenTransfers
-from baton.worker.transfer.receive.pieces import BODY_SECONDS, PieceAdmission, block_ids_of, receive_header
+from baton.worker.transfer.receive.pieces import BODY_SECONDS, PieceAdmission, receive_header
 from baton.worker.transfer.totals import KindTotals
 from baton.worker.transfer.wire.checksum import checksum_of
 from baton.worker.transfer.wire.frames import PieceHeader
@@ -67,21 +70,22 @@ class InlinePieceReceiver:
         if header.slot is not None:
             raise DataLoss(f"a piece names slot {header.slot}; this connection has no slots")
         transfer = self._transfers.find(header)
-        direct = header.checksum is None and header.heads is None and self._executor.kv_bytes is not None
-        if transfer is not None and direct:
-            self._receive_direct(transfer, header)
+        plain = header.checksum is None and header.heads is None
+        kv_bytes = in_place(self._executor, header.layer) if plain else None
+        if transfer is not None and kv_bytes is not None:
+            self._receive_direct(transfer, header, kv_bytes)
         else:
             self._receive_staged(header)
 
-    def _receive_direct(self, transfer: OpenTransfer, header: PieceHeader) -> None:
+    def _receive_direct(
+        self, transfer: OpenTransfer, header: PieceHeader, kv_bytes: Sequence[NDArray[np.uint8]]
+    ) -> None:
         """Receives from the socket into the blocks."""
         part = self._admission.claim(transfer, header)
         began = time.monotonic()
         left = header.num_bytes
         if part is not None:
-            kv_bytes = self._executor.kv_bytes
-            assert kv_bytes is not None, "the caller checked"
-            views = block_views(kv_bytes, part.layers, block_ids_of(transfer, part))
+            views = block_views(kv_bytes, part.layers, transfer.block_ids(part))
             left -= _receive_into(
                 self._sock,
                 views,
@@ -109,7 +113,7 @@ class InlinePieceReceiver:
             return
         transfer, part = admitted
         try:
-            write_piece(self._executor, body, part.layers, block_ids_of(transfer, part), header.heads)
+            write_piece(self._executor, body, part.layers, transfer.block_ids(part), header.heads)
         except Exception as error:
             self._admission.spoiled(transfer, error)
         else:

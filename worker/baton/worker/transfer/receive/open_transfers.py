@@ -7,8 +7,10 @@ the last writer has left.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from baton.rpc.errors import DataLoss
+from baton.worker.core import BlockId
 from baton.worker.kv_spec import KvSpec
 from baton.worker.transfer.base import Inbound, InboundFailed, InboundFenced, Landed
 from baton.worker.transfer.event_queue import EventQueue
@@ -19,14 +21,20 @@ from baton.worker.transfer.wire.frames import PieceHeader
 class OpenTransfer:
     """One inbound transfer, shared by the engine thread and its writers. `lock` guards it."""
 
-    def __init__(self, inbound: Inbound, coverage: Coverage) -> None:
+    def __init__(self, inbound: Inbound, coverage: Coverage, pages: Sequence[int]) -> None:
         self.inbound = inbound
+        self._pages = pages  # of a block in each group
         self.coverage = coverage
         self.num_bytes = 0
         self.num_writers = 0
         self.closed = False
         self.fencing = False  # a fence waits for the last writer
         self.lock = threading.Lock()
+
+    def block_ids(self, part: Part) -> tuple[BlockId, ...]:
+        """Returns the receiver's blocks that a part covers; of states, their pages."""
+        each = self._pages[part.group]
+        return self.inbound.tables[part.group][part.blocks.start * each : part.blocks.stop * each]
 
 
 class OpenTransfers:
@@ -36,16 +44,19 @@ class OpenTransfers:
         self._spec = spec
         self._num_heads = [spec.num_rank_heads(group) for group in spec.groups]
         self._block_bytes = [spec.bytes_per_block_layer(group) for group in spec.groups]
+        self._pages = [spec.pages_each(group) for group in spec.groups]
         self._events = events
         self._open: dict[int, OpenTransfer] = {}
 
     def open(self, inbound: Inbound) -> None:
         """Accepts pieces of this transfer from now on."""
         grids = [
-            Grid(layers, len(block_ids), num_heads)
-            for layers, block_ids, num_heads in zip(self._spec.spans, inbound.tables, self._num_heads, strict=True)
+            Grid(layers, len(block_ids) // pages, num_heads)
+            for layers, block_ids, pages, num_heads in zip(
+                self._spec.spans, inbound.tables, self._pages, self._num_heads, strict=True
+            )
         ]
-        self._open[inbound.transfer_id] = OpenTransfer(inbound, Coverage(grids))
+        self._open[inbound.transfer_id] = OpenTransfer(inbound, Coverage(grids), self._pages)
 
     def is_open(self, transfer_id: int) -> bool:
         """Returns whether the transfer has neither landed nor been fenced."""

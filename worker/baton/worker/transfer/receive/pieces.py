@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.rpc.errors import DataLoss
-from baton.worker.core import BlockId
 from baton.worker.transfer.receive.coverage import Part
 from baton.worker.transfer.receive.open_transfers import OpenTransfer, OpenTransfers
 from baton.worker.transfer.totals import KindTotals
@@ -176,8 +175,3 @@ class PieceAdmission:
     def fail(self, reason: str) -> None:
         """Fails the open transfers of this connection."""
         self._involved.fail(f"{self._peer}: {reason}")
-
-
-def block_ids_of(transfer: OpenTransfer, part: Part) -> tuple[BlockId, ...]:
-    """Returns the receiver's blocks that a part covers."""
-    return transfer.inbound.tables[part.group][part.blocks.start : part.blocks.stop]

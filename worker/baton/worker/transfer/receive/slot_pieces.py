@@ -13,7 +13,7 @@ from baton.rpc.errors import DataLoss, InternalError
 from baton.worker.transfer.bulk import BulkReceiver, SlotCopy, has_ended
 from baton.worker.transfer.receive.coverage import Part
 from baton.worker.transfer.receive.open_transfers import OpenTransfer
-from baton.worker.transfer.receive.pieces import PieceAdmission, block_ids_of, receive_header
+from baton.worker.transfer.receive.pieces import PieceAdmission, receive_header
 from baton.worker.transfer.wire.frames import PieceHeader, encode_credit
 from baton.worker.transfer.wire.sockets import Connection, readable
 from baton.worker.transfer.wire.stall_watchdog import watch
@@ -152,7 +152,7 @@ class SlotPieceReceiver:
         if admitted is not None:
             transfer, part = admitted
             try:
-                pending = self._bulk.write(slot, part.layers, block_ids_of(transfer, part), header.heads)
+                pending = self._bulk.write(slot, part.layers, transfer.block_ids(part), header.heads)
             except Exception as error:
                 self._admission.spoiled(transfer, error)
             else:

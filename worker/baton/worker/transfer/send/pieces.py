@@ -15,7 +15,7 @@ from baton.rpc.errors import DataLoss, Mismatch
 from baton.worker.executors.base import Executor
 from baton.worker.transfer.base import Outbound, Piece
 from baton.worker.transfer.bulk import BulkSender, SlotCopy, Slots, has_ended, no_announcement
-from baton.worker.transfer.piece_bytes import read_piece
+from baton.worker.transfer.piece_bytes import in_place, read_piece
 from baton.worker.transfer.send.background import BackgroundThread, Result
 from baton.worker.transfer.send.free_slots import FreeSlots
 from baton.worker.transfer.totals import KindTotals
@@ -119,8 +119,8 @@ class InlinePieceSender:
             data = read_piece(self._executor, piece, outbound.conversion)
             return data, checksum_of(*data) if outbound.checksum else None
 
-        in_place = outbound.conversion is None and self._executor.kv_bytes is not None
-        data = Result.of(read) if in_place else self._reads.run(read)
+        as_it_is = outbound.conversion is None and in_place(self._executor, piece.layer) is not None
+        data = Result.of(read) if as_it_is else self._reads.run(read)
         self._num_started += 1
         return _Inline(
             lambda num_bytes, checksum: header_of(outbound, piece, num_bytes, checksum, None),
