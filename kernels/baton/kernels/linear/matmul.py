@@ -1,9 +1,9 @@
 """The batch-invariant linear: a row's result does not depend on other rows, bit for bit.
 
-Each output is a chain of multiply-adds over k = 0 .. K in steps of BLOCK_K, in one fp32 accumulator of the matrix unit:
-K is never split, the weight is always the left operand, and BLOCK_K is the same as in small_linear. So the rows and
-columns of a tile decide only where the chain is computed, not its order. RMSNorm is not fused, because the order of its
-sum over k depends on the layout of a tile's rows in the threads.
+Each output is a chain of multiply-adds over k = 0 .. K, instruction after instruction of the matrix unit, in one fp32
+accumulator: K is never split, and the weight is always the left operand. So a tile's rows, columns and steps decide
+only where the chain is computed, not its order. In float32, which has no such instruction, steps are small_linear's.
+RMSNorm is not fused, because the order of its sum over k depends on the layout of a tile's rows in the threads.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def matmul(
 
 
 def _tiling(m: int, n: int, k: int, gated: bool, itemsize: int, shared_bytes: int) -> Tiling:
-    """Returns larger tiles than small_linear's, with the same steps of k."""
+    """Returns larger tiles than small_linear's."""
     small = choose_tiling(m, n, k, gated, itemsize, shared_bytes, batch_invariant=True)
     if itemsize == 4:
         return small
-    return fitting(small._replace(block_n=128, num_warps=8, num_stages=4), _BLOCK_M, gated, itemsize, shared_bytes)
+    return fitting(Tiling(128, min(64, small.block_k), 1, 8, 4), _BLOCK_M, gated, itemsize, shared_bytes)

@@ -324,8 +324,7 @@ def choose_tiling(
     of Hopper's wgmma, so that all m run on the same unit.
     """
     if batch_invariant:
-        stages = 8 if itemsize < 4 else 2
-        wanted = Tiling(64, _dividing(64 if itemsize < 4 else 32, k), 1, 4, stages)
+        wanted = Tiling(64, _dividing(128, k), 1, 4, 6) if itemsize < 4 else Tiling(64, _dividing(32, k), 1, 4, 2)
         return fitting(wanted, MAX_TOKENS, gated, itemsize, shared_bytes)
     if m == 1:
         if k >= 3072 and n > 32768 and not gated:
