@@ -3,11 +3,15 @@
 baton bench spec --model models/storyteller-7m
 baton bench spec --batches 1,4,16 --drafts 4,8 --methods ngram
 baton bench spec --text copied --methods ngram --tokens 150
+baton bench spec --executor cuda --model llama-3.1-8b --acceptance 0.5,0.7,0.8,0.9 --drafts 4 --batches 1,16,256
 
 `--text stories`: greedy stories of the sample model. Each run asks for the same ones again, which `suffix` remembers;
 `ngram` does not. `--text copied`: the prompt is such a story and its beginning, and the output is the story again, as
 in retrieval or edits of code. The sample model does not copy; one with weights that are written down does, in its
 shape, with as many weights and as much KV.
+
+`--acceptance`: random prompts, and guesses that are right with this chance; also on a GPU, and with random weights of a
+known shape (forced_spec.py).
 
 Runs take turns. Tokens a second are those of the fastest run. Ratios are of the medians, by CPU time, which other
 processes of the machine change least. `exact` is batch_invariant, whose tokens must be the same; `plain` has neither.
@@ -31,6 +35,7 @@ sys.path.extend(
     str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "proto", "services", "worker", "kernels")
 )
 
+from bench.engine.forced_spec import run_forced
 from support.engine.copying_model import write_copying_model
 
 from baton.services.bench.report import facts_line, machine_facts, render_table
@@ -57,7 +62,12 @@ class Measured:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table. Returns 1 if any tokens differ."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.acceptance:
+        return run_forced(options)
+    if options.executor != "cpu":
+        parser.error("--executor cuda needs --acceptance")
     if options.text == "stories":
         return _measure(options, options.model, _prompts(options.model))
     prompts = _copied(options.model, options.tokens)
@@ -166,6 +176,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton bench spec", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--executor", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--acceptance", default="", help="chances that a guess is right; empty: methods guess")
     parser.add_argument("--model", default="models/storyteller-7m")
     parser.add_argument("--text", choices=("stories", "copied"), default="stories")
     parser.add_argument("--batches", default="1,4,16,64,256", help="requests at a time")

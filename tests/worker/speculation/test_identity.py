@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
+from support.engine.answer_proposer import AnswerProposer, answers_of, draft_from
 from support.engine.spec_runs import VOCAB_SIZE, Answer, make_engine, make_executor, random_requests, run
 
-from baton.worker.core import Int32, Request, RowInit, SamplingParams, StopConditions
+from baton.worker.core import Int32, Request, SamplingParams, StopConditions
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.speculation.proposer import EachRow
 
 
-class AnswerProposer:
-    """Implements Proposer: guesses the tokens of an earlier run, with mistakes."""
-
-    def __init__(self, answers: dict[bytes, list[int]], mistakes: float, seed: int) -> None:
-        self._answers = answers  # by the prompt
-        self._mistakes = mistakes
-        self._random = random.Random(seed)
-        self._rows: dict[int, tuple[int, list[int]]] = {}
-
-    def admit(self, init: RowInit) -> None:
-        prompt = init.token_ids[: init.num_prompt_tokens]
-        self._rows[init.row] = (len(prompt), self._answers.get(prompt.tobytes(), []))
-
-    def free(self, row: int, token_ids: Int32) -> None:
-        self._rows.pop(row)
-
-    def propose(self, row: int, token_ids: Int32, most: int) -> Int32:
-        num_prompt, answer = self._rows[row]
-        begun = len(token_ids) - num_prompt
-        known = answer[begun : begun + self._random.randint(0, most)]
-        wrong = [self._random.randrange(VOCAB_SIZE) if self._random.random() < self._mistakes else t for t in known]
-        return np.array(wrong, np.int32)
-
-
 def draft_from_answers(executor: CpuExecutor, requests: list[Request], mistakes: float) -> None:
     """Makes the executor's drafts mostly right, and all of them verified."""
-    answers = {request.token_ids.given.tobytes(): list(request.token_ids.generated) for request in requests}
     speculator = executor._drafts._speculator
     assert speculator is not None
-    speculator._proposer = EachRow(AnswerProposer(answers, mistakes, seed=3))
-    speculator.lengths.choose = lambda rows, available: available  # type: ignore[method-assign]
+    draft_from(speculator, answers_of(requests), mistakes, VOCAB_SIZE)
 
 
 @pytest.fixture(
@@ -116,7 +89,7 @@ def test_a_proposer_that_fails_costs_drafts_and_no_token(caplog: pytest.LogCaptu
     executor = make_executor("ngram")
     speculator = executor._drafts._speculator
     assert speculator is not None
-    speculator._proposer = EachRow(Broken({}, 0.0, 0))
+    speculator._proposer = EachRow(Broken({}, 0.0, 0, VOCAB_SIZE))
     speculator._name = "broken"
     engine = make_engine(executor)
     plain = run(make_engine(make_executor()), random_requests(6, seed=4))

@@ -181,9 +181,16 @@ def test_methods_with_weights_are_refused_by_name(method: str) -> None:
     assert caught.value.field == "speculative_config"
 
 
-@pytest.mark.parametrize("executor", ["cuda", "sim"])
-def test_other_executors_refuse_speculation(executor: str) -> None:
-    config = WorkerConfig(executor=executor, model="x", speculative_config='{"method": "ngram"}')
-    with pytest.raises(Unsupported, match="needs executor=cpu") as caught:
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_gpu_refuses_models_that_guess(method: str) -> None:
+    given = json.dumps({"method": method, "model": "folder"})
+    with pytest.raises(Unsupported, match=f"method '{method}' needs executor=cpu; give ngram, suffix") as caught:
+        WorkerConfig(executor="cuda", model="x", speculative_config=given).validate()
+    assert caught.value.field == "speculative_config"
+
+
+def test_the_simulator_refuses_speculation() -> None:
+    config = WorkerConfig(executor="sim", model="x", speculative_config='{"method": "ngram"}')
+    with pytest.raises(Unsupported, match="needs executor=cpu or cuda, got executor=sim") as caught:
         config.validate()
     assert caught.value.field == "speculative_config"

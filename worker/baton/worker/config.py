@@ -243,9 +243,15 @@ class WorkerConfig(AdapterSettings):
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
         _ = self.tls, self.config_overrides, self.kv_events
-        if self.speculation is not None and self.executor != "cpu":
+        if self.speculation is not None and self.executor == "sim":
             raise Unsupported(
-                f"speculative_config={self.speculative_config} needs executor=cpu, got executor={self.executor}",
+                f"speculative_config={self.speculative_config} needs executor=cpu or cuda, got executor=sim",
+                field="speculative_config",
+            )
+        if self.executor == "cuda" and self.speculation is not None and self.speculation.model:
+            raise Unsupported(
+                f"speculative_config: method {self.speculation.method!r} needs executor=cpu; give ngram, suffix or a "
+                "plugin",
                 field="speculative_config",
             )
         self.check_adapters()

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
 
 from baton.plugins.kinds import PROPOSERS
-from baton.plugins.plugins import Plugins, subclass_of
-from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.plugins.plugins import Plugins
+from baton.rpc.errors import Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.draft_model import DraftMemory, DraftModel, check_draft_config
 from baton.worker.executors.cpu.eagle3.checkpoint import load_eagle3
 from baton.worker.executors.cpu.eagle3.proposer import Eagle3Proposer
+from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
 from baton.worker.models.weights import ModelWeights
-from baton.worker.speculation.interface import ProposerContext, TokenProposer
-from baton.worker.speculation.ngram import NgramProposer
-from baton.worker.speculation.proposer import EachRow, Proposer
-from baton.worker.speculation.suffix import SuffixProposer
-from baton.worker.speculation.threaded import ThreadedProposer
+from baton.worker.speculation.interface import ProposerContext
+from baton.worker.speculation.proposer import Proposer
 from baton.worker.speculation.vocabularies import check_same_vocabulary
 from baton.worker.speculation_settings import METHODS, SpeculationSettings
 from baton.worker.weights.loading import LoadedModel, ModelOptions, load_model, read_config
@@ -43,25 +39,15 @@ class Verifier:
 
 def make_proposer(settings: SpeculationSettings, verifier: Verifier, plugins: Plugins) -> Proposer:
     """Returns the proposer of a method. Raises InvalidRequest for one that does not fit the model."""
-    if settings.num_speculative_tokens >= verifier.max_model_len:
-        raise InvalidRequest(
-            f"{_FIELD}: num_speculative_tokens is {settings.num_speculative_tokens}; a request has at most "
-            f"{verifier.max_model_len} tokens, so it must be at most {verifier.max_model_len - 1}",
-            field=_FIELD,
-        )
+    check_num_drafts(settings, verifier.max_model_len)
     plugins.refuse_names(PROPOSERS, METHODS)
     match settings.method:
-        case "ngram":
-            return EachRow(NgramProposer(settings.prompt_lookup_max, settings.prompt_lookup_min))
-        case "suffix":
-            depth, size = settings.suffix_decoding_max_tree_depth, settings.suffix_decoding_max_cached_tokens
-            return EachRow(SuffixProposer(depth, size, settings.prompt_lookup_min))
         case "draft_model":
             return _draft_model(settings, verifier)
         case "eagle3":
             return _eagle3(settings, verifier)
-        case name:
-            return _plugin(name, verifier, plugins)
+    vocab_size, most = verifier.loaded.config.vocab_size, verifier.config.max_num_requests
+    return host_proposer(settings, ProposerContext(vocab_size, verifier.max_model_len, most), plugins)
 
 
 def _draft_model(settings: SpeculationSettings, verifier: Verifier) -> DraftModel:
@@ -88,21 +74,3 @@ def _eagle3(settings: SpeculationSettings, verifier: Verifier) -> Eagle3Proposer
     folder = resolve_model(settings.model, settings.revision)
     head = load_eagle3(folder, model, weights.embed, verifier.dtype)
     return Eagle3Proposer(head, verifier.max_model_len, model.vocab_size)
-
-
-def _plugin(name: str, verifier: Verifier, plugins: Plugins) -> Proposer:
-    context = ProposerContext(
-        verifier.loaded.config.vocab_size, verifier.max_model_len, verifier.config.max_num_requests
-    )
-
-    def make(found: Any) -> ThreadedProposer:
-        proposer: type[TokenProposer] = subclass_of(TokenProposer)(found)
-        return ThreadedProposer(partial(proposer, context), name)
-
-    made = plugins.start(PROPOSERS, make)
-    if name not in made:
-        raise InvalidRequest(
-            f"{_FIELD}: method is {name!r}, and the plugin of this name is no proposer; give {' or '.join(METHODS)}",
-            field=_FIELD,
-        )
-    return made[name]

@@ -2,7 +2,7 @@
 
 With batch_invariant, a request's tokens are bit-identical for any batch, any cut of its prompt, and with or without a
 preemption: prompts use one attention kernel, generated tokens another, each with sums in an order that depends only on
-the sequence, and blocks of generated tokens are not shared.
+the sequence, and blocks of generated tokens are not shared. Speculation implies it: a draft is one more decode.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from baton.kernels.table import Case
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.config import WorkerConfig
-from baton.worker.core import BlockId, HeadKind, StepPlan
+from baton.worker.core import BlockId, HeadKind, Int32, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
+from baton.worker.executors.cuda.drafts.room import with_room_for_drafts
+from baton.worker.executors.cuda.drafts.verified_steps import VerifiedSteps
 from baton.worker.executors.cuda.failures import refusal_of
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.kv.copies import KvCopies
@@ -48,6 +50,7 @@ from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
+from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
 from baton.worker.executors.kv_dtype import dtype_name, kv_dtype
 from baton.worker.executors.kv_scales import (
     NoHead,
@@ -67,6 +70,9 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import make_model
 from baton.worker.sampling.logprobs_mode import LogprobsMode
+from baton.worker.speculation.interface import ProposerContext
+from baton.worker.speculation.speculator import Speculator
+from baton.worker.speculation_settings import SpeculationSettings
 from baton.worker.weights.loading import (
     LoadedModel,
 )
@@ -82,7 +88,8 @@ class CudaExecutor(DeviceExecutor):
 
     def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
-        config, device, phases = self._config, self._device, StartPhases(self._wait)
+        self._config = config = with_room_for_drafts(self._config)
+        device, phases = self._device, StartPhases(self._wait)
         loaded = with_start_scales(self._load(plugins), config)
         phases.end("weights")
         model_config, dtype, max_model_len = self._model_config, self._dtype, self._longest
@@ -94,6 +101,7 @@ class CudaExecutor(DeviceExecutor):
         self._generates = HeadKind.GENERATE in model_config.heads
         self._captured = config.cuda_graphs and model_config.capturable
         self._graphs: DecodeGraphs | None = None
+        self.verified: VerifiedSteps | None = None  # from the end of the start on, with speculation
         self.kv = KvCopies(lambda: self._paged.cache, self.kv_spec.spans)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
@@ -113,6 +121,8 @@ class CudaExecutor(DeviceExecutor):
             fitting = fitting_model_len(config.max_model_len, model_config.max_model_len, capacity)
             self.model = replace(self.model, max_model_len=fitting)
             self._restore(phases)
+        if config.speculation is not None and self._generates:
+            self.verified = self._verify(config.speculation, plugins)
         self._residency = Residency(self._decoder, self._restore, self._forget, self._wait, device)
         self.facts = device_facts(config, loaded, dtype, self._kv_dtype, self.kv_spec, device, step_bytes, captured)
         phases.log(self.num_blocks, config.block_size)
@@ -129,8 +139,46 @@ class CudaExecutor(DeviceExecutor):
 
     # Steps.
 
+    def collect(self) -> StepResult:
+        """Waits for the oldest step. Returns its result, with accepted drafts."""
+        return super().collect() if self.verified is None else self.verified.collect()
+
+    def ended(self) -> bool:
+        """Returns whether `collect` returns at once."""
+        return (self.verified is not None and self.verified.ended()) or super().ended()
+
+    def sleep(self, level: int) -> int:
+        """Frees the KV pool, the graphs and the weights, and the proposer's memory."""
+        return super().sleep(level) + (0 if self.verified is None else self.verified.speculator.sleep())
+
+    def close(self) -> None:
+        super().close()
+        if self.verified is not None:
+            self.verified.close()
+
+    def _launch(self, plan: StepPlan) -> tuple[StepPlan, torch.cuda.Event, Any]:
+        return super()._launch(plan if self.verified is None else self.verified.add(plan))
+
+    def _draw(
+        self,
+        plan: StepPlan,
+        started: torch.cuda.Event,
+        undrawn: Any,
+        masks: TokenMasks | None,
+        left_out: Int32,
+        waited: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
+    ) -> None:
+        if self.verified is None:
+            super()._draw(plan, started, undrawn, masks, left_out, waited)
+            return
+        masks, left_out = self.verified.placed(masks, left_out)
+        super()._draw(plan, started, undrawn, masks, left_out, waited)
+        self.verified.launched()
+
     def _apply(self, plan: StepPlan) -> None:
         self._batch.apply(plan)
+        if self.verified is not None:
+            self._batch.write_tokens(*self.verified.drafts())
 
     def _distrust(self, plan: StepPlan) -> None:
         self._batch.distrust(plan)
@@ -153,6 +201,15 @@ class CudaExecutor(DeviceExecutor):
         return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
 
     # Start.
+
+    def _verify(self, settings: SpeculationSettings, plugins: Plugins) -> VerifiedSteps:
+        self.max_step_tokens = 1 + settings.num_speculative_tokens
+        num_rows, steps, vocab_size = self._config.max_num_requests, self._steps, self.model.vocab_size
+        check_num_drafts(settings, self.model.max_model_len)
+        proposer = host_proposer(settings, ProposerContext(vocab_size, self.model.max_model_len, num_rows), plugins)
+        speculator = Speculator(proposer, settings.method, num_rows, vocab_size)
+        longest = self._batch.token_ids.shape[1]
+        return VerifiedSteps(speculator, num_rows, longest, num_rows, steps.collect, steps.__len__)
 
     def _make_batch(self, loaded: LoadedModel, dtype: torch.dtype, max_model_len: int) -> None:
         config, model, device = self._config, loaded.config, self._device
@@ -184,7 +241,7 @@ class CudaExecutor(DeviceExecutor):
             rows,
             config.block_size,
             device,
-            batch_invariant=config.batch_invariant,
+            batch_invariant=config.invariant,
         )
 
     def _compute_scales(self, loaded: LoadedModel) -> None:
@@ -211,7 +268,7 @@ class CudaExecutor(DeviceExecutor):
             self._dtype,
             self._device,
             captured=self._captured,
-            batch_invariant=self._config.batch_invariant,
+            batch_invariant=self._config.invariant,
             processors=self.processors,
             logprobs_mode=LogprobsMode(self._config.logprobs_mode),
         )
@@ -229,7 +286,7 @@ class CudaExecutor(DeviceExecutor):
         """Returns the numbers of tokens of steps whose packed linears or experts take kernels of their own."""
         config, device = self._config, self._device
         capability, _ = torch.cuda.get_device_capability(device)
-        case = Case("cuda", capability, dtype, batch_invariant=config.batch_invariant)
+        case = Case("cuda", capability, dtype, batch_invariant=config.invariant)
         return warm_up_sizes(model, self._decoder.weights, case, config.max_num_batched_tokens, device)
 
     def _warm_up(self, model: ModelConfig, dtype: torch.dtype, compilers: Compilers, phases: StartPhases) -> None:
@@ -284,7 +341,7 @@ class CudaExecutor(DeviceExecutor):
             sizes = graph_sizes(config.max_num_requests)
             self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
             phases.end("decode graphs")
-        if isinstance(self._decoder, Decoder) and not config.batch_invariant:
+        if isinstance(self._decoder, Decoder) and not config.invariant:
             most, num_groups = config.max_num_batched_tokens, len(self.kv_spec.groups)
             pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device, num_groups)
             pieces.record(phases.progress("layer graphs"))

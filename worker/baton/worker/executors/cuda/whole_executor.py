@@ -104,14 +104,14 @@ class WholeExecutor(DeviceExecutor):
         self._heads = {HeadKind.POOL: self._make_pool_head(model, chunked=False)}
         self._steps = LaunchedSteps(0, self.depth, self._watch, self._wait, traced=bool(config.trace_steps))
         cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, self._longest)
-        self._ops = WholeDevice(device, self._dtype, cos_sin, batch_invariant=config.batch_invariant)
+        self._ops = WholeDevice(device, self._dtype, cos_sin, batch_invariant=config.invariant)
         self._decoder = make_model(model, loaded.weights, self._ops)
         self._uploads = PinnedRing(_USUAL_UPLOAD, torch.int32)
         self._stepper = WholeStepper(
             self._rows,
             self._decoder,
             lambda values: self._uploads.to_device(values, device),
-            batch_invariant=config.batch_invariant,
+            batch_invariant=config.invariant,
         )
 
     def _warm_up(self, compilers: Compilers, phases: StartPhases) -> None:
@@ -143,7 +143,7 @@ class WholeExecutor(DeviceExecutor):
     def _record_graphs(self, phases: StartPhases) -> None:
         """Captures the forward passes, with the current addresses of the weights."""
         config = self._config
-        if not config.cuda_graphs or config.batch_invariant:
+        if not config.cuda_graphs or config.invariant:
             return
         graphs = WholeGraphs(
             self._decoder,

@@ -81,6 +81,11 @@ class DeviceBatch:
         if updates:
             self._write(_Updates(*map(np.concatenate, zip(*updates, strict=True))))
 
+    def write_tokens(self, rows: Int64, positions: Int64, token_ids: Int32) -> None:
+        """Writes tokens at these positions of these rows."""
+        if len(rows):
+            self._patches.write(rows * self.token_ids.shape[1] + positions, token_ids)
+
     def rows_of(self, plan: StepPlan) -> Int64:
         """Returns the plan's rows, with -1 for rows that a failed step left in an unknown state."""
         return self._trust.masked(plan.rows)

@@ -42,7 +42,7 @@ def make_paged(
         rows,
         dtype,
         kv_scale=kv_scale,
-        batch_invariant=config.batch_invariant,
+        batch_invariant=config.invariant,
         more_tables=more,
         places=places,
     )
@@ -55,4 +55,4 @@ def device_of(
     if isinstance(paged, PagedLatents):
         return LatentDevice(paged, cos_sin, config.max_num_batched_tokens)
     assert isinstance(paged, PagedAttention), "there are two kinds"
-    return CudaDevice(paged, cos_sin, batch_invariant=config.batch_invariant)
+    return CudaDevice(paged, cos_sin, batch_invariant=config.invariant)

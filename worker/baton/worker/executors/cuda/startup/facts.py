@@ -37,7 +37,7 @@ def device_facts(
         kv_dtype,
         block_size=config.block_size,
         weights=experts_kind(loaded.weights, has_e4m3=(major, minor) >= FP8_CAPABILITY),
-        batch_invariant=config.batch_invariant,
+        batch_invariant=config.invariant,
     )
     choices = choices_of(loaded.config, case, config.max_num_requests, config.max_num_batched_tokens, formats)
     return DeviceFacts(
@@ -63,5 +63,5 @@ def _without_graphs(config: WorkerConfig, model: ModelConfig) -> Iterator[Off]:
         yield Off("graphs of steps", f"layers of {model.implementation} that read values on the host")
     elif model.transformers is not None:
         yield Off("graphs of layers", f"layers of {model.implementation}")
-    elif config.batch_invariant:
+    elif config.invariant:
         yield Off("graphs of layers", "--batch-invariant")

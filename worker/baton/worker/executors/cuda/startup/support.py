@@ -30,13 +30,13 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         )
     if reason := misfit(model):
         raise InvalidRequest(reason, field="model")
-    if model.pooler is not None and model.cached and model.pooler.pick in _SUMS and config.batch_invariant:
+    if model.pooler is not None and model.cached and model.pooler.pick in _SUMS and config.invariant:
         raise InvalidRequest(
             f"batch_invariant=True: the {model.pooler.pick} of a causal model's tokens is added up in chunks, whose "
             "length depends on the batch; leave it out",
             field="batch_invariant",
         )
-    if model.transformers is not None and config.batch_invariant:
+    if model.transformers is not None and config.invariant:
         raise InvalidRequest(
             f"batch_invariant=True needs a family of Baton's; {model.architecture} is computed by "
             f"{model.implementation}, whose results depend on the batch",
@@ -55,7 +55,7 @@ def _check_latents(config: WorkerConfig, model: ModelConfig) -> None:
             "would keep; it must be auto",
             field="kv_cache_dtype",
         )
-    if config.batch_invariant:
+    if config.invariant:
         raise InvalidRequest(
             f"batch_invariant=True: the latent attention of {model.architecture} has products whose results depend on "
             "the batch; leave it out",

@@ -59,6 +59,9 @@ class LaunchedSteps:
         self._traced = traced
         self._wake: Callable[[], None] | None = None
 
+    def __len__(self) -> int:
+        return len(self._launched)
+
     def add(
         self,
         plan: StepPlan,
