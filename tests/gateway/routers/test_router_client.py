@@ -200,6 +200,30 @@ async def test_reports_that_are_queued_during_another_wait_an_interval(worker):
     assert all(later - earlier > times.report_interval / 2 for earlier, later in pairwise(began))
 
 
+async def test_few_reports_wait_for_more_until_a_worker_fails(worker):
+    times, began = replace(TIMES, few_reports_interval=60.0), []
+    async with AskingRouter([worker]) as asking, client([asking.address], times=times) as router:
+        asking.on_report = lambda: began.append(len(asking.outcomes))
+        placed = await router.place(router_pb2.PlaceRequest())
+        for number in range(3):
+            router.report(placed, router_pb2.PlacementOutcome(placement_id=number))
+            await asyncio.sleep(0.05)
+        assert not began
+        router.report(placed, router_pb2.PlacementOutcome(placement_id=3, worker_failed=True))
+        await until(lambda: len(asking.outcomes) == 4)
+    assert began == [0]
+
+
+async def test_many_reports_wait_no_longer_than_an_interval(worker):
+    times = replace(TIMES, few_reports_interval=60.0)
+    async with AskingRouter([worker]) as asking, client([asking.address], times=times) as router:
+        asking.on_report = lambda: None
+        placed = await router.place(router_pb2.PlaceRequest())
+        for number in range(16):
+            router.report(placed, router_pb2.PlacementOutcome(placement_id=number))
+        await until(lambda: len(asking.outcomes) == 16)
+
+
 async def test_a_placement_that_comes_after_its_request_left_is_reported(routers):
     for router in routers:
         router.hangs = True

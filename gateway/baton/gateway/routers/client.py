@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -38,6 +39,7 @@ _RETRY_AFTER_MS = 1000
 _MAX_REPORTS = 4096  # queued for one router
 _REPORT_PAUSE_SECONDS = 0.25  # after a failed report
 _REPORT_BATCH = 256
+_FEW_REPORTS = 16  # fewer wait longer for more, as a call costs a lone request more than its placement
 _PLAIN = Dial()
 
 
@@ -53,6 +55,7 @@ class RouterTimes:
     first_delay: float = 0.05
     max_delay: float = 1.0
     report_interval: float = 0.05
+    few_reports_interval: float = 0.25  # while there are few outcomes, and no worker has failed
     report_timeout: float = 2.0
     report_retry: float = 10.0  # how long a report is retried, with one router after another
 
@@ -106,6 +109,7 @@ class RouterClient:
         self._routers: list[_Router] = []
         self._preferred = 0
         self._reports_waiting = asyncio.Event()
+        self._reports_due = asyncio.Event()  # there are many, or a worker has failed
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -220,6 +224,8 @@ class RouterClient:
             self._counters.dropped_reports += 1
         outcomes.append(_Report(outcome, time.monotonic() + self._times.report_retry))
         self._reports_waiting.set()
+        if outcome.worker_failed or len(outcomes) >= _FEW_REPORTS:
+            self._reports_due.set()
 
     def _give_back(self, address: str, response: router_pb2.PlaceResponse) -> None:
         """Reports a placement that arrived after its request was cancelled, so that the router stops counting it."""
@@ -288,7 +294,11 @@ class RouterClient:
         while True:
             await self._reports_waiting.wait()
             await asyncio.sleep(self._times.report_interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._times.few_reports_interval - self._times.report_interval):
+                    await self._reports_due.wait()
             self._reports_waiting.clear()
+            self._reports_due.clear()
             if not await self._flush_all():
                 await asyncio.sleep(_REPORT_PAUSE_SECONDS)
 

@@ -7,7 +7,7 @@ import logging
 
 _log = logging.getLogger(__name__)
 
-_GATHER_SECONDS = 0.05
+_GATHER_SECONDS = 0.25
 _MAX_GATHERED = 256
 
 
