@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.gateway.rest_harness import SAMPLE, rest_side
+from support.gateway.rest_harness import SAMPLE, rest_side, say
 from transformers import AutoTokenizer
 
 from baton.gateway.models.prompts.assistant_mask import mask_of, split_edges
@@ -75,3 +75,21 @@ async def test_without_the_flag_there_is_no_mask():
 def test_edges_are_cut_out_and_tokens_on_them_count():
     assert split_edges("ab|cd|e||f", "|") == ("abcdef", [(2, 4)])
     assert mask_of([(0, 2), (1, 3), (3, 4), (4, 4), (4, 6)], [(2, 4)]) == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chats_mark_the_assistants_tokens_of_their_prompt(stream):
+    fields = {"chat_template": MARKED, "add_generation_prompt": False, "return_assistant_tokens_mask": True}
+    wanted = (await tokenized(CHAT, chat_template=MARKED)).json
+    async with rest_side(say("x"), trust_request_chat_template=True, strict_fields=True) as rest:
+        body = {"messages": CHAT, "max_tokens": 1, "stream": stream, **fields}
+        answer = await rest.post("/v1/chat/completions", body)
+        first, *others = answer.events if stream else [answer.json]
+        assert first["assistant_tokens_mask"] == wanted["assistant_tokens_mask"]
+        assert not any("assistant_tokens_mask" in one for one in others if isinstance(one, dict))
+        shorter = (await rest.post("/v1/chat/completions", {**body, "stream": False, "truncate_prompt_tokens": 5})).json
+        assert shorter["assistant_tokens_mask"] == wanted["assistant_tokens_mask"][-5:]
+        refused = await rest.post("/v1/chat/completions", {**body, "chat_template": None})
+        assert (refused.status, refused.error["param"]) == (400, "return_assistant_tokens_mask")
+        plain = (await rest.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1})).json
+        assert "assistant_tokens_mask" not in plain

@@ -27,7 +27,6 @@ MAX_ITEMS = 16 << 10  # messages, parts, tool calls and tools of one chat; a tem
 
 _UNSERVED_IN_CHAT = (
     "audio",
-    "return_assistant_tokens_mask",
     "web_search_options",
 )
 

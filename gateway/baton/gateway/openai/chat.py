@@ -15,7 +15,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ServedModel
 from baton.gateway.openai.chat_answer import ChatDocument, ChatShape, ChatStream
 from baton.gateway.openai.chat_parsed import ParsedChatDocument, ParsedChatStream
-from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
+from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat, mask_for
 from baton.gateway.openai.logprobs import form_of
 from baton.gateway.openai.stored_chats.store import ChatStore
 from baton.gateway.schemas.requests import ChatCompletionRequest
@@ -41,7 +41,8 @@ class ChatCompletions:
             n = request.n or 1
             request_id = serving.admit(exchange, request, n)
             check_echo(n * len(_echoed(request)) if request.echo else 0)
-            token_ids = truncated(await encoded_chat(checked), request, info.max_model_len)
+            mask = mask_for(request)
+            token_ids = truncated(await encoded_chat(checked, mask), request, info.max_model_len)
             check_context(len(token_ids), info.max_model_len, "messages")
             sampling = sampling_of(request, chat_num_logprobs(request))
             limit_reasoning(sampling, model, token_ids, request.thinking_token_budget)
@@ -65,7 +66,8 @@ class ChatCompletions:
         meter = serving.meter(exchange, n)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         envelope = serving.envelope(kind, "chatcmpl", exchange, model, request)
-        fields = (exchange, meter, envelope, await _shape_of(request, model, token_ids))
+        marked = None if mask is None else truncated(mask, request, info.max_model_len)
+        fields = (exchange, meter, envelope, await _shape_of(request, model, token_ids, marked))
         answer = _FORMS[bool(request.stream), output_parsing is not None](*fields)
         if request.store and self._store is not None:
             document = DOCUMENTS[output_parsing is not None](*fields)
@@ -88,13 +90,16 @@ _FORMS: Mapping[tuple[bool, bool], type[ChatStream | ChatDocument]] = {
 }
 
 
-async def _shape_of(request: ChatCompletionRequest, model: ServedModel, token_ids: list[int]) -> ChatShape:
+async def _shape_of(
+    request: ChatCompletionRequest, model: ServedModel, token_ids: list[int], mask: list[int] | None
+) -> ChatShape:
     return ChatShape(
         num_choices=request.n or 1,
         num_prompt_tokens=len(token_ids),
         logprobs=form_of(request, chat_num_logprobs(request)),
         prompt_token_ids=token_ids if request.return_token_ids else None,
         prompt_text=await model.tokenizer.decode_async(token_ids) if request.return_prompt_text else None,
+        assistant_mask=mask,
         prompt_logprobs=request.prompt_logprobs is not None,
         echo=_echoed(request) if request.echo else "",
         function_call=bool(request.functions),

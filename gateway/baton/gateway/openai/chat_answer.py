@@ -27,6 +27,7 @@ class ChatShape:
     logprobs: LogprobForm | None = None  # None: without log-probabilities
     prompt_token_ids: list[int] | None = None  # if given, choices have token ids too; empty: choices alone
     prompt_text: str | None = None
+    assistant_mask: list[int] | None = None  # 1 for each token of the prompt that is the assistant's
     prompt_logprobs: bool = False  # documents only
     echo: str = ""  # text before every choice's output
     function_call: bool = False  # whether calls have the deprecated form
@@ -39,8 +40,12 @@ class ChatShape:
     @property
     def of_prompt(self) -> bytes:
         """Returns the additional members of the first chunk."""
-        ids = b"" if self.prompt_token_ids is None else b',"prompt_token_ids":%b' % json_of(self.prompt_token_ids)
-        return ids if self.prompt_text is None else ids + b',"prompt_text":%b' % json_text(self.prompt_text)
+        members = b"" if self.prompt_token_ids is None else b',"prompt_token_ids":%b' % json_of(self.prompt_token_ids)
+        if self.prompt_text is not None:
+            members += b',"prompt_text":%b' % json_text(self.prompt_text)
+        if self.assistant_mask is not None:
+            members += b',"assistant_tokens_mask":%b' % json_of(self.assistant_mask)
+        return members
 
     def finish_reason(self, end: Delta | None) -> str | None:
         """Returns the finish reason for the client."""
@@ -191,6 +196,7 @@ class ChatDocument(Answer):
             usage=usage,
             prompt_token_ids=shape.prompt_token_ids or UNSET,
             prompt_text=UNSET if shape.prompt_text is None else shape.prompt_text,
+            assistant_tokens_mask=UNSET if shape.assistant_mask is None else shape.assistant_mask,
             prompt_logprobs=prompt_logprobs(prompt) if shape.prompt_logprobs else UNSET,
             metrics=self.metrics(envelope, usage),
         )

@@ -56,6 +56,11 @@ def checked_chat(serving: ServingContext, exchange: Exchange, request: ChatCompl
     return CheckedChat(request, use, requested, model, template_messages(request.messages))
 
 
+def mask_for(request: ChatCompletionRequest) -> list[int] | None:
+    """Returns the list that takes the mask of the assistant's tokens, or None if it is not requested."""
+    return [] if request.return_assistant_tokens_mask else None
+
+
 async def encoded_chat(checked: CheckedChat, mask: list[int] | None = None) -> list[int]:
     """Returns the prompt's token ids, before truncation. `mask` gets 1 for each token of the assistant, otherwise 0.
 

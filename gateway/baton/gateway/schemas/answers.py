@@ -129,6 +129,7 @@ class ChatCompletion(Struct, kw_only=True):
     # Only if requested.
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
+    assistant_tokens_mask: list[int] | UnsetType = UNSET  # of the prompt: 1 for each token of the assistant
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
@@ -185,6 +186,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
     # If requested, in the first chunk.
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
+    assistant_tokens_mask: list[int] | UnsetType = UNSET  # of the prompt: 1 for each token of the assistant
 
 
 class CompletionLogprobs(Struct):

@@ -223,7 +223,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     echo: bool | None = None  # prepends the assistant's last message
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=_INT32_MAX)] | None = None  # -1: no limit
     return_prompt_text: bool | None = None
-    return_assistant_tokens_mask: Annotated[bool | None, REFUSED] = None
+    return_assistant_tokens_mask: bool | None = None  # of a chat whose template has {% generation %}
     web_search_options: Annotated[dict[str, Any] | None, REFUSED] = None
     best_of: Count | None = None  # must equal n
 

@@ -15,7 +15,7 @@ from baton.gateway.fields.sampling import sampling_of, stop_of, truncated
 from baton.gateway.fields.validation import check_context
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
-from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat
+from baton.gateway.openai.chat_request import CheckedChat, checked_chat, encoded_chat, mask_for
 from baton.gateway.openai.completions import CheckedCompletion, checked_completion, encode_all
 from baton.gateway.openai.rendering.types import RenderChatRequest
 from baton.gateway.openai.token_generate import TokenSampling
@@ -58,8 +58,7 @@ class RenderChat:
     def _check(self, exchange: Exchange) -> tuple[CheckedChat, list[int] | None]:
         """Returns the chat, and the list for its assistant's tokens, if they are asked for."""
         request = self._decoder.read(exchange)
-        asked, request.return_assistant_tokens_mask = request.return_assistant_tokens_mask, None
-        return checked_chat(self._serving, exchange, request), [] if asked else None
+        return checked_chat(self._serving, exchange, request), mask_for(request)
 
 
 class RenderCompletion:

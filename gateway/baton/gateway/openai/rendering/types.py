@@ -15,8 +15,6 @@ from baton.gateway.schemas.requests import ChatCompletionRequest, CompletionRequ
 class RenderChatRequest(ChatCompletionRequest, kw_only=True):
     """POST /v1/chat/completions/render: a chat."""
 
-    return_assistant_tokens_mask: bool | None = None  # of a chat whose template has {% generation %}
-
 
 class DerenderState(Struct, kw_only=True):
     """What a client keeps between two events of one choice's stream, as it was returned."""
