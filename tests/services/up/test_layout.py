@@ -2,9 +2,11 @@
 
 import pytest
 
+from baton.services import settings
 from baton.services.machine.devices import Devices, usable_devices
 from baton.services.machine.gpus import Gpu
 from baton.services.settings import SettingsError
+from baton.services.up.config import UpConfig
 from baton.services.up.layout import Counts, choose_layout
 
 NONE = Devices(problem="no NVIDIA GPU (nvidia-smi is not installed)")
@@ -81,3 +83,17 @@ def test_gpus_that_are_too_old_are_left_out_and_named():
     assert usable_devices([gpu(0, "NVIDIA T4", (7, 5)), gpu(1)], None).ids == ("1",)
     devices = usable_devices([gpu(0, "NVIDIA T4", (7, 5))], None)
     assert devices.problem == "1 x NVIDIA T4: compute capability below 8.0"
+
+
+@pytest.mark.parametrize("form", ["flags", "long flags", "keys"])
+def test_up_takes_the_counts_that_serve_takes(form, tmp_path):
+    argv = ["--prefill", "2", "--decode=3"]
+    if form == "long flags":
+        argv = ["--prefill-workers", "2", "--decode-workers=3"]
+    elif form == "keys":
+        (tmp_path / "up.yaml").write_text("prefill: 2\ndecode: 3\n")
+        argv = [f"--config={tmp_path / 'up.yaml'}"]
+    (config,) = settings.load("up", (UpConfig,), argv, {}, "")
+    assert (config.counts.prefill, config.counts.decode, config.counts.both) == (2, 3, 0)
+    with pytest.raises(settings.SettingsError, match="'x' is not allowed"):
+        settings.load("up", (UpConfig,), ["--prefill", "x"], {}, "")

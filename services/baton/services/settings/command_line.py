@@ -107,6 +107,8 @@ def _add_flag(parser: argparse._ActionsContainer, option: Option) -> None:
     else:
         names = (option.short, option.flag) if option.short else (option.flag,)
         parser.add_argument(*names, dest=option.field, metavar=metavar, help=text)
+        if option.also:
+            parser.add_argument(f"--{option.also}", dest=option.field, help=argparse.SUPPRESS)
 
 
 def _default_text(option: Option) -> str:

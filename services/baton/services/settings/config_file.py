@@ -29,6 +29,7 @@ def read(path: str, source: str, options: Sequence[Option]) -> dict[str, Given]:
         raise SettingsError(f"{source}: {path!r} is neither YAML nor TOML; give a file {', '.join(_PARSERS)}")
     entries = parse(_text(path, source), path)
     known = {option.flag.removeprefix("--"): option for option in options if option.field != CONFIG_FIELD}
+    known |= {option.also: option for option in options if option.also}
     found: dict[str, Given] = {}
     for entry in entries:
         where = f"{path}, line {entry.line}" if entry.line else path

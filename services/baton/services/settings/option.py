@@ -48,6 +48,7 @@ class Option:
     spaced: bool = False  # a tuple whose flag takes several words
     positional: bool = False  # its flag may be left out
     short: str = ""  # a flag of one letter
+    also: str = ""  # another name, as a flag and as a key; help and completions leave it out
 
     @property
     def allowed(self) -> str:
@@ -155,6 +156,7 @@ def _option(service: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         spaced=bool(metadata.get("spaced")),
         positional=bool(metadata.get("positional")),
         short=metadata.get("short", ""),
+        also=metadata.get("also", ""),
         metavar=metadata.get("metavar", {bool: "BOOL", int: "N", float: "X", tuple: "A,B,..", str: "TEXT"}[kind]),
     )
 

@@ -120,8 +120,8 @@ class TandemConfig:
         check_names(self.served_model_name)
 
 
-def _count(what: str, default: int = 0, minimum: int = 0) -> Any:
-    return field(default=default, metadata={"help": what, "minimum": minimum, "maximum": _MAX_WORKERS})
+def _count(what: str, default: int = 0, minimum: int = 0, also: str = "") -> Any:
+    return field(default=default, metadata={"help": what, "minimum": minimum, "maximum": _MAX_WORKERS, "also": also})
 
 
 _EXECUTOR = {
@@ -135,8 +135,13 @@ class UpConfig(TandemConfig):
     """The settings of `baton up`: a tandem, on the CPU by default."""
 
     executor: str = field(default="cpu", metadata=_EXECUTOR)
-    prefill_workers: int = _count("Prefill workers.", default=1)
-    decode_workers: int = _count("Decode workers. Without prefill workers they do both.", default=1, minimum=1)
+    prefill_workers: int = _count("Prefill workers. --prefill is the same.", default=1, also="prefill")
+    decode_workers: int = _count(
+        "Decode workers; --decode is the same. Without prefill workers they do both.",
+        default=1,
+        minimum=1,
+        also="decode",
+    )
 
     @property
     def counts(self) -> Counts:
