@@ -42,6 +42,17 @@ def test_invalid_rates_are_ignored(value):
     assert model.speeds().step is None
 
 
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(0.0, 0.01), (1.0, 0.01), (2.5, 0.004), (math.nan, 0.01), (-3.0, 0.01)]
+)
+def test_a_step_of_several_tokens_is_a_part_of_one_for_each(tokens, seconds):
+    model = RateModel()
+    for number in range(200):
+        model.observe(load(num_running=4, decode_step_seconds=0.01 + 1e-9 * number, decode_tokens_per_step=tokens))
+    found = model.speeds().step
+    assert found.seconds(4, 0) == pytest.approx(seconds, rel=0.01)
+
+
 def test_a_cold_fleet_is_guessed_a_cold_worker_is_like_the_fleet():
     cold = view(prefill_tokens_per_second=0, transfer_bytes_per_second=0)
     assert rates_of(cold, fleet_rates([cold])) == GUESS

@@ -187,10 +187,3 @@ def test_a_gpu_refuses_models_that_guess(method: str) -> None:
     with pytest.raises(Unsupported, match=f"method '{method}' needs executor=cpu; give ngram, suffix") as caught:
         WorkerConfig(executor="cuda", model="x", speculative_config=given).validate()
     assert caught.value.field == "speculative_config"
-
-
-def test_the_simulator_refuses_speculation() -> None:
-    config = WorkerConfig(executor="sim", model="x", speculative_config='{"method": "ngram"}')
-    with pytest.raises(Unsupported, match="needs executor=cpu or cuda, got executor=sim") as caught:
-        config.validate()
-    assert caught.value.field == "speculative_config"

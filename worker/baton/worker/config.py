@@ -167,6 +167,14 @@ class WorkerConfig(AdapterSettings):
         default=1,
         metadata={"help": "Tokens that a simulated request gets in a step, at most.", "minimum": 1, "maximum": 64},
     )
+    sim_acceptance: float = field(
+        default=0.7,
+        metadata={
+            "help": "Chance of each token that --speculative-config guesses under executor=sim, whatever its method.",
+            "minimum": 0.0,
+            "maximum": 1.0,
+        },
+    )
     sim_adapter_seconds: float = field(
         default=0.1, metadata={"help": "A simulated read of an adapter from files, in seconds.", "minimum": 0.0}
     )
@@ -243,11 +251,6 @@ class WorkerConfig(AdapterSettings):
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
         _ = self.tls, self.config_overrides, self.kv_events
-        if self.speculation is not None and self.executor == "sim":
-            raise Unsupported(
-                f"speculative_config={self.speculative_config} needs executor=cpu or cuda, got executor=sim",
-                field="speculative_config",
-            )
         if self.executor == "cuda" and self.speculation is not None and self.speculation.model:
             raise Unsupported(
                 f"speculative_config: method {self.speculation.method!r} needs executor=cpu; give ngram, suffix or a "

@@ -47,7 +47,9 @@ class RateModel:
 
     def observe(self, load: worker_pb2.WorkerLoad) -> None:
         """Takes a state of the worker."""
-        self._steps.observe(load.num_running, load.decode_step_seconds, load.num_context_tokens)
+        # A stream waits a part of a step for each token if a step gives it several.
+        seconds = load.decode_step_seconds / max(1.0, load.decode_tokens_per_step)
+        self._steps.observe(load.num_running, seconds, load.num_context_tokens)
         self._keep("prefill", load.prefill_tokens_per_second)
         self._keep("transfer", load.transfer_bytes_per_second)
         self._keep("restore", load.restore_bytes_per_second)

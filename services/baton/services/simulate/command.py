@@ -105,6 +105,8 @@ def cluster_of(config: SimulateConfig) -> ClusterSettings:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         state_blocks=config.state_blocks,
+        drafts=config.drafts,
+        acceptance=config.acceptance,
         engine=EngineSettings(
             max_num_requests=config.max_num_requests,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -54,6 +54,17 @@ class SimulateConfig:
         default=0,
         metadata={"help": "KV blocks that a state of recurrent layers takes. 0: the model has none.", "minimum": 0},
     )
+    drafts: int = field(
+        default=0,
+        metadata={
+            "help": "Tokens that a worker guesses for a request in a step, at most. 0: no speculation.",
+            "minimum": 0,
+            "maximum": 64,
+        },
+    )
+    acceptance: float = field(
+        default=0.7, metadata={"help": "Chance of each guessed token.", "minimum": 0.0, "maximum": 1.0}
+    )
     max_num_requests: int = field(default=256, metadata={"help": "Requests in a worker's batch.", "minimum": 1})
     max_num_batched_tokens: int = field(default=8192, metadata={"help": "Tokens of one step at most.", "minimum": 1})
     max_queue: int = field(default=1024, metadata={"help": "Requests that may wait at a worker.", "minimum": 1})

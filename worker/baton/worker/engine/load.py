@@ -32,6 +32,7 @@ def load_snapshot(
         max_num_requests=settings.max_num_requests,
         prefill_tokens_per_second=rates.prefill_tokens_per_second,
         decode_step_seconds=rates.decode_step_seconds,
+        decode_tokens_per_step=rates.decode_tokens_per_step,
         num_host_blocks=scheduler.offloads.tier.num_slots,
         num_cached_host_blocks=scheduler.offloads.tier.num_kept,
         restore_bytes_per_second=restore_bytes_per_second,

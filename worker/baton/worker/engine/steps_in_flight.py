@@ -178,6 +178,8 @@ class StepsInFlight:
             # Rows without a token were subtracted when they were left out.
             unused = np.where(result.counts > 0, plan.num_scheduled_tokens - result.counts, 0)
             self._scheduler.batch.take_back(scheduled.states, plan.rows, unused[: plan.num_decodes])
+            decoded = result.counts[: plan.num_decodes]
+            self._rates.observe_tokens(int(np.count_nonzero(decoded)), int(decoded.sum()))
         self._counters.num_proposer_failures += result.num_proposer_failures
         if result.drafted is not None:
             accepted = np.maximum(result.counts[: plan.num_decodes] - 1, 0)

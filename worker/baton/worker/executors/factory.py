@@ -73,6 +73,7 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
     defaults = SimSettings()
     model = _read_model_config(config.model)
     model = overridden(model, config.config_overrides, f"{config.model}/config.json")
+    guesses = config.speculation
     num_blocks = config.num_blocks or _SIM_NUM_BLOCKS
     limit = model.get("max_position_embeddings", defaults.max_model_len)
     eos = model.get("eos_token_id", defaults.eos_token_ids)
@@ -84,7 +85,8 @@ def sim_settings(config: WorkerConfig) -> SimSettings:
         vocab_size=model.get("vocab_size", defaults.vocab_size),
         eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else (eos,),
         eos_every=config.sim_eos_every,
-        max_step_tokens=config.sim_step_tokens,
+        max_step_tokens=config.sim_step_tokens if guesses is None else 1 + guesses.num_speculative_tokens,
+        acceptance=None if guesses is None else config.sim_acceptance,
         num_host_blocks=config.num_host_blocks(_SIM_BYTES_PER_TOKEN * config.block_size),
         host_staging_blocks=-(-config.max_num_batched_tokens // config.block_size),
         max_loras=config.max_loras if config.enable_lora else 0,

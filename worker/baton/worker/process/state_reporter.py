@@ -55,6 +55,7 @@ def load_message(load: LoadSnapshot, spec: KvSpec, transfer_bytes_per_second: fl
         max_num_requests=load.max_num_requests,
         prefill_tokens_per_second=load.prefill_tokens_per_second,
         decode_step_seconds=load.decode_step_seconds,
+        decode_tokens_per_step=load.decode_tokens_per_step,
         transfer_bytes_per_second=transfer_bytes_per_second,
         kv_bytes_per_token=spec.bytes_per_block // spec.block_size,
         restore_bytes_per_second=load.restore_bytes_per_second,

@@ -155,6 +155,7 @@ class LoadSnapshot(NamedTuple):
     num_cached_host_blocks: int = 0
     restore_bytes_per_second: float = 0.0  # 0: unknown
     adapter_load_seconds: float = 0.0  # 0: unknown
+    decode_tokens_per_step: float = 1.0  # of a request; above 1 with speculation
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ class Rates:
     def __init__(self) -> None:
         self._decode_seconds = 0.0  # from steps that only decode
         self._decode_share = 0.0  # from mixed steps, until there are others
+        self._tokens_per_decode = 1.0  # of the last steps
         self._prefill_tokens = 0.0
         self._prefill_seconds = 0.0
 
@@ -26,6 +27,11 @@ class Rates:
     def decode_step_seconds(self) -> float:
         """The time of one decode step."""
         return self._decode_seconds or self._decode_share
+
+    @property
+    def decode_tokens_per_step(self) -> float:
+        """The tokens that a request gets of one step that decodes: more than one with speculation."""
+        return self._tokens_per_decode
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -42,6 +48,11 @@ class Rates:
             self._observe_prefill(num_prefill_tokens, num_decodes, seconds)
         elif num_decodes:
             self.observe_decodes((seconds,))
+
+    def observe_tokens(self, num_decodes: int, num_tokens: int) -> None:
+        """Updates the tokens of a decode from one step's decodes that got any."""
+        if num_decodes:
+            self._tokens_per_decode += _DECODE_WEIGHT * (num_tokens / num_decodes - self._tokens_per_decode)
 
     def observe_decodes(self, steps: Iterable[float]) -> None:
         """Updates the estimates from steps that only decoded, in order; each given in seconds."""

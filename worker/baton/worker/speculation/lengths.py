@@ -1,8 +1,9 @@
 """Chooses how many drafts a step verifies: as many as raise its tokens per second, or none. Knows no tokens.
 
 A draft's chance is its row's acceptance rate to the power of its place. A step takes a + b T seconds for T tokens of
-decoding rows; both are fitted to the last steps. Now and then a step has one draft of each row for its time alone:
-after 8 steps without any, then after twice as many, up to 512.
+decoding rows; both are fitted to the last steps. Drafts that raise tokens per second by less than 2 % are left out: the
+fit may be wrong by as much. Now and then a step has one draft of some rows for its time alone: after 8 steps without
+any, then after twice as many, up to 512.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _KEPT = 0.9  # weight of earlier drafts after each observation
 _IDLE_KEPT = 0.99  # after each step without drafts, so that a row is tried again
 _ALL_KEPT = 0.98
 _FIRST_TRIAL, _LAST_TRIAL = 8, 512  # steps without drafts before one has some
+_TRIAL_SHARE = 16  # one draft of so many rows
+_LEAST_GAIN = 1.02
 
 
 class StepTimes:
@@ -77,9 +80,9 @@ class DraftLengths:
 
     def worth(self, rows: Int64) -> NDArray[np.bool_]:
         """Returns which of all the step's decoding rows may gain by a draft."""
-        return self.choose(rows, np.ones(len(rows), np.int64)) > 0
+        return self.choose(rows, np.ones(len(rows), np.int64), least_gain=1.0) > 0
 
-    def choose(self, rows: Int64, available: Int64) -> Int64:
+    def choose(self, rows: Int64, available: Int64, least_gain: float = _LEAST_GAIN) -> Int64:
         """Returns the number of drafts of each of the step's decoding rows, of those available."""
         most = int(available.max(initial=0))
         lengths = np.zeros(len(rows), np.int64)
@@ -92,9 +95,11 @@ class DraftLengths:
         empty, slope = self.times.line()
         count = np.arange(len(order) + 1)
         tokens = len(rows) + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
-        best = int(np.argmax(tokens / (empty + slope * (len(rows) + count))))
+        speed = tokens / (empty + slope * (len(rows) + count))
+        best = int(np.argmax(speed))
+        best = best if speed[best] >= least_gain * speed[0] else 0
         if not best and self._idle_steps >= self._trial_after:
-            return np.minimum(available, 1)
+            best = -(-len(rows) // _TRIAL_SHARE)
         # Gains fall with the place, so the chosen drafts of a row are its first ones.
         np.add.at(lengths, order[:best] // most, 1)
         return lengths

@@ -29,8 +29,12 @@ class DeviceModel:
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
 
-    def step_seconds(self, plan: StepPlan) -> float:
-        """Returns how long the plan takes."""
+    def step_seconds(self, plan: StepPlan, num_drafts: int = 0) -> float:
+        """Returns how long the plan takes. A draft takes as long as a request that decodes."""
+        seconds = self._step_seconds(plan)
+        return seconds + self.per_decode_request * num_drafts if num_drafts else seconds
+
+    def _step_seconds(self, plan: StepPlan) -> float:
         num_decodes = plan.num_decodes
         num_context = int(plan.num_computed_tokens[:num_decodes].sum())
         if num_decodes == len(plan.rows):

@@ -134,6 +134,8 @@ class VirtualEngine(Engine):
         """
         scheduler = self._scheduler
         batch, pool = scheduler.batch, scheduler.pool
+        if batch.max_step_tokens > 1:  # chance decides how many tokens each request gets
+            return None
         if batch.prefilling or not len(batch) or self._in_flight or self._requests.outputs or scheduler.prefill_wanted:
             return None
         if scheduler.storing or (scheduler.queues.num_queued and not self._is_settled):

@@ -13,10 +13,12 @@ from baton.rpc.errors import InvalidRequest
 from baton.services.simulate.cluster.device import DeviceModel
 from baton.services.simulate.virtual.timeline import Clock
 from baton.worker.adapters.memory import AdapterMemory
-from baton.worker.core import BlockId, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
+from baton.worker.core import BlockId, Int32, Int64, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import HostCopies, LayerHook
+from baton.worker.executors.sim.kv import mix
 from baton.worker.kv_spec import KvGroup, KvKind, full_spec
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
+from baton.worker.speculation.simulated import SimulatedDrafts
 from baton.worker.state_pieces import StateMatrix
 
 VOCAB_SIZE = 1 << 31
@@ -29,6 +31,7 @@ class _Launched:
     plan: StepPlan
     starts: float
     ends: float
+    drafted: Int64 | None = None  # drafts of each decode; None: without speculation
     num_reported: int = 0  # layers
 
 
@@ -44,6 +47,8 @@ class VirtualExecutor:
         max_model_len: int,
         num_rows: int,
         state_blocks: int = 0,  # that a state takes; 0: the model has no layers with states
+        drafts: int = 0,  # of a request in a step, at most
+        acceptance: float = 0.0,
     ) -> None:
         per_layer, rest = divmod(device.kv_bytes_per_token, _NUM_LAYERS * 4)
         if rest:
@@ -64,7 +69,8 @@ class VirtualExecutor:
             self.kv_spec = replace(self.kv_spec, groups=(*self.kv_spec.groups, group))
         self.num_blocks = num_blocks
         self.depth = 1
-        self.max_step_tokens = 1
+        self.max_step_tokens = 1 + drafts
+        self._drafts = SimulatedDrafts(num_rows, acceptance) if drafts else None
         self.kv = None
         self._layer_hook: LayerHook | None = None
         self.host: HostCopies | None = None
@@ -85,7 +91,9 @@ class VirtualExecutor:
         for init in plan.admitted:
             self._tokens[init.row] = init.sampling.seed
         starts = self._clock.now
-        self._launched.append(_Launched(plan, starts, starts + self._device.step_seconds(plan)))
+        drafted = None if self._drafts is None else self._drafts.choose(plan)
+        num_drafts = 0 if drafted is None else int(drafted.sum())
+        self._launched.append(_Launched(plan, starts, starts + self._device.step_seconds(plan, num_drafts), drafted))
 
     def draw(self, masks: TokenMasks | None, undrawn: Int32) -> None:
         """Raises NotImplementedError. With one step in flight, masks never follow a launch."""
@@ -98,9 +106,24 @@ class VirtualExecutor:
         self._launched.popleft()
         self._clock.now = max(self._clock.now, step.ends)
         plan = step.plan
+        if self._drafts is not None and step.drafted is not None:
+            return self._verified(self._drafts, step, step.drafted)
         sampled = plan.rows if plan.num_decodes == len(plan.rows) else plan.rows[plan.samples]
         counts = plan.samples.astype(np.int32)
         return StepResult(plan.step, self._tokens[sampled], counts, seconds=step.ends - step.starts)
+
+    def _verified(self, drafts: SimulatedDrafts, step: _Launched, drafted: Int64) -> StepResult:
+        """Returns the tokens of a step with drafts. Which are right depends on the request and the position alone."""
+        plan, count = step.plan, step.plan.num_decodes
+        rows, seconds = plan.rows[:count], step.ends - step.starts
+        seeds = self._tokens[rows].astype(np.uint64) << np.uint64(32)
+        accepted = drafts.accepted(drafted, mix(seeds + plan.num_computed_tokens[:count].astype(np.uint64)))
+        drafts.observe(plan, drafted, accepted, seconds)
+        counts = plan.samples.astype(np.int32)
+        counts[:count] += accepted.astype(np.int32)
+        result = StepResult(plan.step, np.repeat(self._tokens[plan.rows], counts), counts, seconds=seconds)
+        result.drafted = drafted.astype(np.int32) if drafted.any() else None
+        return result
 
     def call_layer_hook(self, until: float) -> None:
         """Calls the layer hook for the layers written by `time`, at their times."""

@@ -33,6 +33,8 @@ class ClusterSettings:
     block_size: int = 64
     num_blocks: int = 12_288  # of each worker's pool
     state_blocks: int = 0  # blocks that a state of recurrent layers takes; 0: the model has none
+    drafts: int = 0  # guessed tokens of a request in a step, at most
+    acceptance: float = 0.7  # chance of each
     max_model_len: int = 131_072
     engine: EngineSettings = field(default_factory=EngineSettings)
     delays: Delays = field(default_factory=Delays)
@@ -60,6 +62,12 @@ class ClusterSettings:
             raise InvalidRequest(
                 "workers of a model with states hand nothing over: every role must be both", field="roles"
             )
+        if self.drafts < 0:
+            raise InvalidRequest(f"drafts is {self.drafts}; it must not be negative", field="drafts")
+        if not 0 <= self.acceptance <= 1:
+            raise InvalidRequest(f"acceptance is {self.acceptance}; it must be from 0 to 1", field="acceptance")
+        if self.drafts and self.state_blocks:
+            raise InvalidRequest("models with states take no guesses: drafts must be 0", field="drafts")
         self.device.validate()
         self.adapters.validate()
         self.engine.validate()

@@ -75,6 +75,8 @@ class SimWorker(EngineListener):
             settings.max_model_len,
             settings.engine.max_num_requests,
             settings.state_blocks,
+            settings.drafts,
+            settings.acceptance,
         )
         self._executor.adapters = adapters = VirtualAdapters(settings.adapters)
         loads = VirtualLoads(settings.adapters, self.clock)

@@ -27,6 +27,7 @@ from baton.worker.executors.sim.host_copies import SimHost
 from baton.worker.executors.sim.kv import SimKv, UInt64, mix
 from baton.worker.kv_spec import full_spec
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS
+from baton.worker.speculation.simulated import SimulatedDrafts
 
 if TYPE_CHECKING:
     from baton.worker.weights.tensor_update import TensorUpdate
@@ -47,15 +48,15 @@ class SimSpeed:
     per_copied_token: float = 2.6e-6  # to or from host memory
     factor: float = 1.0  # multiplies all times; 0: steps take no time
 
-    def step_seconds(self, plan: StepPlan) -> float:
-        """Returns the duration of the plan's step."""
+    def step_seconds(self, plan: StepPlan, num_drafts: int = 0) -> float:
+        """Returns the duration of the plan's step. A draft takes as long as a request that decodes."""
         num_decodes = plan.num_decodes
         num_prefill_tokens = plan.num_prefill_tokens
         num_context_tokens = int(plan.num_computed_tokens[:num_decodes].sum())
         return self.factor * (
             self.base
             + self.per_prefill_token * num_prefill_tokens
-            + self.per_decode_request * num_decodes
+            + self.per_decode_request * (num_decodes + num_drafts)
             + self.per_context_token * num_context_tokens
         )
 
@@ -77,6 +78,7 @@ class SimSettings:
     host_staging_blocks: int = 64  # most blocks in copies to host memory
     depth: int = 1
     max_step_tokens: int = 1  # most tokens of a decode; the number depends on earlier output
+    acceptance: float | None = None  # chance of each draft; None: any number of tokens is as likely, and takes no time
     max_loras: int = 0  # adapters on the device; 0: none can be used
     adapter_read_seconds: float = 0.0  # from files to host memory
     adapter_write_seconds: float = 0.0  # from there to the device
@@ -89,6 +91,8 @@ class SimSettings:
                      "max_step_tokens"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", field=name)
+        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
+            raise InvalidRequest(f"acceptance is {self.acceptance}; it must be from 0 to 1", field="acceptance")
         for name in ("num_host_blocks", "host_staging_blocks"):
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative", field=name)
@@ -114,6 +118,7 @@ class _Launched:
     ends: float
     idle: float | None  # seconds of the device before it
     masks: TokenMasks | None
+    drafted: Int64 | None = None  # drafts of each decode; None: without speculation
     undrawn: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
 
@@ -138,6 +143,8 @@ class SimExecutor:
         self.num_blocks = settings.num_blocks
         self.depth = settings.depth
         self.max_step_tokens = settings.max_step_tokens
+        chance = settings.acceptance
+        self._drafts = None if chance is None else SimulatedDrafts(settings.max_num_requests, chance)
         self.kv = None
         self._layer_hook: LayerHook | None = None
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
@@ -176,8 +183,10 @@ class SimExecutor:
         if self._launched:
             starts = max(starts, self._launched[-1].ends)
         idle = None if self._ended is None else max(0.0, starts - self._ended)
-        self._ended = starts + self._settings.speed.step_seconds(plan)
-        self._launched.append(_Launched(plan, starts, self._ended, idle, plan.masks))
+        drafted = None if self._drafts is None else self._drafts.choose(plan)
+        num_drafts = 0 if drafted is None else int(drafted.sum())
+        self._ended = starts + self._settings.speed.step_seconds(plan, num_drafts)
+        self._launched.append(_Launched(plan, starts, self._ended, idle, plan.masks, drafted))
         if self.host is not None:
             self.host.num_launched += 1
 
@@ -334,7 +343,7 @@ class SimExecutor:
         tokens, logprobs, bits = self._draw(plan.rows[indices], masks)
         result = StepResult(plan.step, tokens, counts, logprobs)
         if self.max_step_tokens > 1:
-            self._decode_further(plan, indices, bits, result)
+            self._decode_further(step, indices, bits, result)
         result.prompt_logprobs = self._draws.prompt_logprobs(plan, self._prompts)
         return result
 
@@ -350,12 +359,23 @@ class SimExecutor:
         self._num_computed[plan.rows[left_out]] -= left_out < plan.num_decodes
         return None if step.masks is None else step.masks.among(counts[plan.samples] > 0)
 
-    def _decode_further(self, plan: StepPlan, indices: Int64, bits: UInt64, result: StepResult) -> None:
+    def _more_tokens(self, step: _Launched, decodes: Int64, bits: UInt64, result: StepResult) -> Int64:
+        """Returns how many tokens these decodes get beside the first, by their `bits`. Records their drafts."""
+        plan = step.plan
+        if self._drafts is None or step.drafted is None:
+            return (bits % plan.num_scheduled_tokens[decodes].astype(np.uint64)).astype(np.int64)
+        accepted = np.zeros_like(step.drafted)
+        accepted[decodes] = self._drafts.accepted(step.drafted[decodes], mix(bits))
+        self._drafts.observe(plan, step.drafted, accepted, step.ends - step.starts)
+        if step.drafted.any():
+            result.drafted = step.drafted.astype(np.int32)
+        return accepted[decodes]
+
+    def _decode_further(self, step: _Launched, indices: Int64, bits: UInt64, result: StepResult) -> None:
         """Decodes more tokens of the plan's rows at `indices`: as many as their `bits` give."""
-        counts = result.counts
+        plan, counts = step.plan, result.counts
         decodes = indices[indices < plan.num_decodes]
-        most = plan.num_scheduled_tokens[decodes]
-        counts[decodes] += (bits[: len(decodes)] % most.astype(np.uint64)).astype(np.int32)
+        counts[decodes] += self._more_tokens(step, decodes, bits[: len(decodes)], result).astype(np.int32)
         firsts = np.cumsum(counts) - counts  # index of each row's first token
         token_ids = np.empty(counts.sum(), np.int32)
         token_ids[firsts[indices]] = result.token_ids
