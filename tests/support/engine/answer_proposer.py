@@ -49,4 +49,4 @@ def answers_of(requests: Iterable[Request]) -> Answers:
 def draft_from(speculator: Speculator, answers: Answers, mistakes: float, vocab_size: int) -> None:
     """Makes the drafts mostly right, and all of them verified."""
     speculator._proposer = EachRow(AnswerProposer(answers, mistakes, 3, vocab_size))
-    speculator.lengths.choose = lambda rows, available: available  # type: ignore[method-assign]
+    speculator.lengths.choose = lambda rows, available, least_gain=0.0: available  # type: ignore[method-assign]
