@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import threading
 from typing import Any
 
 from baton.worker.link.ends import EngineEnd
@@ -18,15 +19,21 @@ _KEPT = ("name", "levelno", "levelname", "created", "msecs", "pathname", "lineno
 
 
 class LinkLogHandler(logging.Handler):
-    """Sends records over the link. Thread-safe."""
+    """Sends records over the link. Thread-safe. Made on the engine's thread."""
 
     def __init__(self, link: EngineEnd) -> None:
         super().__init__()
         self._link = link
+        self._engine_thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Sends the record at once."""
-        self._link.post(Kind.LOG, payload=json.dumps(fields_of(record), default=str).encode())
+        """Sends the record at once; what the engine's loop says of a request goes with the loop's next frames."""
+        payload = json.dumps(fields_of(record), default=str).encode()
+        of_request = hasattr(record, "request_id") and record.levelno <= logging.INFO
+        if of_request and record.thread == self._engine_thread:
+            self._link.send(Kind.LOG, 0, payload)
+        else:
+            self._link.post(Kind.LOG, payload=payload)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

@@ -47,6 +47,9 @@ class Preemption:
 
     def victim_for(self, state: RequestState) -> RequestState | None:
         """Returns the request to preempt for this one. None: no less urgent one runs."""
+        priority = state.rank[0]
+        if not any(one.rank[0] > priority for one in self._batch.running()):
+            return None  # in most steps of full batches
         victim = self.victim()
         return victim if victim is not None and victim.rank[0] > state.rank[0] else None
 
