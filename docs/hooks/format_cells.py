@@ -15,6 +15,7 @@ from markdown_text import cell, code, table
 CPU_TEST = "tests/worker/quantization/test_logits_by_format.py"
 LINEAR_TEST = "tests/kernels/linear/test_quantized.py"
 EXPERTS_TEST = "tests/kernels/moe/test_packed_experts.py"
+GGUF_TEST = "tests/kernels/linear/test_gguf_planes.py"
 GPU_TEST = "tests/gpu/weights/test_quantized_gpu.py"
 _SIZE = 4096  # rows and columns of a linear whose kernels are listed
 _NUM_EXPERTS, _TOP_K, _MOST_TOKENS = 128, 8, 4096
@@ -121,7 +122,9 @@ def _on_gpu(weights: Any) -> bool:
 def _gpu_tests(root: Path, rows: ModuleType, name: str, form: str) -> Iterator[str]:
     """Yields the tests of kernels that read such a weight, and of whole models on a GPU."""
     sparse = "experts" in name or name == "gpt-oss"
-    if form != "mxfp4":
+    if rows.is_gguf(form):
+        yield f"{Path(GGUF_TEST).stem}[{_same_gguf(root, rows, form)}]"
+    elif form != "mxfp4":
         same = next((one for one in _names(root / LINEAR_TEST, "NAMES") if _sign(rows, one) == _sign(rows, form)), None)
         assert same is not None, f"{LINEAR_TEST} has a format of each way that kernels read, but none like {form}"
         yield f"{Path(LINEAR_TEST).stem}[{same}]"
@@ -130,6 +133,14 @@ def _gpu_tests(root: Path, rows: ModuleType, name: str, form: str) -> Iterator[s
     listed = _names(root / GPU_TEST, "EXPERTS" if sparse else "NAMES")
     if form in listed and name in ("biased", "experts"):
         yield f"{Path(GPU_TEST).stem}[{form}]"
+
+
+def _same_gguf(root: Path, rows: ModuleType, form: str) -> str:
+    """Returns the tested type whose planes kernels read in the same way."""
+    sign, listed = _sign(rows, form), _names(root / GGUF_TEST, "NAMES")
+    same = next((one for one in listed if _sign(rows, f"gguf-{one.lower()}") == sign), None)
+    assert same is not None, f"{GGUF_TEST} has a type of each way that kernels read, but none like {form}"
+    return same
 
 
 def _gpu_bound(kernels: Sequence[tuple[int, Any]] | None) -> str:
@@ -150,11 +161,19 @@ def _names(path: Path, constant: str) -> list[str]:
 def _method(rows: ModuleType, form: str) -> Any:
     """Returns how a format stores one linear."""
     base = import_module("baton.worker.quantization.base")
-    settings = rows.settings_of(form)
+    part = base.Part("model.layers.0.mlp.down_proj", _SIZE)
+    settings, name = {"tensors": {part.name: _gguf_type(form)}, "planes": True}, "gguf"
+    if not rows.is_gguf(form):
+        settings = rows.settings_of(form)
+        name = settings["quant_method"]
     formats = import_module("baton.worker.quantization.formats.table").FORMATS
-    module = import_module(f"baton.worker.quantization.formats.{formats[settings['quant_method']].module}")
-    shape = base.LinearShape([base.Part("model.layers.0.mlp.down_proj", _SIZE)], _SIZE)
+    module = import_module(f"baton.worker.quantization.formats.{formats[name].module}")
+    shape = base.LinearShape([part], _SIZE)
     return module.FORMAT(settings).method_of(shape), shape
+
+
+def _gguf_type(form: str) -> str:
+    return form.removeprefix("gguf-").upper()
 
 
 def _packed(rows: ModuleType, form: str) -> Any:
@@ -179,8 +198,7 @@ def _sign(rows: ModuleType, form: str) -> tuple[Any, ...]:
 def _linear_kernels(rows: ModuleType) -> dict[str, list[tuple[int, Any]]]:
     """Returns the kernels of a linear by format, with the tokens from which on they compute."""
     ranges = import_module("baton.kernels.linear.quantized.choice").kernel_ranges
-    forms = [one for one in rows.CLASSES["dense"].formats if not rows.is_gguf(one)]
-    weights = {form: _packed(rows, form) for form in forms}
+    weights = {form: _packed(rows, form) for form in rows.CLASSES["dense"].formats}
     return {
         form: list(ranges(weight, _SIZE, has_scaled_mm=True)) for form, weight in weights.items() if weight is not None
     }
@@ -225,10 +243,13 @@ def cpu_kernel(rows: ModuleType, form: str) -> str:
     """Returns what multiplies on a CPU."""
     if rows.is_gguf(form) or form == "mxfp4":
         kinds = import_module("baton.worker.quantization.quantized.gguf_blocks").BLOCK_TYPES
-        kind = kinds.get(form.removeprefix("gguf-").upper())
-        has_kernel = kind is not None and kind.int4 is not None
+        kind = kinds.get(_gguf_type(form))
+        blocks = import_module("baton.worker.quantization.quantized.gguf").GgufBlocks
+        method = None if kind is None else blocks("", kind)
     else:
         method, _ = _method(rows, form)
+    has_kernel = False
+    if method is not None:
         ops = method.on_bfloat16(import_module("baton.worker.layers.cpu.device").CpuKernels())
         has_kernel = type(ops) is not import_module("baton.worker.quantization.quantized.method").PackedOps
     return "some rows dequantized" + ("; few tokens in bfloat16 by PyTorch's int4 or int8" if has_kernel else "")

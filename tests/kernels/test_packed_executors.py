@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from support.engine.interpreted_card import use_interpreted_card
 from support.engine.packed import models as packed_models
+from support.engine.packed.cells import rounded
 from support.engine.packed.models import FORMATS, change_config, write, write_gpt_oss
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import generate_greedily
+from support.gguf.files import write_gguf
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.config import WorkerConfig
@@ -43,6 +46,16 @@ def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp
     harness.run(COUNT, chunk=8)
     assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
     assert "unquantized" not in executor.facts.weight_format
+
+
+def test_a_gguf_file_has_the_tokens_of_its_dequantized_weights(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", packed_models.dense(), Kind.Q4_1)
+    executor = start_cuda_executor(config(path))
+    harness = StepHarness(executor)
+    running = harness.admit(PROMPT)
+    harness.run(COUNT, chunk=8)
+    assert running.output[:COUNT] == generate_greedily(rounded(packed_models.dense(), Kind.Q4_1), PROMPT, COUNT)
+    assert executor.facts.weight_format == "gguf Q4_1"
 
 
 @pytest.mark.parametrize(("name", "setting"), [("gptq-zeros", {"lm_head": True}), ("modelopt-fp8", {"ignore": []})])

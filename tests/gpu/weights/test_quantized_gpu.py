@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from support.engine.gpu_engines import engine_over, executor_for, generate
 from support.engine.packed import models as packed_models
+from support.engine.packed.cells import rounded
 from support.engine.packed.models import FORMATS, write
+from support.gguf.files import write_gguf
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import SamplingParams
@@ -62,6 +65,16 @@ def test_distributions_are_those_of_the_dequantized_weights(name: str, tmp_path:
     assert "unquantized" not in ours.facts.weight_format
     assert difference(distributions(ours, LENGTHS), distributions(plain, LENGTHS)) < 0.05
     assert difference(distributions(ours, LONG), distributions(plain, LONG)) < (0.3 if "fp8" in name else 0.05)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_a_gguf_file_has_the_distributions_of_its_dequantized_weights(kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", packed_models.dense(), kind)
+    rounded(packed_models.dense(), kind).save_pretrained(tmp_path / "meant")
+    ours, plain = (executor_for(folder, dtype="bfloat16") for folder in (path, tmp_path / "meant"))
+    assert ours.facts.weight_format == f"gguf {kind.name}"
+    for lengths in (LENGTHS, LONG):
+        assert difference(distributions(ours, lengths), distributions(plain, lengths)) < 0.05
 
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "awq"])

@@ -133,7 +133,7 @@ def _less(numbers, zero, NUMBERS: tl.constexpr, BITS: tl.constexpr):
     if NUMBERS == "words" and BITS == 4:
         zero += 16.0
     elif NUMBERS == "words" or NUMBERS == "rows_of_words":
-        zero += _OFFSET
+        numbers -= _OFFSET  # beside which a zero would lose its fraction
     return numbers - zero
 
 
@@ -180,7 +180,7 @@ def zeros_of(
     ZERO_PLUS: tl.constexpr,
 ):
     """Returns the zeros [rows, units] fp32."""
-    if NUMBERS == "bytes":
+    if NUMBERS == "bytes" or zero_ptr.dtype.element_ty.is_floating():
         at = (rows // SCALE_ROWS).to(tl.int64)[:, None] * NUM_GROUPS + group[None, :]
         zero = tl.load(zero_ptr + at, mask=inside, other=0)
     else:

@@ -25,7 +25,7 @@ class PackedWeight(NamedTuple):
     scale: Tensor | None = None  # [n / scale_rows, num_groups]
     scale_rows: int = 1
     group: int = 0  # columns of a scale
-    zero: Tensor | None = None  # int8 as `scale`, or int32 [n / per word, num_groups]
+    zero: Tensor | None = None  # int8 or fp32 as `scale`, or int32 [n / per word, num_groups]
     zero_plus: int = 0  # what stored zeros of words lack
     groups: Tensor | None = None  # [k] int32, of each column; None: columns are in the order of the groups
     row_scale: Tensor | None = None  # [n] fp32

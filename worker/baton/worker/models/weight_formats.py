@@ -69,15 +69,15 @@ def quantized_as(config: ModelConfig, name: str, source: str) -> ModelConfig:
     return replace(config, weight_format=WeightsInFormat(name, row.executors, text, made, online=True))
 
 
-def in_gguf(config: ModelConfig, types: Mapping[str, str]) -> ModelConfig:
-    """Returns the config with weights as a GGUF file packs them. `types`: of each matrix, by name.
+def in_gguf(config: ModelConfig, types: Mapping[str, str], *, planes: bool = False) -> ModelConfig:
+    """Returns the config with weights as a GGUF file packs them, or in planes. `types`: of each matrix, by name.
 
     The weights are those of a model that is dequantized at load, so its digest does not tell them apart.
     """
     if config.transformers is not None or config.names.layout is not Layout.ROWS:
         return config
     row = FORMATS["gguf"]
-    made = cache(lambda: _class_of(row)({"tensors": types}))
+    made = cache(lambda: _class_of(row)({"tensors": types, "planes": planes}))
     return replace(config, weight_format=WeightsInFormat(row.quant_method, row.executors, "", made))
 
 

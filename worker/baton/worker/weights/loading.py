@@ -64,6 +64,7 @@ class ModelOptions:
     plugins: ModelPlugins = NO_MODEL_PLUGINS
     quantization: str = "auto"  # or the name of a weight format
     packs_gguf: bool = True  # else GGUF files are dequantized at load
+    gguf_planes: bool = False  # packed as the GPU's kernels read them
 
 
 _NO_OPTIONS = ModelOptions()
@@ -80,6 +81,7 @@ def model_options(config: WorkerConfig, plugins: Plugins = NO_PLUGINS) -> ModelO
         start_model_plugins(plugins),
         config.quantization,
         packs_gguf=config.executor in FORMATS["gguf"].executors,
+        gguf_planes=config.executor == "cuda",
     )
 
 
@@ -107,7 +109,7 @@ def _read_folder(folder: Path, options: ModelOptions) -> ModelConfig:
     config = load_config(folder, options.implementation, options.overrides, options.plugins)
     config = with_pooler(config, folder, read_folder(folder), options.convert)
     if options.packs_gguf and options.quantization not in ONLINE and (file := gguf_file_of(folder)) is not None:
-        config = in_gguf(config, block_types(file))
+        config = in_gguf(config, block_types(file), planes=options.gguf_planes)
     return quantized_as(config, options.quantization, str(folder)).at_length(options.max_model_len)
 
 

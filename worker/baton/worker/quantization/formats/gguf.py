@@ -10,13 +10,15 @@ from baton.worker.quantization.formats import settings as read
 from baton.worker.quantization.formats.base import FormatOfLinears
 from baton.worker.quantization.quantized.gguf import GgufBlocks
 from baton.worker.quantization.quantized.gguf_blocks import BLOCK_TYPES
+from baton.worker.quantization.quantized.gguf_planes import GgufPlanes
 from baton.worker.quantization.quantized.method import PackedMethod
 
 _EXPERT = re.compile(r"(.*experts\.)\d+(\..*)")
 
 
 class Gguf(FormatOfLinears):
-    """The settings are made of a file's header: `tensors` has the type of each matrix by its name."""
+    """The settings are made of a file's header: `tensors` has the type of each matrix by its name. With `planes`, values
+    are kept apart from their scales, as the GPU's kernels read them."""
 
     covers_heads = True
 
@@ -25,7 +27,8 @@ class Gguf(FormatOfLinears):
         if types is None:
             raise ValueError("tensors is missing; it must have the type of each matrix, as a GGUF file's header does")
         self._types = types
-        self._methods = {name: GgufBlocks(name, kind) for name, kind in BLOCK_TYPES.items()}
+        method: type[GgufBlocks | GgufPlanes] = GgufPlanes if settings.get("planes") else GgufBlocks
+        self._methods = {name: method(name, kind) for name, kind in BLOCK_TYPES.items()}
 
     def packed(self, name: str) -> PackedMethod | None:
         kind = self._types.get(name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Source
 from baton.worker.quantization.neighbours import Kernels
 from baton.worker.quantization.quantized.gguf_blocks import BlockType
-from baton.worker.quantization.quantized.int4 import INT4_MIDDLE, Int4Ops, Int4Rows
+from baton.worker.quantization.quantized.int4 import INT4_BITS, INT4_LEAST_GROUP, INT4_MIDDLE, Int4Ops, Int4Rows
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import StoredTensor
 
@@ -25,9 +25,7 @@ class GgufBlocks(PackedMethod):
         self._kind = kind
 
     def refusal(self, shape: LinearShape) -> str:
-        if shape.in_features % self._kind.num_values:
-            return f"{shape.in_features} input features are no multiple of the {self._kind.num_values} of a block"
-        return ""
+        return self._kind.refusal(shape.in_features)
 
     def load(self, params: Params, shape: LinearShape, source: Source) -> Finish:
         """Fills the rows of each part with their bytes."""
@@ -39,12 +37,14 @@ class GgufBlocks(PackedMethod):
 
     def on_bfloat16(self, kernels: Kernels) -> LinearOps:
         """Returns ops of a kernel for 4 bits, if blocks can be read so."""
-        return self.on_cpu(kernels) if self._kind.int4 is None else Int4Ops(kernels, self, self._int4)
+        has_kernel = self._kind.bits == INT4_BITS and self._kind.group >= INT4_LEAST_GROUP
+        return Int4Ops(kernels, self, self._int4) if has_kernel else self.on_cpu(kernels)
 
     def _int4(self, params: Params, rows: slice) -> Int4Rows:
         packed = params["weight"][rows]
-        assert self._kind.int4 is not None, "on_bfloat16 has seen it"
-        stored, scale, least = self._kind.int4(packed.view(-1, self._kind.num_bytes))
+        stored, scale, least = self._kind.split(packed.view(-1, self._kind.num_bytes))
+        if least is None:
+            least = -self._kind.middle * scale
         count = len(packed)
         return Int4Rows(stored.view(count, -1), scale.view(count, -1), (least + INT4_MIDDLE * scale).view(count, -1))
 

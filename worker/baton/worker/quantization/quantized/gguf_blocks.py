@@ -4,20 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Split(NamedTuple):
+    """What n blocks hold: w = (stored - middle) * scale + least, of the type's `middle`."""
+
+    stored: Tensor  # [n, num_values] of 8 bits; unsigned, unless values have 8
+    scale: Tensor  # [n, num_groups] fp32
+    least: Tensor | None = None  # as scale; None: 0
+
+
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A type of blocks. `dequantize` takes bytes [n, num_bytes] and returns fp32 [n, num_values]."""
+    """A type of blocks. `split` takes bytes [n, num_bytes]."""
 
     num_values: int
     num_bytes: int
-    dequantize: Callable[[Tensor], Tensor]
-    # Returns integers from 0 to 15 [n, num_values], and the scale and the least value of each of n's groups, in fp32.
-    int4: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    split: Callable[[Tensor], Split]
+    bits: int  # of a value, when values are packed apart from the scales: 2, 4 or 8
+    group: int  # values of a scale
+    middle: int = 0
+    has_least: bool = False
+
+    def refusal(self, num_columns: int) -> str:
+        """Returns why rows of so many columns have no blocks; empty if they have."""
+        if num_columns % self.num_values:
+            return f"{num_columns} input features are no multiple of the {self.num_values} of a block"
+        return ""
+
+    def dequantize(self, blocks: Tensor) -> Tensor:
+        """Returns the values of bytes [n, num_bytes], fp32 [n, num_values]."""
+        stored, scale, least = self.split(blocks)
+        values = stored.float()
+        if self.middle:
+            values -= self.middle
+        grouped = values.unflatten(1, (scale.shape[1], -1)).mul_(scale.unsqueeze(2))  # type: ignore[no-untyped-call]
+        if least is not None:
+            grouped += least.unsqueeze(2)
+        found: Tensor = grouped.flatten(1)
+        return found
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -43,65 +72,40 @@ def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
     return ((values >> torch.arange(8, dtype=torch.uint8, device=blocks.device)) & 1).flatten(1) << 4
 
 
-def _int4_of_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scale = _half(blocks, 0)
-    return _nibbles(blocks, slice(2, 18), 16), scale, -8 * scale
+def _q4_0(blocks: Tensor) -> Split:
+    return Split(_nibbles(blocks, slice(2, 18), 16), _half(blocks, 0))
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return (_nibbles(blocks, slice(2, 18), 16).float() - 8) * _half(blocks, 0)
+def _q4_1(blocks: Tensor) -> Split:
+    return Split(_nibbles(blocks, slice(4, 20), 16), _half(blocks, 0), _half(blocks, 2))
 
 
-def _int4_of_q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _nibbles(blocks, slice(4, 20), 16), _half(blocks, 0), _half(blocks, 2)
+def _q5_0(blocks: Tensor) -> Split:
+    return Split(_nibbles(blocks, slice(6, 22), 16) | _fifth_bits(blocks, 2), _half(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    stored, scale, least = _int4_of_q4_1(blocks)
-    return stored.float() * scale + least
-
-
-def _q5_0(blocks: Tensor) -> Tensor:
-    stored = _nibbles(blocks, slice(6, 22), 16) | _fifth_bits(blocks, 2)
-    return (stored.float() - 16) * _half(blocks, 0)
-
-
-def _q5_1(blocks: Tensor) -> Tensor:
+def _q5_1(blocks: Tensor) -> Split:
     stored = _nibbles(blocks, slice(8, 24), 16) | _fifth_bits(blocks, 4)
-    return stored.float() * _half(blocks, 0) + _half(blocks, 2)
+    return Split(stored, _half(blocks, 0), _half(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks, 0)
+def _q8_0(blocks: Tensor) -> Split:
+    return Split(blocks[:, 2:].contiguous().view(torch.int8), _half(blocks, 0))
 
 
-def _grouped(stored: Tensor, scale: Tensor) -> Tensor:
-    """Returns values times the scale of their group, scale [n, num_groups]."""
-    grouped = stored.float().unflatten(1, (scale.shape[1], -1))  # type: ignore[no-untyped-call]
-    scaled: Tensor = grouped.mul_(scale.unsqueeze(2)).flatten(1)
-    return scaled
-
-
-def _shifted(stored: Tensor, scale: Tensor, least: Tensor) -> Tensor:
-    """Returns stored * scale - least of each group."""
-    grouped = stored.float().unflatten(1, (scale.shape[1], -1))  # type: ignore[no-untyped-call]
-    shifted: Tensor = grouped.mul_(scale.unsqueeze(2)).sub_(least.unsqueeze(2)).flatten(1)
-    return shifted
-
-
-def _q2_k(blocks: Tensor) -> Tensor:
+def _q2_k(blocks: Tensor) -> Split:
     scales = blocks[:, :16]
     stored = _bits(blocks, slice(16, 80), (2, 32), (0, 2, 4, 6), 3)
-    return _shifted(stored, _half(blocks, 80) * (scales & 15).float(), _half(blocks, 82) * (scales >> 4).float())
+    return Split(stored, _half(blocks, 80) * (scales & 15).float(), -_half(blocks, 82) * (scales >> 4).float())
 
 
-def _q3_k(blocks: Tensor) -> Tensor:
+def _q3_k(blocks: Tensor) -> Split:
     low = _bits(blocks, slice(96, 104), (1, 8), (0, 4), 15)
     high = _bits(blocks, slice(104, 108), (1, 4), (0, 2, 4, 6), 3)
     scales = (low | high << 4).float() - 32
-    absent = _bits(blocks, slice(0, 32), (1, 32), range(8), 1) ^ 1
-    stored = _bits(blocks, slice(32, 96), (2, 32), (0, 2, 4, 6), 3).float() - (absent << 2).float()
-    return _grouped(stored, _half(blocks, 108) * scales)
+    third = _bits(blocks, slice(0, 32), (1, 32), range(8), 1) << 2
+    stored = _bits(blocks, slice(32, 96), (2, 32), (0, 2, 4, 6), 3) | third
+    return Split(stored, _half(blocks, 108) * scales)
 
 
 def _scales_and_least(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,39 +113,34 @@ def _scales_and_least(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, both = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, both & 15 | first >> 2 & 48], dim=1)
     least = torch.cat([second & 63, both >> 4 | second >> 2 & 48], dim=1)
-    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * least.float()
+    return _half(blocks, 0) * scales.float(), -_half(blocks, 2) * least.float()
 
 
-def _int4_of_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scale, least = _scales_and_least(blocks)
-    return _nibbles(blocks, slice(16, 144), 32), scale, -least
+def _q4_k(blocks: Tensor) -> Split:
+    return Split(_nibbles(blocks, slice(16, 144), 32), *_scales_and_least(blocks))
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    return _shifted(_nibbles(blocks, slice(16, 144), 32), *_scales_and_least(blocks))
-
-
-def _q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> Split:
     high = _bits(blocks, slice(16, 48), (1, 32), range(8), 1)
-    return _shifted(_nibbles(blocks, slice(48, 176), 32) | high << 4, *_scales_and_least(blocks))
+    return Split(_nibbles(blocks, slice(48, 176), 32) | high << 4, *_scales_and_least(blocks))
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> Split:
     low = _nibbles(blocks, slice(0, 128), 64)
     high = _bits(blocks, slice(128, 192), (2, 32), (0, 2, 4, 6), 3)
     scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return _grouped((low | high << 4).float() - 32, _half(blocks, 208) * scales)
+    return Split(low | high << 4, _half(blocks, 208) * scales)
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = {
-    "Q4_0": BlockType(32, 18, _q4_0, _int4_of_q4_0),
-    "Q4_1": BlockType(32, 20, _q4_1, _int4_of_q4_1),
-    "Q5_0": BlockType(32, 22, _q5_0),
-    "Q5_1": BlockType(32, 24, _q5_1),
-    "Q8_0": BlockType(32, 34, _q8_0),
-    "Q2_K": BlockType(256, 84, _q2_k),
-    "Q3_K": BlockType(256, 110, _q3_k),
-    "Q4_K": BlockType(256, 144, _q4_k, _int4_of_q4_k),
-    "Q5_K": BlockType(256, 176, _q5_k),
-    "Q6_K": BlockType(256, 210, _q6_k),
+    "Q4_0": BlockType(32, 18, _q4_0, 4, 32, middle=8),
+    "Q4_1": BlockType(32, 20, _q4_1, 4, 32, has_least=True),
+    "Q5_0": BlockType(32, 22, _q5_0, 8, 32, middle=16),
+    "Q5_1": BlockType(32, 24, _q5_1, 8, 32, has_least=True),
+    "Q8_0": BlockType(32, 34, _q8_0, 8, 32),
+    "Q2_K": BlockType(256, 84, _q2_k, 2, 16, has_least=True),
+    "Q3_K": BlockType(256, 110, _q3_k, 4, 16, middle=4),
+    "Q4_K": BlockType(256, 144, _q4_k, 4, 32, has_least=True),
+    "Q5_K": BlockType(256, 176, _q5_k, 8, 32, has_least=True),
+    "Q6_K": BlockType(256, 210, _q6_k, 8, 16, middle=32),
 }

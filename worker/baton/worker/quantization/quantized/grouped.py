@@ -11,13 +11,12 @@ from baton.kernels.packed.weight import PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearOps, LinearShape, Params
 from baton.worker.quantization.neighbours import Kernels
-from baton.worker.quantization.quantized.int4 import INT4_MIDDLE, Int4Ops, Int4Rows
+from baton.worker.quantization.quantized.int4 import INT4_BITS, INT4_MIDDLE, Int4Ops, Int4Rows
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import ALL, StoredTensor
 
 WORD = 32  # bits
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-_INT4_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Grouped(PackedMethod):
 
     def on_bfloat16(self, kernels: Kernels) -> LinearOps:
         """Returns ops of a kernel for 4 bits, if columns are in the order of their groups."""
-        if self._packing.bits > _INT4_BITS or self._packing.groups is not None:
+        if self._packing.bits > INT4_BITS or self._packing.groups is not None:
             return self.on_cpu(kernels)
         return Int4Ops(kernels, self, self._int4)
 

@@ -15,8 +15,8 @@ from baton.worker.quantization.base import Params
 from baton.worker.quantization.neighbours import Kernels
 from baton.worker.quantization.quantized.method import PackedMethod, PackedOps
 
-_GROUPS = (256, 128, 64, 32)  # sizes that the kernel has
-INT4_MIDDLE = 8
+INT4_BITS, INT4_MIDDLE, INT4_LEAST_GROUP = 4, 8, 32
+_GROUPS = (256, 128, 64, INT4_LEAST_GROUP)  # sizes that the kernel has
 _ROW_STEP = 16
 _ROWS_AT_ONCE = 1024  # packed: a multiple of the kernel's blocks
 _MOST_TOKENS = 48  # beyond them, dequantizing rows costs less
