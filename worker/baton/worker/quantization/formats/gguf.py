@@ -17,8 +17,10 @@ _EXPERT = re.compile(r"(.*experts\.)\d+(\..*)")
 
 
 class Gguf(FormatOfLinears):
-    """The settings are made of a file's header: `tensors` has the type of each matrix by its name. With `planes`, values
-    are kept apart from their scales, as the GPU's kernels read them."""
+    """The settings are made of a file's header: `tensors` has the type of each matrix by its name.
+
+    With `planes`, values are kept apart from their scales, as the GPU's kernels read them.
+    """
 
     covers_heads = True
 

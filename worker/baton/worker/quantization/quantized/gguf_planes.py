@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.kernels.packed.weight import PackedWeight
 from baton.worker.quantization.base import Finish, LinearShape, Params, Source
-from baton.worker.quantization.quantized.gguf_blocks import BlockType, Split
+from baton.worker.quantization.quantized.gguf_blocks import BlockType
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
 from baton.worker.quantization.quantized.tensors import StoredTensor, check_finite
 
@@ -72,15 +72,13 @@ class GgufPlanes(PackedMethod):
     def _planes(self, rows: Tensor) -> Planes:
         """Returns the planes of rows of blocks."""
         kind = self._kind
-        stored, scale, least = (
-            None if one is None else one.view(len(rows), -1) for one in kind.split(rows.view(-1, kind.num_bytes))
-        )
-        assert stored is not None and scale is not None, "only `least` may be missing"
+        split = kind.split(rows.view(-1, kind.num_bytes))
+        stored, scale = (one.view(len(rows), -1) for one in split[:2])
         zero = None
-        if least is not None:
-            stored, scale, zero = _with_zero(Split(stored, scale, least), kind.group)
+        if split.least is not None:
+            stored, scale, zero = _with_zero(stored, scale, split.least.view(len(rows), -1), kind.group)
         if self._is_words:
-            middle = 0 if least is not None else (1 << kind.bits - 1) - kind.middle
+            middle = 0 if zero is not None else (1 << kind.bits - 1) - kind.middle
             return Planes(_words(stored + middle, kind.bits), scale, zero)
         return Planes(stored.to(torch.int8) - kind.middle, scale, zero)
 
@@ -109,13 +107,11 @@ class GgufPlanes(PackedMethod):
         )
 
 
-def _with_zero(split: Split, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def _with_zero(stored: Tensor, scale: Tensor, least: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns what is stored, scales, and zeros: -least / scale.
 
-    A group whose scale is 0 has its least value everywhere: it gets that as its scale, and values of 0 or less.
+    A group whose scale is 0 has its least value everywhere: it gets that as its scale, and values of 0.
     """
-    stored, scale, least = split
-    assert least is not None, "values have a least one"
     is_even = scale == 0
     zero = torch.where(is_even, -least.sign(), -least / scale)
     stored = stored.masked_fill(is_even.repeat_interleave(group, 1), 0)
