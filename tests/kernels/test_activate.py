@@ -18,7 +18,7 @@ GRID = [
 
 
 @pytest.mark.parametrize(("case", "device"), cases(SMALL, GRID))
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_activations_equal_their_formulas(
     case: tuple[int, int, torch.dtype], device: str, activation: str, gated: bool

@@ -153,6 +153,9 @@ MODELS = {
     "MiniMax M1": Model("minimax_m1", "{{- '<beginning_of_sentence>ai' }}{{- '<tool_calls>' }}", "minimax"),
     "InternLM 3": Model("internlm3", "{{- '<|action_start|><|plugin|>' }}", "internlm"),
     "LFM2": Model("lfm2", "{{- '<|tool_list_start|>[' + tools + ']<|tool_list_end|>' }}", "lfm2"),
+    "Nemotron-H": Model(
+        "nemotron_h", "{{ '<SPECIAL_11>User\\n' + message['content'] + '\\n<SPECIAL_11>Assistant\\n' }}"
+    ),
     "LongCat": Model("longcat_flash", "{{- '<longcat_tool_call>' }}", "longcat"),
     "OLMo 3 with calls": Model("olmo3", "{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo3"),
     "Granite 20B with calls": Model("gpt_bigcode", "{{- '<function_call> ' + call }}", "granite-20b-fc"),

@@ -12,6 +12,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
@@ -50,6 +52,15 @@ _MAMBA: dict[str, Any] = {
     "logits_scaling": 5.0,
 }
 
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 24,
+    "ssm_state_size": 12,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 20,
+    "n_groups": 2,
+    "time_step_min": 1e-9,  # Transformers limits the steps of prompts by it, but not those of decodes
+}
+
 
 def _decaying(model: PreTrainedModel) -> PreTrainedModel:
     """Sets rates of decay so that states reach back some tokens, and differ by head."""
@@ -80,6 +91,15 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "granitemoehybrid-mamba": lambda: _decaying(
         GraniteMoeHybridForCausalLM(
             GraniteMoeHybridConfig(**SHAPE, **_MAMBA, position_embedding_type="rope", time_step_limit=(0.01, 4.0))
+        )
+    ),
+    "nemotron_h": lambda: _decaying(
+        NemotronHForCausalLM(
+            NemotronHConfig(
+                **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
+                **_NEMOTRON,
+                hybrid_override_pattern="M-MM*-M-",
+            )
         )
     ),
     "granitemoehybrid-experts": lambda: _decaying(

@@ -25,6 +25,7 @@ SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"]}
 GPT2 = {"architectures": ["GPT2LMHeadModel"]}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 GRANITE4 = {"architectures": ["GraniteMoeHybridForCausalLM"]}
+NEMOTRON_H = {"architectures": ["NemotronHForCausalLM"]}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -129,6 +130,14 @@ def test_yarn_stretches_the_models_length() -> None:
         (
             {**GRANITE4, "layer_types": ["attention", "mamba"] * 2, "mamba_n_heads": 4, "time_step_limit": [0.5, 0.1]},
             r"time_step_limit is \[0.5, 0.1\]; it must be a list of the least and the largest step size",
+        ),
+        ({**NEMOTRON_H, "hybrid_override_pattern": "ME*E"}, r"hybrid_override_pattern is 'ME\*E'; .*without experts"),
+        ({**NEMOTRON_H, "hybrid_override_pattern": "M-M-"}, r"hybrid_override_pattern is 'M-M-'; .*with attention"),
+        ({**NEMOTRON_H, "hybrid_override_pattern": "-M*-"}, r"hybrid_override_pattern is '-M\*-'; .*MLPs follow"),
+        ({**NEMOTRON_H, "layers_block_type": ["mamba", "conv"]}, r"layers_block_type is .*mamba, attention and mlp"),
+        (
+            {**NEMOTRON_H, "hybrid_override_pattern": None},
+            r"hybrid_override_pattern is None; it must be .*pattern of M",
         ),
         (
             {**GRANITE4, "layer_types": ["attention"] * 4, "num_local_experts": 1},

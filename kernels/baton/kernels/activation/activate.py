@@ -55,6 +55,9 @@ def _activate_kernel(
     x = tl.load(x_ptr + row * width + dims, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
         y = x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "relu2":
+        y = tl.maximum(x, 0.0)
+        y *= y
     elif ACTIVATION == "gelu":
         y = _gelu(x) if dtype == tl.float32 else _gelu_of_half(x)
     else:
@@ -69,7 +72,10 @@ def _activate_kernel(
 
 
 def activate(x: Tensor, activation: str, *, gated: bool) -> Tensor:
-    """Returns silu, gelu or gelu_tanh of x [num_tokens, size]; if `gated`, of its first half, times the second."""
+    """Returns silu, gelu, gelu_tanh or relu2 (squared ReLU) of x [num_tokens, size].
+
+    If `gated`, of its first half, times the second.
+    """
     num_tokens, width = x.shape
     size = width // 2 if gated else width
     out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)

@@ -34,6 +34,7 @@ KINDS = (
     "qwen3_next",
     "granitemoehybrid-mamba",
     "granitemoehybrid-experts",
+    "nemotron_h",
     "storyteller-7m",
 )
 FAMILIES = (

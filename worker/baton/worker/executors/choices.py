@@ -74,6 +74,8 @@ def weight_formats(weights: Weights) -> tuple[str, ...]:
     for layer in weights.layers:
         attention = layer.attention
         names[_first_linear(attention).method.name] = None
+        if layer.mlp is None:
+            continue
         widest = layer.mlp.experts if isinstance(layer.mlp, ExpertsWeights) else layer.mlp.gate_up
         names[widest.method.name] = None
     return tuple(names)

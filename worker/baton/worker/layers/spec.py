@@ -13,7 +13,7 @@ from baton.worker.layers.state_spec import StateSpec
 # Norms of queries and keys: none, of each head, of each head with weights of its own, or of all heads of a token
 # together.
 QkNorm = Literal["none", "head", "each_head", "projection"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,9 @@ class MlpSpec:
     def widths(self) -> tuple[int, ...]:
         """Widths between the linears."""
         return (self.intermediate_size,)
+
+
+NO_MLP = MlpSpec(0)  # of a layer that mixes tokens alone
 
 
 @dataclass(frozen=True, slots=True)

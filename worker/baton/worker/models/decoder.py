@@ -88,18 +88,18 @@ _Mixer = Attention[S] | LatentAttention[S] | Recurrent[S]
 
 class _Layer(NamedTuple, Generic[S]):
     attention: _Mixer[S]
-    mlp: Mlp | Experts
+    mlp: Mlp | Experts | None
     parallel: bool
 
     def finish(self, stream: Stream, flow: Flow) -> None:
         """Runs the ops behind attention."""
         assert flow.attended is not None
-        if self.parallel:
+        if self.parallel and self.mlp is not None:
             self.mlp.add(stream)  # before attention's update: both read the same residual
         self.attention.finish(stream, flow.attended)
         if flow.buffers is None:
             flow.query = flow.attended = None  # frees them for the MLP
-        if not self.parallel:
+        if not self.parallel and self.mlp is not None:
             self.mlp.add(stream)
 
 
@@ -253,7 +253,11 @@ def _attention(
     return Attention(index, spec.grouped, weights, norm, scale, device, norms_sum=norms_sum)
 
 
-def _mlp(spec: LayerSpec, weights: MlpWeights | ExpertsWeights, norm: NormSpec, device: Device[S]) -> Mlp | Experts:
+def _mlp(
+    spec: LayerSpec, weights: MlpWeights | ExpertsWeights | None, norm: NormSpec, device: Device[S]
+) -> Mlp | Experts | None:
+    if weights is None:
+        return None
     if isinstance(weights, MlpWeights):
         assert isinstance(spec.mlp, MlpSpec), "weights are built by the layer's spec"
         return Mlp(spec.mlp, weights, norm, spec.residual_scale, device, norms_sum=spec.sum_norms)

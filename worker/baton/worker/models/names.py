@@ -53,6 +53,9 @@ class TensorNames:
     norm: str = "model.norm"
     lm_head: str = "lm_head"
     layer: str = "model.layers.{}."
+    places: tuple[
+        tuple[int, int], ...
+    ] = ()  # each layer's numbers in the checkpoint, of its mixer and its MLP; (): its own
     attention_input_norm: str = "input_layernorm"
     attention_output_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, in this order
@@ -78,6 +81,11 @@ class TensorNames:
     layout: Layout = Layout.ROWS
     aliases: tuple[tuple[str, str], ...] = ()  # other beginnings of names, as (ours, theirs), in some checkpoints
     endings: tuple[tuple[str, str], ...] = ()  # other endings
+
+    def prefixes(self, index: int) -> tuple[str, str]:
+        """Returns the beginnings of the names of a layer's mixer and of its MLP."""
+        mixer, mlp = self.places[index] if self.places else (index, index)
+        return self.layer.format(mixer), self.layer.format(mlp)
 
     def of_text(self) -> TensorNames:
         """Returns the names of a model whose checkpoint holds a vision tower too."""

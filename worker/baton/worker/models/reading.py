@@ -22,6 +22,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 _OF_ALL_PARTS = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
 LAYER_TYPES = ("full_attention", "sliding_attention")

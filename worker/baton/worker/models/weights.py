@@ -19,7 +19,7 @@ from baton.worker.layers.tree import mapped, tensors_of
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     attention: AttentionWeights | LatentWeights | StateWeights
-    mlp: MlpWeights | ExpertsWeights
+    mlp: MlpWeights | ExpertsWeights | None  # None: the layer has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
-from baton.worker.layers.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec
+from baton.worker.layers.spec import NO_MLP, AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.layers.state_spec import StateSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
@@ -156,8 +156,9 @@ def _layer(config: ModelConfig, maker: Allocator, index: int, spec: LayerSpec, r
     names = config.names
     if names.layout is Layout.COLUMNS:
         maker = maker.reading(by_columns)
-    layer = LayerMaker(maker, names, names.layer.format(index), config.hidden_size, config.norm)
-    mlp = _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
+    prefix, mlp_prefix = names.prefixes(index)
+    layer = LayerMaker(maker, names, prefix, config.hidden_size, config.norm)
+    mlp = _any_mlp(replace(layer, prefix=mlp_prefix), spec)
     if isinstance(spec.attention, LatentSpec):
         return LayerWeights(make_latent_attention(layer, spec, spec.attention), mlp)
     if isinstance(spec.attention, StateSpec):
@@ -183,6 +184,12 @@ def _qk_norm_shape(attention: AttentionSpec, num_heads: int) -> tuple[int, ...]:
     head_dim = attention.head_dim
     shapes = {"head": (head_dim,), "each_head": (num_heads, head_dim), "projection": (num_heads * head_dim,)}
     return shapes.get(attention.qk_norm, ())
+
+
+def _any_mlp(layer: LayerMaker, spec: LayerSpec) -> MlpWeights | ExpertsWeights | None:
+    if spec.mlp == NO_MLP:
+        return None
+    return _experts(layer, spec, spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else _mlp(layer, spec, spec.mlp)
 
 
 def _mlp(layer: LayerMaker, spec: LayerSpec, mlp: MlpSpec) -> MlpWeights:

@@ -26,4 +26,4 @@ def _has_any(config: ModelConfig, checkpoint: Tensors, experts: ExpertNames) -> 
 
 def _down_names(config: ModelConfig, experts: ExpertNames) -> Iterator[str]:
     for layer in range(config.num_layers):
-        yield config.names.layer.format(layer) + experts.down.format(0)
+        yield config.names.prefixes(layer)[1] + experts.down.format(0)

@@ -7,7 +7,10 @@ from torch.nn import functional
 
 
 def activate(x: Tensor, activation: str, *, gated: bool) -> Tensor:
-    """Returns silu, gelu or gelu_tanh of x [num_tokens, size]; if `gated`, of its first half, times the second."""
+    """Returns silu, gelu, gelu_tanh or relu2 (squared ReLU) of x [num_tokens, size].
+
+    If `gated`, of its first half, times the second.
+    """
     if gated:
         gate, up = x.chunk(2, dim=-1)
         return _activated(gate, activation).mul_(up)
@@ -17,4 +20,6 @@ def activate(x: Tensor, activation: str, *, gated: bool) -> Tensor:
 def _activated(x: Tensor, activation: str) -> Tensor:
     if activation == "silu":
         return functional.silu(x)
+    if activation == "relu2":
+        return functional.relu(x).square_()
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -68,6 +68,7 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "Qwen3NextForCausalLM": "qwen.qwen3_next",
     "Qwen3_5ForCausalLM": "qwen.qwen3_5",
     "Lfm2ForCausalLM": "lfm.lfm2",
+    "NemotronHForCausalLM": "nemotron.nemotron_h",
     "DeepseekV2ForCausalLM": "deepseek.deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek.deepseek_v3",
     "Glm4MoeLiteForCausalLM": "deepseek.glm4_moe_lite",
