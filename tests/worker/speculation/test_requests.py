@@ -1,0 +1,144 @@
+"""With speculation, constrained, aborted, parallel and handed-over requests get the tokens that they get without."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from support.engine.spec_runs import (
+    MODEL,
+    Answer,
+    make_engine,
+    make_executor,
+    random_requests,
+    run,
+)
+from support.transfer.handover_harness import Network, finished, idle, make_node, run_until
+
+from baton.worker.core import Constraint, ConstraintForm, Request, SamplingParams, StopConditions
+from baton.worker.engine.engine import Engine
+from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.handover.settings import HandoverSettings
+from baton.worker.sampling.grammar.grammars import Grammars
+from baton.worker.scheduling.settings import EngineSettings
+
+METHODS = pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+CONSTRAINTS = (
+    Constraint(ConstraintForm.REGEX, "(little |red |boat ){3,12}"),
+    Constraint(ConstraintForm.CHOICES, choices=("the little boat was red", "the little boat was happy")),
+    Constraint(ConstraintForm.JSON_SCHEMA, json.dumps({"type": "array", "items": {"enum": ["boat", "river"]}})),
+)
+
+
+def verifying(method: str, most: int = 5, **values: int) -> CpuExecutor:
+    """Returns an executor that verifies all drafts, whatever they cost."""
+    executor = make_executor(method, most, model_folder=MODEL if method == "draft_model" else None, **values)
+    speculator = executor._drafts._speculator
+    assert speculator is not None
+    speculator.lengths.choose = lambda rows, available, least_gain=1.0: available  # type: ignore[method-assign]
+    return executor
+
+
+def constrained(executor: CpuExecutor) -> Engine:
+    settings = EngineSettings(max_num_requests=24, max_num_batched_tokens=512, cache_outputs=False)
+    return Engine(executor, settings, epoch=1, grammars=Grammars(lambda: MODEL, executor.model, 1))
+
+
+def mixed_requests() -> list[Request]:
+    """Returns requests of which every second has a constraint; some sample, and some want log-probabilities."""
+    requests = random_requests(16, seed=12)
+    for index, request in enumerate(requests[::2]):
+        request.constraint = CONSTRAINTS[index % len(CONSTRAINTS)]
+        request.sampling = SamplingParams(
+            temperature=0.9 * (index % 2), seed=index, logprobs=2, frequency_penalty=0.3, repetition_penalty=1.1
+        )
+        request.stop = StopConditions(40, eos_token_ids=frozenset((2, 4)))
+    return requests
+
+
+@METHODS
+def test_constrained_requests_among_others_get_the_same_tokens(method: str) -> None:
+    plain = run(constrained(make_executor()), mixed_requests())
+    assert all(answer.tokens for answer in plain.values())
+    engine = constrained(verifying(method))
+    assert run(engine, mixed_requests(), seed=8) == plain
+    assert engine.counters().num_accepted_tokens > 0
+
+
+@METHODS
+def test_samples_of_one_prompt_get_the_same_tokens(method: str) -> None:
+    """As `n` = 6: one prompt, six seeds, and its blocks shared."""
+
+    def samples() -> list[Request]:
+        (request,) = random_requests(1, seed=3)
+        prompt = (list(request.token_ids.given) * 3)[:60]
+        sampling = SamplingParams(temperature=0.8, presence_penalty=0.2, logprobs=1)
+        return [
+            Request(
+                f"s{seed}", prompt, len(prompt), dataclasses.replace(sampling, seed=seed), StopConditions(30), bytes(16)
+            )
+            for seed in range(6)
+        ]
+
+    plain = run(make_engine(make_executor()), samples())
+    assert len({tuple(token_id for token_id, _ in answer.tokens) for answer in plain.values()}) == 6
+    engine = make_engine(verifying(method))
+    assert run(engine, samples(), seed=4) == plain
+    assert engine.counters().num_accepted_tokens > 0
+    assert engine.counters().num_cached_tokens > 0
+
+
+@METHODS
+def test_aborts_at_any_step_leave_the_others_tokens_as_they_are(method: str) -> None:
+    plain = run(make_engine(make_executor()), random_requests(16, seed=6))
+    engine, found = make_engine(verifying(method)), {request.request_id: Answer() for request in random_requests(16, 6)}
+    for request in random_requests(16, seed=6):
+        engine.submit(request)
+    aborted, step = set[str](), 0
+    while engine.has_work():
+        outputs = engine.step()
+        engine.audit()
+        for request, token_id, logprobs in outputs.tokens():
+            found[request.request_id].tokens.append((token_id, logprobs))
+        if step % 2 == 0 and step < 16:
+            aborted.add(f"r{step}")
+            engine.abort(f"r{step}")
+        step += 1
+    for request_id, answer in found.items():
+        expected = plain[request_id].tokens
+        assert answer.tokens == (expected[: len(answer.tokens)] if request_id in aborted else expected)
+    assert engine.counters().num_aborted >= 2
+    assert engine.counters().num_accepted_tokens > 0
+
+
+@METHODS
+@pytest.mark.parametrize("guessing_prefill", [False, True])
+def test_a_handed_over_request_gets_the_same_tokens(network: Network, method: str, guessing_prefill: bool) -> None:
+    def requests() -> list[Request]:
+        made = random_requests(6, seed=9)
+        for request in made:
+            request.sampling = dataclasses.replace(request.sampling, prompt_logprobs=None)
+            request.remote_prefill = True
+        return made
+
+    prefill_executor = verifying(method) if guessing_prefill else make_executor()
+    executors = {"prefill": prefill_executor, "decode": verifying(method)}
+    settings = HandoverSettings(verify=True)
+    pair = prefill, decode = [make_node(network, name, each, settings) for name, each in executors.items()]
+    plain_requests = requests()
+    for request in plain_requests:
+        request.remote_prefill = False
+    plain = run(make_engine(make_executor()), plain_requests)
+    handed = requests()
+    for request in handed:
+        decode.submit(request, prefill)
+    run_until(pair, finished(decode, *handed), seconds=60)
+    for request in handed:
+        expected = [token_id for token_id, _ in plain[request.request_id].tokens]
+        assert decode.seen.tokens[request.request_id] == expected
+    run_until(pair, idle(*pair), seconds=60)
+    counters = decode.engine.counters()
+    assert counters.num_local_fallbacks == 0
+    assert counters.num_transferred_tokens > 0
+    assert counters.num_accepted_tokens > 0
