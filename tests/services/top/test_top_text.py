@@ -27,7 +27,9 @@ def snapshot_of(num_workers=3, alive=True, problem="", request_id="r1"):
             state=worker_pb2.WorkerState(
                 worker_id=f"w{at}",
                 role=types_pb2.WORKER_ROLE_BOTH,
-                load=worker_pb2.WorkerLoad(num_blocks=10, num_free_blocks=10 - at % 10, num_running=at),
+                load=worker_pb2.WorkerLoad(
+                    num_blocks=10, num_free_blocks=10 - at % 10, num_running=at, decode_tokens_per_step=1.5 * at
+                ),
             ),
         )
         for at in range(num_workers)
@@ -43,6 +45,12 @@ def feed_of(snapshot) -> Any:
 
 def shown(picture, snapshot, width=100, height=24):
     return picture.lines(snapshot, "", width, height)
+
+
+def test_tokens_of_a_step_have_a_column():
+    head, *rows = top_text.render(top_text.WORKERS, snapshot_of().workers, 200)[:4]
+    at = head.index("A STEP")
+    assert [row[at : at + len("A STEP")].strip() for row in rows] == ["-", "1.50", "3"]
 
 
 NUMBERS = {0: "0", 7: "7", 0.5: "0.50", 12.34: "12.3", 999: "999", 1234: "1.23 k", 9.996e5: "1.00 M", 2.5e15: "2.50 P"}

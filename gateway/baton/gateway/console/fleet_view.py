@@ -148,6 +148,7 @@ def worker_sight(entry: router_pb2.WorkerEntry, change: WorkerChange | None) -> 
         output_tokens_per_second=None,
         received_bytes_per_second=None,
         preemptions=state.totals.num_preemptions,
+        tokens_per_step=load.decode_tokens_per_step or None,
     )
     if change is not None:
         sight.hit_rate = change.cached_tokens / change.prompt_tokens if change.prompt_tokens else None

@@ -36,6 +36,7 @@ class WorkerSight(msgspec.Struct):
     output_tokens_per_second: float | None
     received_bytes_per_second: float | None
     preemptions: int  # since its start
+    tokens_per_step: float | None = None  # of a request that decodes; above 1 with speculation
 
 
 class FlowSight(msgspec.Struct):

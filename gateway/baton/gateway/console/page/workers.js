@@ -1,7 +1,7 @@
 // The workers: a map of all, and a table to sort and filter.
 
 import { byId, element } from "./dom.js";
-import { bandwidth, count, percent, plural, rate } from "./format.js";
+import { bandwidth, count, percent, plural, rate, short } from "./format.js";
 
 // A column's name, its sort key, its text, and whether it is a number.
 const COLUMNS = [
@@ -14,6 +14,7 @@ const COLUMNS = [
   ["Hit rate", (w) => w.hit_rate ?? -1, (w) => percent(w.hit_rate), true],
   ["Prompts", (w) => w.prompt_tokens_per_second ?? -1, (w) => rate(w.prompt_tokens_per_second), true],
   ["Output", (w) => w.output_tokens_per_second ?? -1, (w) => rate(w.output_tokens_per_second), true],
+  ["Tokens a step", (w) => w.tokens_per_step ?? -1, (w) => short(w.tokens_per_step), true],
   ["KV in", (w) => w.received_bytes_per_second ?? -1, (w) => bandwidth(w.received_bytes_per_second), true],
   ["Preempted", (w) => w.preemptions, (w) => count(w.preemptions), true],
   ["Epoch", (w) => w.epoch, (w) => w.epoch, true],
