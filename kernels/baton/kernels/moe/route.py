@@ -100,8 +100,10 @@ def _route_kernel(
             distance = (largest - logits) / tl.maximum(tl.abs(logits), largest)
             close = tl.where(distance > 2 * jitter, 0.0, tl.exp(choice - largest))
             weight = 1.0 / tl.sum(close, 0)
-        else:
+        elif CORRECTED:
             weight = tl.max(tl.where(experts == chosen, scores, float("-inf")), 0)
+        else:
+            weight = largest  # chosen by its score
         weights = tl.where(places == place, weight, weights)
         # Keeps ids in range if logits are NaN.
         ids = tl.where(places == place, tl.minimum(chosen, NUM_EXPERTS - 1), ids)

@@ -10,11 +10,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
+from baton.kernels.packed.four_bits import choose_four_bit_tiling, multiply_four_bits, reads_four_bits
 from baton.kernels.packed.launch import LANE_COLUMNS, constants, pointers, row_constants, row_pointers
 from baton.kernels.packed.unpack import finished, load_stored, sums_of
 from baton.kernels.packed.weight import PackedWeight
+from baton.kernels.routing import Gate
 
 _LONG = 8192
+_NORMED = 2048  # columns
+_NARROW, _WIDE = 2048, 4096  # rows, columns
 
 
 class VectorTiling(NamedTuple):
@@ -132,10 +136,14 @@ def vector_linear(
     """Fills out [1, n] with f(x @ weight^T) for x [1, k], and returns it.
 
     `norm` [k] applies RMSNorm to x first; `gated` gives silu(first half) * second half of the weight's 2 n rows;
-    `residual` [1, n] is added last and may be `out` itself.
+    `residual` [1, n] is added last and may be `out` itself. Without a tiling, weights of 4 bits may take a kernel of
+    their own.
     """
     n, k = weight.num_rows // 2 if gated else weight.num_rows, x.shape[1]
-    tiling = tiling or choose_vector_tiling(weight, n, k)
+    if tiling is None and reads_four_bits(weight, x, k):
+        cut, gate = choose_four_bit_tiling(n, k, is_gated=gated), Gate() if gated else None
+        return multiply_four_bits(out, x, weight, cut, norm=norm, eps=eps, gate=gate, residual=residual)
+    tiling = tiling or choose_vector_tiling(weight, n, k, is_normed=norm is not None and not gated)
     overlap = overlaps(x)
     _vector_kernel[(triton.cdiv(n, tiling.block_n),)](
         out,
@@ -160,8 +168,11 @@ def vector_linear(
     return out
 
 
-def choose_vector_tiling(weight: PackedWeight, n: int, k: int) -> VectorTiling:
-    """Returns steps of 16 bytes a thread and row, as a sweep on an H200 found best."""
+def choose_vector_tiling(weight: PackedWeight, n: int, k: int, *, is_normed: bool = False) -> VectorTiling:
+    """Returns steps of 16 bytes a thread and row, as sweeps on an H200 and an H100 found best.
+
+    A program computes the norm for all its rows: more of them read the token and the norm less often.
+    """
     if weight.numbers == "rows_of_words":
         return VectorTiling(16, 512, 4)
     whole = int(triton.next_power_of_2(k))
@@ -173,4 +184,8 @@ def choose_vector_tiling(weight: PackedWeight, n: int, k: int) -> VectorTiling:
         )
     if k > _LONG:
         return VectorTiling(4, 1024, 2)
+    if is_normed and n <= _LONG and whole >= _NORMED:
+        return VectorTiling(8, 2048, 4) if whole > _NORMED else VectorTiling(4, 1024, 2)
+    if n <= _NARROW and whole == _WIDE:
+        return VectorTiling(4, _WIDE, 8)
     return VectorTiling(2 if n <= _LONG else 4, max(64, min(2048, whole)), 4)
