@@ -6,7 +6,7 @@ Data only. Implementations are imported when they are selected, so that CPUs nee
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -151,6 +151,17 @@ PREFILL = Row(
 )
 
 # Of latents, head_dim is the width of a cached vector.
+HOPPER_LATENT_DECODE = Row(
+    "latent_decode_attention",
+    f"{_ATTENTION}.latent_hopper:split_latents",
+    capabilities=_HOPPER,
+    dtypes=_HALF,
+    head_dims=(576,),  # 512 + 64
+    block_sizes=(16, 32, 64),
+    quantized=False,
+    batch_invariant=False,
+)
+HOPPER_MANY_HEADS = replace(HOPPER_LATENT_DECODE, path=f"{_ATTENTION}.latent_hopper_pairs:split_latents_in_pairs")
 LATENT_DECODE = Row(
     "latent_decode_attention",
     f"{_ATTENTION}.latent_decode:latent_decode_attention",
@@ -158,6 +169,12 @@ LATENT_DECODE = Row(
     block_sizes=BLOCK_SIZES,
     quantized=False,
     batch_invariant=False,
+)
+HOPPER_LATENT_PREFILL = replace(
+    HOPPER_LATENT_DECODE,
+    op="latent_prefill_attention",
+    path=f"{_ATTENTION}.latent_prefill_hopper:attend_pass",
+    block_sizes=BLOCK_SIZES,
 )
 LATENT_PREFILL = Row(
     "latent_prefill_attention",
@@ -244,8 +261,10 @@ TABLE = (
     HOPPER_PREFILL,
     PREFILL,
     Row("prefill_attention", f"{_REFERENCE}.attention.paged_attention:attend_prefill", device="cpu"),
+    HOPPER_LATENT_DECODE,
     LATENT_DECODE,
     Row("latent_decode_attention", f"{_REFERENCE}.attention.latent_attention:attend_latents_decode", device="cpu"),
+    HOPPER_LATENT_PREFILL,
     LATENT_PREFILL,
     Row("latent_prefill_attention", f"{_REFERENCE}.attention.latent_attention:attend_latents_prefill", device="cpu"),
     Row(

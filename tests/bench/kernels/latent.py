@@ -72,7 +72,7 @@ def _prepare_decode(num_heads: int, num_seqs: int, seq_len: int, block_size: int
     query = torch.randn(num_seqs, num_heads, _NOPE_DIM + _ROPE_DIM, device=device).bfloat16()
     lifted = torch.bmm(query[..., :_NOPE_DIM].transpose(0, 1), kv_b[:, :_NOPE_DIM]).transpose(0, 1)
     workspace = LatentWorkspace(num_seqs, num_heads, _KV_RANK, device)
-    cuts = cut_latents(lengths, num_heads)  # once per step, for all layers
+    cuts = cut_latents(lengths, num_heads, _KV_RANK, caches[0])  # once per step, for all layers
 
     def launch(cache: Tensor) -> Tensor:
         return latent_decode_attention(lifted, query[..., _NOPE_DIM:], cache, table, rows, cuts, _SCALE, workspace)

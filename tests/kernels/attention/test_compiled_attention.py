@@ -11,6 +11,11 @@ from support.kernels.harness import Shape, paged_kv
 
 from baton.kernels.attention.decode import DecodeWorkspace, cut_for_decode, decode_attention
 from baton.kernels.attention.decode_hopper import split_decode
+from baton.kernels.attention.latent_cuts import LatentCuts
+from baton.kernels.attention.latent_hopper import split_latents
+from baton.kernels.attention.latent_hopper_pairs import split_latents_in_pairs
+from baton.kernels.attention.latent_passes import plan_latent_tiles
+from baton.kernels.attention.latent_prefill_hopper import attend_pass
 from baton.kernels.attention.prefill import choose_blocks, make_tiles, prefill_attention
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention
 
@@ -77,3 +82,29 @@ def test_whole_attention_spills_nothing(shape: Shape) -> None:
     (kernel,) = found
     assert kernel.spilled == 0
     assert kernel.shared <= SMALL
+
+
+@pytest.mark.parametrize("num_heads", [16, 64])
+def test_hoppers_latent_decode_fits_a_multiprocessor(num_heads: int) -> None:
+    lifted, rotated = torch.zeros(2, num_heads, 512).bfloat16(), torch.zeros(2, num_heads, 64).bfloat16()
+    cuts = LatentCuts(torch.zeros(133, 4, dtype=torch.int32), torch.zeros(133, dtype=torch.int32))
+    pool = (torch.zeros(8, 1, 1, 16, 576).bfloat16(), torch.zeros(2, 4).int(), torch.zeros(2).int())
+    launch = split_latents if num_heads <= 32 else split_latents_in_pairs
+    with compiled_for_hopper() as found:
+        launch(lifted, lifted, rotated, *pool, cuts, torch.zeros(1), torch.zeros(1), 0.1, tiles=1)
+    (kernel,) = found
+    assert kernel.shared <= HOPPER
+    if num_heads <= 32:
+        assert kernel.spilled == 0
+
+
+def test_hoppers_latent_prefill_spills_nothing() -> None:
+    tiles = plan_latent_tiles([300], [0], 4096, CPU)
+    query, made = torch.zeros(300, 16, 192).bfloat16(), torch.zeros(300, 16 * 256).bfloat16()
+    numbers, latents = torch.zeros(2).int(), torch.zeros(300, 576).bfloat16()
+    rest = (latents, torch.zeros(1), torch.zeros(1), numbers, numbers, tiles.passes[0], tiles, 0.1)
+    with compiled_for_hopper() as found:
+        attend_pass(query[..., :128].contiguous(), query, made, *rest)
+    (kernel,) = found
+    assert kernel.spilled == 0
+    assert kernel.shared <= HOPPER

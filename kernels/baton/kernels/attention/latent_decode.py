@@ -1,10 +1,13 @@
 """Decode attention over paged latents: one new token per sequence, whose heads all read the same vectors.
 
 Queries are absorbed: they have the width of the vectors, so one load of a vector serves the scores and the sums of all
-heads of a tile. As in `decode`, a program computes a piece of a sequence, and a sequence's last program merges.
+heads of a tile. A program computes a piece of a sequence; a second kernel merges the pieces.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
 
 import torch
 import triton
@@ -12,17 +15,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.attention.decode import merge_pieces
-from baton.kernels.attention.decode_cuts import DecodeCuts, cut_sequences, max_pieces
+from baton.kernels.attention.latent_cuts import TILE, LatentCuts, cut_evenly, max_pieces
+from baton.kernels.attention.latent_merge import merge_pieces
 from baton.kernels.overlap import overlaps
 from baton.kernels.shared_memory import shared_memory
+from baton.kernels.table import HOPPER_LATENT_DECODE, HOPPER_MANY_HEADS, Case
 
 _LOG2E = 1.4426950408889634
 _MOST_HEADS = 64  # of a tile: their sums fill the registers
 _PROGRAMS = 264  # two per multiprocessor of an H200
 _LARGE_SHARED = 160 * 1024  # of data centre GPUs; others have 99 KB
-_MERGED_AT_ONCE = 4  # pieces
-_MERGED_WIDTH = 512  # elements of each
+_HOPPER_PROGRAMS = 132  # one per multiprocessor, because its tiles fill the shared memory
+_HOPPER_RANK = 512
+_FEW_HEADS = 32  # of a tile, whose keys are the rows of matrix instructions; with more, heads are
 
 
 # Slices of one buffer have any alignment, and each alignment would be compiled separately.
@@ -34,10 +39,9 @@ def _latent_decode_kernel(
     cache_ptr,  # [num_blocks, BLOCK_SIZE, KV_RANK + ROPE_DIM]
     block_table_ptr,  # [num_rows, table_stride] int32
     rows_ptr,  # [num_seqs] int32, each sequence's row of the block table
-    pieces_ptr,  # [max_pieces, 4] int32, of DecodeCuts
+    pieces_ptr,  # [max_pieces, 4] int32, of LatentCuts
     partial_ptr,  # [max_pieces, TILES, GROUP, KV_RANK] fp32
     lse_ptr,  # [max_pieces, TILES, GROUP] fp32, base 2
-    arrived_ptr,  # [num_seqs, TILES] int32, zero before and after
     scale_log2,
     lifted_stride,  # from one sequence to the next
     lifted_head_stride,
@@ -54,8 +58,6 @@ def _latent_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-    MERGED: tl.constexpr,
-    WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out = softmax(scale (lifted c^T + rotated k^T)) c for the vectors (c, k) of each piece"""
@@ -116,31 +118,22 @@ def _latent_decode_kernel(
     inner = groups[:, None] * KV_RANK + ranks[None, :]
     kept = real & (ranks < KV_RANK)[None, :]
     plane: tl.constexpr = GROUP * KV_RANK
-    out_ptr += (seq.to(tl.int64) * TILES + tile) * plane
-    num_pieces = packed >> 16
-    if num_pieces == 1:
+    if packed >> 16 == 1:
+        out_ptr += (seq.to(tl.int64) * TILES + tile) * plane
         tl.store(out_ptr + inner, acc.to(out_ptr.dtype.element_ty), mask=kept)
         return
     place = piece.to(tl.int64) * TILES + tile
     tl.store(partial_ptr + place * plane + inner, acc, mask=kept)
     tl.store(lse_ptr + place * GROUP + groups, top + tl.log2(total), mask=groups < GROUP)
-    tl.debug_barrier()
-    arrived_at = arrived_ptr + seq * TILES + tile
-    if tl.atomic_add(arrived_at, 1) == num_pieces - 1:
-        begin = (piece - (packed & 0xFFFF)).to(tl.int64) * TILES + tile
-        merge_pieces(out_ptr, partial_ptr, lse_ptr, begin, TILES, num_pieces, GROUP, KV_RANK, MERGED, WIDTH)
-        tl.store(arrived_at, 0)
 
 
 class LatentWorkspace:
     """Scratch memory of cut sequences. Each stream needs its own."""
 
     def __init__(self, max_seqs: int, num_heads: int, kv_rank: int, device: torch.device) -> None:
-        tiles = head_tiles(num_heads)
-        rows = max_pieces(max_seqs, tiles, _PROGRAMS) * num_heads
+        rows = max_pieces(max_seqs, _PROGRAMS) * num_heads
         self.partial = torch.empty(rows * kv_rank, dtype=torch.float32, device=device)
         self.lse = torch.empty(rows, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(max_seqs * tiles, dtype=torch.int32, device=device)
 
 
 def head_tiles(num_heads: int) -> int:
@@ -148,9 +141,12 @@ def head_tiles(num_heads: int) -> int:
     return next(tiles for tiles in range(-(-num_heads // _MOST_HEADS), num_heads + 1) if num_heads % tiles == 0)
 
 
-def cut_latents(seq_lens: Tensor, num_heads: int) -> DecodeCuts:
+def cut_latents(seq_lens: Tensor, num_heads: int, kv_rank: int, cache: Tensor) -> LatentCuts:
     """Returns cuts for `latent_decode_attention` of seq_lens [num_seqs] int32, which serve all layers of a step."""
-    return cut_sequences(seq_lens, head_tiles(num_heads), _PROGRAMS)
+    if not _has_hopper_kernel(kv_rank, cache):
+        return cut_evenly(seq_lens, max(1, _PROGRAMS // head_tiles(num_heads)))
+    tile = TILE if num_heads <= _FEW_HEADS else 2 * TILE
+    return cut_evenly(seq_lens, max(1, _HOPPER_PROGRAMS // head_tiles(num_heads)), tile)
 
 
 def latent_decode_attention(
@@ -159,7 +155,7 @@ def latent_decode_attention(
     cache: Tensor,
     block_table: Tensor,
     rows: Tensor,
-    cuts: DecodeCuts,
+    cuts: LatentCuts,
     scale: float,
     workspace: LatentWorkspace,
 ) -> Tensor:
@@ -171,19 +167,43 @@ def latent_decode_attention(
     rows and cuts must be complete before the previous kernel starts.
     """
     num_seqs, num_heads, kv_rank = lifted.shape
-    rope_dim, block_size = rotated.shape[2], cache.shape[3]
-    num_pieces, tiles = cuts.pieces.shape[0], head_tiles(num_heads)
+    num_pieces = cuts.pieces.shape[0]
     out = torch.empty(num_seqs, num_heads, kv_rank, dtype=lifted.dtype, device=lifted.device)
-    if num_pieces * num_heads > workspace.lse.numel() or num_seqs * tiles > workspace.arrived.numel():
+    if num_pieces * num_heads > workspace.lse.numel():
         raise ValueError(
-            f"{num_pieces} pieces of {num_seqs} sequences need {num_pieces * num_heads} rows and {num_seqs * tiles} "
-            f"counters of workspace, it has {workspace.lse.numel()} and {workspace.arrived.numel()}"
+            f"{num_pieces} pieces of {num_seqs} sequences need {num_pieces * num_heads} rows of workspace, "
+            f"it has {workspace.lse.numel()}"
         )
+    arguments = (out, lifted, rotated, cache, block_table, rows, cuts, workspace.partial, workspace.lse, scale * _LOG2E)
+    if _has_hopper_kernel(kv_rank, cache):
+        _hopper_kernel(num_heads <= _FEW_HEADS)(*arguments, tiles=head_tiles(num_heads))
+    else:
+        _split(*arguments)
+    merge_pieces(out, workspace.partial, workspace.lse, cuts.pieces, cuts.programs)
+    return out
+
+
+def _split(
+    out: Tensor,
+    lifted: Tensor,
+    rotated: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    rows: Tensor,
+    cuts: LatentCuts,
+    partial: Tensor,
+    lse: Tensor,
+    scale_log2: float,
+) -> None:
+    """Launches this file's kernel."""
+    _, num_heads, kv_rank = lifted.shape
+    rope_dim, block_size = rotated.shape[2], cache.shape[3]
+    tiles = head_tiles(num_heads)
     group = num_heads // tiles
     group_pad = max(16, triton.next_power_of_2(group))
     block_n, num_warps, num_stages = _blocks(group_pad, lifted.element_size(), shared_memory(lifted.device))
     overlap = overlaps(lifted)
-    _latent_decode_kernel[(num_pieces * tiles,)](
+    _latent_decode_kernel[(len(cuts.pieces) * tiles,)](
         out,
         lifted,
         rotated,
@@ -191,10 +211,9 @@ def latent_decode_attention(
         block_table,
         rows,
         cuts.pieces,
-        workspace.partial,
-        workspace.lse,
-        workspace.arrived,
-        scale * _LOG2E,
+        partial,
+        lse,
+        scale_log2,
         lifted.stride(0),
         lifted.stride(1),
         rotated.stride(0),
@@ -210,13 +229,29 @@ def latent_decode_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=block_n,
         STAGES=num_stages,
-        MERGED=_MERGED_AT_ONCE,
-        WIDTH=min(_MERGED_WIDTH, triton.next_power_of_2(group * kv_rank)),
         OVERLAP=overlap,
         num_warps=num_warps,
         launch_pdl=overlap,
     )
-    return out
+
+
+def _has_hopper_kernel(kv_rank: int, cache: Tensor) -> bool:
+    """Returns whether Hopper's kernels compute these sizes on this device."""
+    return (
+        cache.is_cuda and kv_rank == _HOPPER_RANK and _serves(cache.device, cache.dtype, cache.shape[4], cache.shape[3])
+    )
+
+
+@functools.cache
+def _serves(device: torch.device, dtype: torch.dtype, dim: int, block_size: int) -> bool:
+    capability = torch.cuda.get_device_capability(device)[0]
+    case = Case(capability=capability, dtype=dtype, stored=dtype, head_dim=dim, block_size=block_size)
+    return HOPPER_LATENT_DECODE.serves(case)
+
+
+@functools.cache
+def _hopper_kernel(few_heads: bool) -> Callable[..., None]:
+    return (HOPPER_LATENT_DECODE if few_heads else HOPPER_MANY_HEADS).load()
 
 
 def _blocks(group_pad: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int]:

@@ -6,6 +6,9 @@ them by one matrix product, and continues the online softmax of the passes befor
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -13,10 +16,12 @@ from torch import Tensor
 
 from baton.kernels.attention.latent_passes import KEYS, TILE_ROWS, LatentPass, LatentTiles
 from baton.kernels.shared_memory import shared_memory
+from baton.kernels.table import HOPPER_LATENT_PREFILL, Case
 
 _LOG2E = 1.4426950408889634
 _HOPPER_SHARED = 227 * 1024
 _WIDE = 128 + 64 + 128
+_HOPPER_WIDTHS = (128, 64, 128)  # of keys without a position, of those with, and of values
 
 
 # Slices of one buffer have any alignment, and each alignment would be compiled separately.
@@ -233,41 +238,80 @@ def latent_prefill_attention(
     continued = len(tiles.passes) > 1
     partial = torch.empty(num_tokens if continued else 1, num_heads, value_dim, dtype=torch.float32, device=out.device)
     lse = partial.new_empty(len(partial), num_heads)
-    widths = [max(16, triton.next_power_of_2(width)) for width in (nope_dim, rope_dim, value_dim)]
-    block_m, block_n, num_warps, num_stages = _blocks(sum(widths), query.element_size(), shared_memory(query.device))
-    parts = TILE_ROWS // block_m
+    hopper = (nope_dim, rope_dim, value_dim) == _HOPPER_WIDTHS and _has_hopper_kernel(cache)
+    attend = _hopper_kernel() if hopper else _attend_pass
     for keys in tiles.passes:
         latents = gather_latents(cache, block_table, rows, keys)
         made = torch.mm(latents[:, :kv_rank], kv_b.flatten(0, 1).t())
-        _latent_prefill_kernel[(num_heads, len(tiles.seq) * parts)](
-            out,
-            query,
-            made,
-            latents,
-            partial,
-            lse,
-            seq_lens,
-            query_start_loc,
-            keys.starts,
-            keys.firsts,
-            tiles.seq,
-            tiles.start,
-            scale * _LOG2E,
-            query.stride(0),
-            NOPE_DIM=nope_dim,
-            NOPE_PAD=widths[0],
-            KV_RANK=kv_rank,
-            ROPE_DIM=rope_dim,
-            ROPE_PAD=widths[1],
-            VALUE_DIM=value_dim,
-            VALUE_PAD=widths[2],
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            PARTS=parts,
-            STAGES=num_stages,
-            num_warps=num_warps,
-        )
+        attend(out, query, made, latents, partial, lse, seq_lens, query_start_loc, keys, tiles, scale * _LOG2E)
     return out
+
+
+def _attend_pass(
+    out: Tensor,
+    query: Tensor,
+    made: Tensor,
+    latents: Tensor,
+    partial: Tensor,
+    lse: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    keys: LatentPass,
+    tiles: LatentTiles,
+    scale_log2: float,
+) -> None:
+    """Launches this file's kernel for one pass: made [num_keys, num_heads * (nope_dim + value_dim)] of its keys."""
+    num_heads, value_dim = out.shape[1:]
+    nope_dim = made.shape[1] // num_heads - value_dim
+    rope_dim = query.shape[2] - nope_dim
+    widths = [max(16, triton.next_power_of_2(width)) for width in (nope_dim, rope_dim, value_dim)]
+    block_m, block_n, num_warps, num_stages = _blocks(sum(widths), query.element_size(), shared_memory(query.device))
+    parts = TILE_ROWS // block_m
+    _latent_prefill_kernel[(num_heads, len(tiles.seq) * parts)](
+        out,
+        query,
+        made,
+        latents,
+        partial,
+        lse,
+        seq_lens,
+        query_start_loc,
+        keys.starts,
+        keys.firsts,
+        tiles.seq,
+        tiles.start,
+        scale_log2,
+        query.stride(0),
+        NOPE_DIM=nope_dim,
+        NOPE_PAD=widths[0],
+        KV_RANK=latents.shape[1] - rope_dim,
+        ROPE_DIM=rope_dim,
+        ROPE_PAD=widths[1],
+        VALUE_DIM=value_dim,
+        VALUE_PAD=widths[2],
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        PARTS=parts,
+        STAGES=num_stages,
+        num_warps=num_warps,
+    )
+
+
+def _has_hopper_kernel(cache: Tensor) -> bool:
+    """Returns whether Hopper's kernel computes these vectors on this device."""
+    return cache.is_cuda and _serves(cache.device, cache.dtype, cache.shape[4], cache.shape[3])
+
+
+@functools.cache
+def _serves(device: torch.device, dtype: torch.dtype, dim: int, block_size: int) -> bool:
+    capability = torch.cuda.get_device_capability(device)[0]
+    case = Case(capability=capability, dtype=dtype, stored=dtype, head_dim=dim, block_size=block_size)
+    return HOPPER_LATENT_PREFILL.serves(case)
+
+
+@functools.cache
+def _hopper_kernel() -> Callable[..., None]:
+    return HOPPER_LATENT_PREFILL.load()
 
 
 def _blocks(width: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int, int]:

@@ -12,6 +12,38 @@ from baton.kernels.overlap import overlaps
 _HEADS = 16  # of queries, of one program
 
 
+@triton.jit
+def _rotate(
+    to,  # [ROWS, 1] pointers
+    source,  # [ROWS, 1] pointers
+    real,  # [ROWS, 1]
+    cos,  # [HALF_PAD]
+    sin,  # [HALF_PAD]
+    ROPE_DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """(a, b) -> (a cos - b sin, b cos + a sin), of neighbours if INTERLEAVED, else of the halves"""
+    kind = to.dtype.element_ty
+    half: tl.constexpr = ROPE_DIM // 2
+    if INTERLEAVED:
+        # Neighbours are read and written at once.
+        dims = tl.arange(0, 2 * HALF_PAD)
+        kept = real & (dims < ROPE_DIM)[None, :]
+        values = tl.load(source + dims[None, :], mask=kept, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(values, [ROWS, HALF_PAD, 2]))
+        turned = tl.join(a * cos[None, :] - b * sin[None, :], b * cos[None, :] + a * sin[None, :])
+        tl.store(to + dims[None, :], tl.reshape(turned, [ROWS, 2 * HALF_PAD]).to(kind), mask=kept)
+    else:
+        dims = tl.arange(0, HALF_PAD)
+        kept = real & (dims < half)[None, :]
+        a = tl.load(source + dims[None, :], mask=kept, other=0.0).to(tl.float32)
+        b = tl.load(source + half + dims[None, :], mask=kept, other=0.0).to(tl.float32)
+        tl.store(to + dims[None, :], (a * cos[None, :] - b * sin[None, :]).to(kind), mask=kept)
+        tl.store(to + half + dims[None, :], (b * cos[None, :] + a * sin[None, :]).to(kind), mask=kept)
+
+
 # Slices of one buffer have any alignment, and each alignment would be compiled separately.
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr", "latent_ptr", "query_ptr"])
 def _latent_cache_kernel(
@@ -45,23 +77,13 @@ def _latent_cache_kernel(
     half: tl.constexpr = ROPE_DIM // 2
     dims = tl.arange(0, HALF_PAD)
     pairs = dims < half
-    first = dims
-    second = dims + half
-    if INTERLEAVED:
-        first = dims * 2
-        second = dims * 2 + 1
     turn_at = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * ROPE_DIM + dims
     cos = tl.load(turn_at, mask=pairs, other=1.0)
     sin = tl.load(turn_at + half, mask=pairs, other=0.0)
     if part > 0:
         heads = (part - 1) * HEADS + tl.arange(0, HEADS)
-        real = (heads < NUM_HEADS)[:, None] & pairs[None, :]
         at = query_ptr + token * query_stride + heads[:, None] * QK_DIM + (QK_DIM - ROPE_DIM)
-        a = tl.load(at + first[None, :], mask=real, other=0.0).to(tl.float32)
-        b = tl.load(at + second[None, :], mask=real, other=0.0).to(tl.float32)
-        kind = query_ptr.dtype.element_ty
-        tl.store(at + first[None, :], (a * cos[None, :] - b * sin[None, :]).to(kind), mask=real)
-        tl.store(at + second[None, :], (b * cos[None, :] + a * sin[None, :]).to(kind), mask=real)
+        _rotate(at, at, (heads < NUM_HEADS)[:, None], cos, sin, ROPE_DIM, HALF_PAD, HEADS, INTERLEAVED)
         return
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot < 0:
@@ -75,10 +97,10 @@ def _latent_cache_kernel(
     scale = 1.0 / tl.sqrt_rn(tl.sum(values * values, 0) / KV_RANK + eps)
     weight = tl.load(norm_ptr + ranks, mask=inside, other=0.0).to(tl.float32)
     tl.store(cache_ptr + ranks, (values * scale * weight).to(kind), mask=inside)
-    a = tl.load(latent_ptr + KV_RANK + first, mask=pairs, other=0.0).to(tl.float32)
-    b = tl.load(latent_ptr + KV_RANK + second, mask=pairs, other=0.0).to(tl.float32)
-    tl.store(cache_ptr + KV_RANK + first, (a * cos - b * sin).to(kind), mask=pairs)
-    tl.store(cache_ptr + KV_RANK + second, (b * cos + a * sin).to(kind), mask=pairs)
+    one = tl.zeros([1, 1], tl.int32)
+    _rotate(
+        cache_ptr + KV_RANK + one, latent_ptr + KV_RANK + one, one == 0, cos, sin, ROPE_DIM, HALF_PAD, 1, INTERLEAVED
+    )
 
 
 def latent_rope_and_cache(
@@ -123,6 +145,6 @@ def latent_rope_and_cache(
         HEADS=heads,
         INTERLEAVED=interleaved,
         OVERLAP=overlap,
-        num_warps=4,
+        num_warps=2,
         launch_pdl=overlap,
     )

@@ -15,6 +15,7 @@ from baton.kernels.attention.decode_cuts import DecodeCuts
 from baton.kernels.attention.prefill import TILE_ROWS, PrefillTiles, make_tiles
 from baton.kernels.rope.rope_cache import rope_and_cache
 from baton.kernels.table import HOPPER_PREFILL, Case, Row, find
+from baton.worker.layers.cuda.paged import Cuts
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.kv_scale_meter import KvScaleMeter
 from baton.worker.layers.spec import AttentionSpec
@@ -94,7 +95,7 @@ class PagedAttention:
         num_q_heads = 0 if self.prefill_workspace is None else self._num_q_heads
         return make_tiles(chunk_lens, prefix_lens, TILE_ROWS, self.cache.device, num_q_heads)
 
-    def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
+    def cut(self, seq_lens: Tensor) -> dict[int, list[Cuts]]:
         """Returns the cuts of decoding sequences by window, one item for each `max_seqs` sequences."""
         parts = seq_lens.split(self.max_seqs) if len(seq_lens) else ()  # type: ignore[no-untyped-call]
         return {
@@ -193,12 +194,14 @@ class CudaAttention:
     def decode(self, query: Tensor, out: Tensor, step: StepInputs, first: int, last: int) -> None:
         """Computes the attention of decoding sequences `first` to `last`, one token each."""
         shared = self._shared
+        cuts = step.cuts[self.spec.window][first // shared.max_seqs]
+        assert isinstance(cuts, DecodeCuts), "the cache has made them"
         decode_attention(
             query[first:last],
             shared.cache[self._place],
             shared.tables[self._group],
             step.rows[first:last],
-            step.cuts[self.spec.window][first // shared.max_seqs],
+            cuts,
             self.spec.scale,
             shared.decode_workspace,
             out=out[first:last],

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.decode_cuts import DecodeCuts
+from baton.kernels.attention.latent_cuts import LatentCuts
 from baton.kernels.attention.latent_decode import LatentWorkspace, cut_latents, latent_decode_attention
 from baton.kernels.attention.latent_passes import LatentTiles, plan_latent_tiles
 from baton.kernels.attention.latent_prefill import latent_prefill_attention
 from baton.kernels.rope.latent_cache import latent_rope_and_cache
+from baton.worker.layers.cuda.paged import Cuts
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.quantization.neighbours import Norm
@@ -43,21 +44,20 @@ class PagedLatents:
         self.dtype = dtype
         self.workspace = LatentWorkspace(max_seqs, spec.num_q_heads, spec.kv_rank, device)
         self.most_keys = max(1, _MADE_BYTES // (spec.up_size * dtype.itemsize))
-        self._num_heads = spec.num_q_heads
+        self._num_heads, self._kv_rank = spec.num_q_heads, spec.kv_rank
         self._device = device
 
     def reset(self) -> None:
-        """Zeroes the counters that launches share, after a step that failed midway."""
-        self.workspace.arrived.zero_()
+        """Does nothing: launches share no counters."""
 
     def tiles(self, chunk_lens: list[int], prefix_lens: list[int]) -> LatentTiles:
         """Returns the tiles of chunks that follow cached prefixes, and the passes over their keys."""
         return plan_latent_tiles(chunk_lens, prefix_lens, self.most_keys, self._device)
 
-    def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
+    def cut(self, seq_lens: Tensor) -> dict[int, list[Cuts]]:
         """Returns the cuts of decoding sequences, one item for each `max_seqs` sequences, under 0: no window."""
         parts = seq_lens.split(self.max_seqs) if len(seq_lens) else ()  # type: ignore[no-untyped-call]
-        return {0: [cut_latents(part, self._num_heads) for part in parts]}
+        return {0: [cut_latents(part, self._num_heads, self._kv_rank, self.cache[0]) for part in parts]}
 
 
 class CudaLatentAttention:
@@ -110,13 +110,15 @@ class CudaLatentAttention:
         shared, nope_dim = self._shared, self.spec.nope_dim
         mine = query[first:last]
         lifted = torch.bmm(mine[..., :nope_dim].transpose(0, 1), self._kv_b[:, :nope_dim])
+        cuts = step.cuts[0][first // shared.max_seqs]
+        assert isinstance(cuts, LatentCuts), "the cache has made them"
         summed = latent_decode_attention(
             lifted.transpose(0, 1),
             mine[..., nope_dim:],
             shared.cache[self._place],
             shared.tables[self._group],
             step.rows[first:last],
-            step.cuts[0][first // shared.max_seqs],
+            cuts,
             self.spec.scale,
             shared.workspace,
         )

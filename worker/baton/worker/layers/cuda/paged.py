@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention.decode_cuts import DecodeCuts
+from baton.kernels.attention.latent_cuts import LatentCuts
 from baton.kernels.attention.latent_passes import LatentTiles
 from baton.kernels.attention.prefill import PrefillTiles
 
 Tiles = PrefillTiles | LatentTiles
+Cuts = DecodeCuts | LatentCuts
 
 
 class PagedCache(Protocol):
@@ -29,5 +31,5 @@ class PagedCache(Protocol):
     def tiles(self, chunk_lens: list[int], prefix_lens: list[int]) -> Tiles:
         """Returns the tiles of chunks that follow cached prefixes, for StepInputs."""
 
-    def cut(self, seq_lens: Tensor) -> dict[int, list[DecodeCuts]]:
+    def cut(self, seq_lens: Tensor) -> dict[int, list[Cuts]]:
         """Returns the cuts of decoding sequences by window, for StepInputs."""

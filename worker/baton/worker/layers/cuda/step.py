@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from baton.kernels.attention.decode_cuts import DecodeCuts
-from baton.worker.layers.cuda.paged import Tiles
+from baton.worker.layers.cuda.paged import Cuts, Tiles
 
 
 class StepInputs(NamedTuple):
@@ -21,7 +20,7 @@ class StepInputs(NamedTuple):
     query_start_loc: Tensor  # [num_seqs + 1]
     num_decodes: int
     tiles: Tiles | None  # of the sequences after the decodes, numbered from 0
-    cuts: dict[int, list[DecodeCuts]]  # of the decodes, as PagedCache.cut returns them
+    cuts: dict[int, list[Cuts]]  # of the decodes, as PagedCache.cut returns them
     more_slots: tuple[Tensor, ...] = ()  # as slot_mapping, in the KV groups after the first
 
     def slots(self, group: int) -> Tensor:
