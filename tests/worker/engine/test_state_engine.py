@@ -180,6 +180,13 @@ def test_the_third_of_prompts_with_one_beginning_finds_it() -> None:
     assert found == [0, 0, 40]
 
 
+def test_a_state_that_prompts_share_outlives_those_that_one_prompt_has() -> None:
+    """The pool holds the states of a few prompts: each leaves its own, and evicts that of another one."""
+    rig = rig_of(50, budget=64, state_snapshot_blocks=100)
+    found = [cached_tokens(rig, make_request(prompt_of(60, salt, 40), 2)) for salt in range(12)]
+    assert found == [0, 0, *[40] * 10]
+
+
 @pytest.mark.parametrize(("budget", "num_steps"), [(16, 1), (16, 0), (64, 0)])
 def test_a_prompt_that_comes_while_another_is_computed_finds_a_state_where_they_part(
     budget: int, num_steps: int

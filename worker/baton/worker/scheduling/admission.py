@@ -176,6 +176,7 @@ class Admissions:
             self._counters.count_prompt(len(state.token_ids), num_cached_tokens)
         # The same prompt continues there when it comes again.
         self._holdings.partial.want_snapshot(state, self._holdings.num_reusable(state))
+        self._holdings.partial.want_snapshot(state, len(hits))  # others may share what this one has found
         self._holdings.prefixes.begin(state, len(hits), len(state.block_hashes))
         self._start(state, num_computed, draft)
         return Admission.DONE
