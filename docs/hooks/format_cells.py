@@ -34,8 +34,8 @@ def cells_section(root: Path) -> str:
         "and batches, with those of Transformers with the weights that the packed ones mean, in float32. Its bound is "
         f"a part of the largest logit. `{LINEAR_TEST}` and `{EXPERTS_TEST}` compare the products of the GPU's kernels, "
         "with a weight that they read in the same way, in float32 and, on a GPU, in bfloat16: the second bound, which "
-        "includes activations rounded to 8 bits, relative to a product's largest value. `make test` runs these, the "
-        f"kernels in Triton's interpreter; `make test-gpu` runs `{GPU_TEST}` too.\n\n"
+        "includes activations rounded to 8 bits, relative to a product's largest value. `make test` runs the first, "
+        f"`make test-kernels` the others in Triton's interpreter, and `make test-gpu` `{GPU_TEST}` too.\n\n"
         + "".join(_class_table(root, rows, name, kernels) for name in rows.CLASSES)
         + f"## Kernels\n{table(_KERNEL_HEAD, _kernel_rows(kernels))}\n"
         f"{table(_EXPERTS_HEAD, list(_experts_rows()))}"
