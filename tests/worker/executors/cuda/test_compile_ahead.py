@@ -24,6 +24,7 @@ from baton.kernels.attention.decode_hopper import _decode_kernel, split_decode  
 from baton.kernels.attention.prefill import TILE_ROWS, make_tiles  # noqa: E402
 from baton.kernels.attention.prefill_hopper import _prefill_kernel, prefill_attention_hopper  # noqa: E402
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention  # noqa: E402
+from baton.kernels.linear.quantized import vector  # noqa: E402
 from baton.kernels.linear.quantized.linear import quantized_linear  # noqa: E402
 from baton.kernels.moe.align import Alignment  # noqa: E402
 from baton.kernels.moe.experts import Rows, down_and_sum, gate_and_up, run_rounded_experts  # noqa: E402
@@ -33,6 +34,7 @@ from baton.kernels.moe.experts_hopper_fp8 import run_rounded_experts_hopper  # n
 from baton.kernels.moe.few_packed import run_few_packed  # noqa: E402
 from baton.kernels.moe.grouped_hopper import grouped_kernel  # noqa: E402
 from baton.kernels.norm.rms_norm import _rms_norm_kernel, rms_norm  # noqa: E402
+from baton.kernels.packed.four_bits import choose_four_bit_tiling  # noqa: E402
 from baton.kernels.packed.weight import Numbers, PackedWeight  # noqa: E402
 from baton.kernels.pooling.finish import finish_vectors  # noqa: E402
 from baton.kernels.pooling.pick import pick_vectors  # noqa: E402
@@ -305,6 +307,23 @@ def test_packed_experts_of_few_tokens_compile(cache: Path, numbers: Numbers) -> 
     assert len(jobs) == 2
     for job in jobs:
         assert triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm["cubin"]
+
+
+def test_products_of_one_token_with_4_bits_compile_with_their_registers(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector, "reads_four_bits", lambda weight, x, k: True)
+
+    def launch() -> None:
+        stored, scale = torch.zeros(256, 9216 // 8, dtype=torch.int32), torch.zeros(256, 9216 // 128)
+        weight = PackedWeight("words", stored, 256, 4, scale, group=128)
+        x, out = torch.zeros(1, 9216, dtype=torch.bfloat16), torch.zeros(1, 256, dtype=torch.bfloat16)
+        vector.vector_linear(x, weight, out)
+
+    (job,) = [read_job(said, HOPPER) for said in collected(launch)]
+    assert job.options.maxnreg == choose_four_bit_tiling(256, 9216, is_gated=False).most_registers
+    compiled = triton.compile(job.source, target=HOPPER, options=job.options.__dict__)
+    assert "mma.sync" in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize(
