@@ -43,6 +43,23 @@ def test_every_step_has_a_line_whose_device_time_is_the_clocks(tmp_path: Path, d
     assert all(line["interval_us"] == pytest.approx(line["device_us"]) for line in lines[1:])
 
 
+@pytest.mark.parametrize("acceptance", [None, 0.9])
+def test_lines_have_the_guesses_of_their_steps(tmp_path: Path, acceptance: float | None) -> None:
+    clock = Clock()
+    executor = make_executor(clock, speed=SimSpeed(), max_step_tokens=4, acceptance=acceptance)
+    trace = StepTrace(str(tmp_path / "steps"), clock)
+    engine = Engine(TracedExecutor(executor, trace), EngineSettings(32, 64), 1, clock)
+    for salt in range(3):
+        engine.submit(make_request(prompt_of(20, salt), max_tokens=40))
+    while engine.has_work():
+        trace.step(engine.step)
+    trace.close()
+    lines, counters = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()], engine.counters()
+    assert sum(line["num_draft_tokens"] for line in lines) == counters.num_draft_tokens
+    assert sum(line["num_accepted_tokens"] for line in lines) == counters.num_accepted_tokens
+    assert (counters.num_accepted_tokens > 0) is (acceptance is not None)
+
+
 def test_a_failed_launch_leaves_no_line(tmp_path: Path) -> None:
     clock = Clock()
     executor = make_executor(clock)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,9 @@ class StepTimes:
     step: int
     num_decodes: int
     num_prefill_tokens: int
+    # Guessed tokens that the step verified, and those that were right.
+    num_draft_tokens: int = field(default=0, kw_only=True)
+    num_accepted_tokens: int = field(default=0, kw_only=True)
     prepare_us: float
     launch_us: float
     gap_us: float | None = None  # None: the executor does not measure it
@@ -100,6 +103,9 @@ class StepTrace:
         began = self._clock()
         result = collect()
         ended = self._clock()
+        if result.drafted is not None:
+            times.num_draft_tokens = int(result.drafted.sum())
+            times.num_accepted_tokens = int(np.maximum(result.counts[: times.num_decodes] - 1, 0).sum())
         times.wait_us = _us(ended - began)
         times.device_us = _us(result.seconds)
         times.gap_us = None if result.idle_seconds is None else _us(result.idle_seconds)

@@ -61,7 +61,7 @@ class Speculator:
         ]
         for index, guess in zip(indices, self._guesses(asked), strict=True):
             found[index] = guess
-        if self._proposer.costly:
+        if self._proposer.costly or not indices:
             return found
         available = np.array([len(each) for each in found], np.int64)
         lengths = self.lengths.choose(rows, available)

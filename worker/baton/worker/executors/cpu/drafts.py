@@ -67,8 +67,10 @@ class StepDrafts:
         rows = plan.rows[:count].astype(np.int64)
         most = plan.num_scheduled_tokens[:count].astype(np.int64) - 1
         found = self._speculator.drafts(rows, self._rows.token_ids, self._rows.num_tokens, most)
-        for row, drafts in zip(rows.tolist(), found, strict=True):
-            self._rows.set_drafts(row, drafts)
+        self._rows.num_drafts[rows] = 0
+        for index, drafts in enumerate(found):
+            if len(drafts):
+                self._rows.set_drafts(int(rows[index]), drafts)
         num_scheduled = plan.num_scheduled_tokens.copy()
         num_scheduled[:count] = 1 + self._rows.num_drafts[rows]
         return dataclasses.replace(plan, num_scheduled_tokens=num_scheduled)
