@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+ALIGNMENT = 64  # elements: each matrix begins at a multiple, so that kernels read it in whole pieces
 
 
 class PartWeights(NamedTuple):
@@ -21,16 +24,49 @@ class PartWeights(NamedTuple):
         return len(self.a)
 
 
+Weights = Mapping[str, Mapping[int, PartWeights]]  # by the site's name and the number of its part
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that fits its base model."""
+    """An adapter that fits its base model. Its matrices are views of `memory`, as slots have it: b transposed."""
 
     digest: bytes  # 16 bytes
     rank: int  # the largest
-    weights: Mapping[str, Mapping[int, PartWeights]]  # by the site's name and the number of its part
+    weights: Weights
+    memory: Tensor  # [num_elements]
 
     @property
     def num_bytes(self) -> int:
         """Size of all tensors."""
         parts = [part for site in self.weights.values() for part in site.values()]
         return sum(part.a.nbytes + part.b.nbytes for part in parts)
+
+
+def packed_adapter(digest: bytes, rank: int, weights: Weights, dtype: torch.dtype) -> Adapter:
+    """Returns the adapter with its matrices in one piece of memory."""
+    parts = [part for site in weights.values() for part in site.values()]
+    memory = torch.zeros(packed_size((*part.a.shape, len(part.b)) for part in parts), dtype=dtype)
+    packed: dict[str, dict[int, PartWeights]] = {}
+    place = 0
+    for name, site in weights.items():
+        for index, part in site.items():
+            a, place = _put(part.a, memory, place)
+            b, place = _put(part.b.t(), memory, place)
+            packed.setdefault(name, {})[index] = PartWeights(a, b.t(), part.scale)
+    return Adapter(digest, rank, packed, memory)
+
+
+def packed_size(shapes: Iterable[tuple[int, int, int]]) -> int:
+    """Returns the elements of packed parts, of (rank, in_features, rows) each."""
+    return sum(_aligned(rank * width) + _aligned(rank * rows) for rank, width, rows in shapes)
+
+
+def _put(matrix: Tensor, memory: Tensor, place: int) -> tuple[Tensor, int]:
+    """Copies a matrix to `place`. Returns it there, and the next place."""
+    view = memory[place : place + matrix.numel()].view(matrix.shape).copy_(matrix)
+    return view, place + _aligned(matrix.numel())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

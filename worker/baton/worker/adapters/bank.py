@@ -1,87 +1,95 @@
-"""The adapters on a device: a slot of each site for each of them, and the rows of a step that use one."""
+"""The adapters on a device: a slot of memory for each of them, and where in it each site's matrices are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.adapters.adapter import Adapter
-from baton.worker.adapters.base_model import BaseModel, Site
+from baton.worker.adapters.adapter import Adapter, packed_size
+from baton.worker.adapters.base_model import BaseModel
+from baton.worker.adapters.rows import AdapterRows
 
-NO_SLOT = -1  # of a row without an adapter
+Copy = Callable[[Sequence[tuple[Tensor, Tensor]]], None]  # of pairs of a target on the device and its host source
 
 
 class SiteBank(NamedTuple):
     """The updates of one site by all slots, as kernels take them."""
 
-    a: Tensor  # [num_slots, num_parts, max_rank, in_features]
-    b: Tensor  # [num_slots, out_features, max_rank]
+    slots: Tensor  # [num_slots, slot_size]
+    offsets: Tensor  # [num_slots, num_parts, 2] int64, of a [rank, in_features] and b [rank, rows] in a slot
     ranks: Tensor  # [num_slots, num_parts] int32; 0: no update
     scales: Tensor  # [num_slots, num_parts] fp32
-
-
-class AdapterRows(NamedTuple):
-    """The rows of a step that have an adapter."""
-
-    order: Tensor  # [num_rows] int64, those of a slot side by side
-    tiles: Tensor  # [num_tiles, 3] int32: slot, first index into `order`, number of rows
+    max_rank: int
 
 
 class AdapterBank:
     """Memory for `num_slots` adapters. A slot is written while no row uses it, on any thread."""
 
     def __init__(
-        self, base: BaseModel, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
+        self,
+        base: BaseModel,
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        copy: Copy | None = None,
     ) -> None:
         self.num_slots = num_slots
+        self.max_rank = max_rank
         self.rows: AdapterRows | None = None  # of the step that is computed; None: no row has an adapter
-        self.sites: Mapping[str, SiteBank] = {
-            site.name: _site_bank(site, num_slots, max_rank, dtype, device) for site in base.sites
-        }
-        self._parts = {site.name: site.ends for site in base.sites}
-        self._device = device
+        self._copy = copy or _copy_each
+        num_parts = sum(len(site.parts) for site in base.sites)
+        # Zeroed pages of a host take no memory until they are written.
+        self._slots = torch.zeros(num_slots, slot_size(base, max_rank), dtype=dtype, device=device)
+        self._offsets = torch.zeros(num_slots, num_parts, 2, dtype=torch.int64, device=device)
+        self._ranks = torch.zeros(num_slots, num_parts, dtype=torch.int32, device=device)
+        self._scales = torch.zeros(num_slots, num_parts, dtype=torch.float32, device=device)
+        self.sites: dict[str, SiteBank] = {}
+        self._ends: Mapping[str, tuple[int, ...]] = {site.name: site.ends for site in base.sites}
+        self._first: dict[str, int] = {}  # column of a site's first part
+        column = 0
+        for site in base.sites:
+            own = slice(column, column + len(site.parts))
+            self.sites[site.name] = SiteBank(
+                self._slots, self._offsets[:, own], self._ranks[:, own], self._scales[:, own], max_rank
+            )
+            self._first[site.name] = column
+            column += len(site.parts)
 
     def ends(self, name: str) -> tuple[int, ...]:
         """Returns the column after each part's last one, of a site."""
-        return self._parts[name]
+        return self._ends[name]
 
+    @torch.inference_mode()
     def write(self, slot: int, adapter: Adapter) -> None:
         """Copies an adapter into a slot that no row uses."""
-        for name, site in self.sites.items():
-            site.ranks[slot] = 0
-            ends = self._parts[name]
-            for index, part in adapter.weights.get(name, {}).items():
-                start = ends[index - 1] if index else 0
-                site.a[slot, index, : part.rank] = part.a
-                site.b[slot, start : ends[index], : part.rank] = part.b
-                site.scales[slot, index] = part.scale
-                site.ranks[slot, index] = part.rank
-
-    def begin(self, slots: NDArray[np.int32]) -> None:
-        """Sets the slot of each row, [num_tokens], of the step that is computed next; NO_SLOT: it has no adapter."""
-        self.rows = _rows_of(slots, self._device) if (slots != NO_SLOT).any() else None
-
-
-def _site_bank(site: Site, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> SiteBank:
-    # Zeroed pages of a host take no memory until they are written.
-    parts = len(site.parts)
-    return SiteBank(
-        torch.zeros(num_slots, parts, max_rank, site.in_features, dtype=dtype, device=device),
-        torch.zeros(num_slots, site.out_features, max_rank, dtype=dtype, device=device),
-        torch.zeros(num_slots, parts, dtype=torch.int32, device=device),
-        torch.zeros(num_slots, parts, dtype=torch.float32, device=device),
-    )
+        offsets = torch.zeros(self._offsets.shape[1:], dtype=torch.int64)
+        ranks = torch.zeros(len(offsets), dtype=torch.int32)
+        scales = torch.zeros(len(offsets), dtype=torch.float32)
+        for name, site in adapter.weights.items():
+            for index, part in site.items():
+                column = self._first[name] + index
+                offsets[column, 0], offsets[column, 1] = part.a.storage_offset(), part.b.storage_offset()
+                ranks[column], scales[column] = part.rank, part.scale
+        size = len(adapter.memory)
+        self._copy(
+            [
+                (self._slots[slot, :size], adapter.memory),
+                (self._offsets[slot], offsets),
+                (self._ranks[slot], ranks),
+                (self._scales[slot], scales),
+            ]
+        )
 
 
-def _rows_of(slots: NDArray[np.int32], device: torch.device) -> AdapterRows:
-    """Returns the rows with one tile for each slot."""
-    order = np.argsort(slots, kind="stable")
-    order = order[np.count_nonzero(slots == NO_SLOT) :]
-    used, starts, counts = np.unique(slots[order], return_index=True, return_counts=True)
-    tiles = np.stack((used, starts, counts), axis=1).astype(np.int32)
-    return AdapterRows(torch.from_numpy(order).to(device), torch.from_numpy(tiles).to(device))
+def slot_size(base: BaseModel, max_rank: int) -> int:
+    """Returns the elements of the largest adapter: of this rank at every site."""
+    return packed_size((max_rank, site.in_features, part.rows) for site in base.sites for part in site.parts)
+
+
+def _copy_each(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for target, source in pairs:
+        target.copy_(source)

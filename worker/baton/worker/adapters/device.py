@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.worker.adapters.bank import AdapterBank
-from baton.worker.adapters.ops import AdapterOps
+from baton.worker.adapters.ops import AdapterOps, SiteUpdates
 from baton.worker.layers.device import AttentionOps, Device, LatentOps, StateOps, StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
@@ -29,13 +29,13 @@ class AdapterDevice(Generic[S]):
         device: Device[S],
         bank: AdapterBank,
         embedding: str,  # the name of its site
-        add: Callable[..., Tensor],  # the kernel add_adapters
+        updates: Callable[[str], SiteUpdates],  # of the site of a name
         embed: Callable[..., Tensor],  # the kernel embed_adapters
     ) -> None:
         self._device = device
         self._bank = bank
         self._embedding = bank.sites[embedding]
-        self._add = add
+        self._updates = updates
         self._embed = embed
 
     @property
@@ -54,7 +54,7 @@ class AdapterDevice(Generic[S]):
         ops = self._device.linear_ops(method, name)
         if name not in self._bank.sites:
             return ops
-        return AdapterOps(self.kernels, ops, self._bank, name, self._add)
+        return AdapterOps(self.kernels, ops, self._bank, self._updates(name))
 
     def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
         return self._device.experts_ops(method, name)
@@ -65,7 +65,7 @@ class AdapterDevice(Generic[S]):
         if rows is None:
             return embedded
         token_ids, _ = self._device.inputs(step)
-        return self._embed(token_ids, embedded, *self._embedding, *rows)
+        return self._embed(token_ids, embedded, *self._embedding, len(table), *rows)
 
     def embed_positions(self, table: Tensor, step: S) -> Tensor:
         return self._device.embed_positions(table, step)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Mismatch, NotFound, ServiceError, Unsupported
-from baton.worker.adapters.adapter import Adapter, PartWeights
+from baton.worker.adapters.adapter import Adapter, PartWeights, packed_adapter
 from baton.worker.adapters.base_model import BaseModel, Place, Site
 from baton.worker.adapters.digest import adapter_digest
 from baton.worker.adapters.peft_config import FIELD, PeftConfig, read_peft_config
@@ -84,7 +84,7 @@ def read_adapter(folder: Path, base: BaseModel, max_rank: int, dtype: torch.dtyp
             place = _place(base, module, files.file.path)
             part = _read_part(files, module, found, place, dtype)
             weights.setdefault(place.site.name, {})[place.part] = part
-        return Adapter(files.digest, files.config.max_rank, weights)
+        return packed_adapter(files.digest, files.config.max_rank, weights, dtype)
 
 
 def _modules(file: SafetensorsFile) -> dict[str, _Found]:
@@ -134,7 +134,7 @@ def _read_part(files: AdapterFiles, module: str, found: _Found, place: Place, dt
         b = b.unflatten(0, (-1, 3, site.head_dim)).transpose(0, 1).reshape(rows, rank)  # type: ignore[no-untyped-call]
     if site.swapped:
         b = b.roll(rows // 2, 0)
-    return PartWeights(a, b.contiguous(), files.config.scale_of(module))
+    return PartWeights(a, b, files.config.scale_of(module))
 
 
 def _read(file: SafetensorsFile, name: str, shape: tuple[int, int], site: Site, dtype: torch.dtype) -> Tensor:

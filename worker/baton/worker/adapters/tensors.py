@@ -8,32 +8,24 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from baton.worker.adapters.adapter import Adapter
-from baton.worker.adapters.bank import NO_SLOT, AdapterBank
-from baton.worker.adapters.base_model import base_model_of
+from baton.worker.adapters.bank import AdapterBank
+from baton.worker.adapters.base_model import BaseModel
 from baton.worker.adapters.memory import HostAdapter
 from baton.worker.adapters.reading import read_adapter, read_digest
+from baton.worker.adapters.rows import NO_SLOT, AdapterRows, rows_of
 from baton.worker.core import RowInit, StepPlan
-from baton.worker.models.config import ModelConfig
 
 
 class TensorAdapters:
     """Implements AdapterMemory over a bank, and knows the slots of the batch's rows."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        num_slots: int,
-        max_rank: int,
-        num_rows: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.base = base_model_of(config, dtype)
-        self.num_slots = num_slots
-        self.bank = AdapterBank(self.base, num_slots, max_rank, dtype, device)
-        self._max_rank = max_rank
+    def __init__(self, base: BaseModel, bank: AdapterBank, num_rows: int, dtype: torch.dtype) -> None:
+        self.base = base
+        self.bank = bank
+        self.num_slots = bank.num_slots
         self._dtype = dtype
         self._slots = np.full(num_rows, NO_SLOT, np.int32)  # by row
 
@@ -41,7 +33,7 @@ class TensorAdapters:
         return read_digest(Path(path))
 
     def read(self, path: str) -> Adapter:
-        return read_adapter(Path(path), self.base, self._max_rank, self._dtype)
+        return read_adapter(Path(path), self.base, self.bank.max_rank, self._dtype)
 
     def write(self, slot: int, adapter: HostAdapter) -> None:
         self.bank.write(slot, cast(Adapter, adapter))
@@ -51,6 +43,20 @@ class TensorAdapters:
         for init in inits:
             self._slots[init.row] = init.adapter_slot
 
+    def slots_of(self, plan: StepPlan) -> NDArray[np.int32] | None:
+        """Returns the slot of each of a step's tokens. None: no row has an adapter."""
+        slots = self._slots[plan.rows]
+        return np.repeat(slots, plan.num_scheduled_tokens) if (slots != NO_SLOT).any() else None
+
+
+class HostAdapters(TensorAdapters):
+    """The adapters of an executor on a CPU."""
+
     def begin(self, plan: StepPlan) -> None:
-        """Sets the slots of a step's tokens, before it is computed."""
-        self.bank.begin(np.repeat(self._slots[plan.rows], plan.num_scheduled_tokens))
+        """Sets the rows of a step, before it is computed: one tile for each slot."""
+        slots = self.slots_of(plan)
+        if slots is None:
+            self.bank.rows = None
+            return
+        rows = rows_of(slots, len(slots))
+        self.bank.rows = AdapterRows(torch.from_numpy(rows.order), torch.from_numpy(rows.tiles), len(slots))

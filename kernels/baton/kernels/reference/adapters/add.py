@@ -2,65 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class _Update(NamedTuple):
+    rows: Tensor  # that use it, [count] int64
+    part: int
+    rank: int
+    scale: float
+    offsets: tuple[int, int]  # of both matrices
+    memory: Tensor  # the slot's
+
+    def matrix(self, which: int, height: int, width: int) -> Tensor:
+        """Returns the matrix [height, width]: 0: the narrow one, 1: the wide one."""
+        first = self.offsets[which]
+        return self.memory[first : first + height * width].view(height, width)
 
 
 def add_adapters(
     x: Tensor,
     out: Tensor,
-    a: Tensor,
-    b: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
     ranks: Tensor,
     scales: Tensor,
+    max_rank: int,
     ends: Sequence[int],
     order: Tensor,
     tiles: Tensor,
+    tile_rows: int,
 ) -> Tensor:
-    """out[t, part] += scales[s, part] * b[s, part] @ (a[s, part] @ x[t]) for each row t with the adapter in slot s.
+    """out[t, part] += scales[s, part] * (a[s, part] @ x[t]) @ b[s, part] for each row t with the adapter in slot s.
 
-    x [num_tokens, in_features], out [num_tokens, out_features], a [num_slots, num_parts, max_rank, in_features],
-    b [num_slots, out_features, max_rank], ranks and scales [num_slots, num_parts], where rank 0 is no update;
-    ends: the column after each part's last one; order [num_rows]: rows with an adapter, those of a slot side by side;
-    tiles [num_tiles, 3]: slot, first index into `order`, number of rows, which may be 0. Returns out.
+    x [num_tokens, in_features], out [num_tokens, out_features]. slots [num_slots, slot_size] are the adapters' memory;
+    offsets [num_slots, num_parts, 2] int64 are where in a slot a [rank, in_features] and b [rank, columns of the part]
+    begin; ranks and scales [num_slots, num_parts], where rank 0 is no update and max_rank the largest; ends: the column
+    after each part's last one; order [num_rows]: rows of the step, those of a slot side by side; tiles [num_tiles, 3]:
+    slot, where -1 is no adapter, first index into `order`, and number of rows, from 0 to tile_rows. Returns out.
     """
-    known_ranks, known_scales = ranks.tolist(), scales.tolist()
-    for slot, start, count in tiles.tolist():
-        if not count or not any(known_ranks[slot]):
-            continue
-        rows = order[start : start + count]
-        mine = x.index_select(0, rows).to(a.dtype)
-        begin = 0
-        for part, end in enumerate(ends):
-            if rank := known_ranks[slot][part]:
-                low = mine @ a[slot, part, :rank].t()
-                update = low @ b[slot, begin:end, :rank].t()
-                out[:, begin:end].index_add_(0, rows, update.to(out.dtype), alpha=known_scales[slot][part])
-            begin = end
+    for update in _updates(slots, offsets, ranks, scales, order, tiles):
+        first, end = ends[update.part - 1] if update.part else 0, ends[update.part]
+        a = update.matrix(0, update.rank, x.shape[1])
+        low = x.index_select(0, update.rows).to(a.dtype) @ a.t()
+        added = low @ update.matrix(1, update.rank, end - first)
+        out[:, first:end].index_add_(0, update.rows, added.to(out.dtype), alpha=update.scale)
     return out
 
 
 def embed_adapters(
     token_ids: Tensor,
     out: Tensor,
-    a: Tensor,
-    b: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
     ranks: Tensor,
     scales: Tensor,
+    max_rank: int,
+    vocab_size: int,
     order: Tensor,
     tiles: Tensor,
+    tile_rows: int,
 ) -> Tensor:
-    """out[t] += scales[s] * b[s] @ a[s, :, token_ids[t]] for each row t with the adapter in slot s.
+    """out[t] += scales[s] * a[s, :, token_ids[t]] @ b[s] for each row t with the adapter in slot s.
 
-    token_ids [num_tokens], out [num_tokens, hidden_size], a [num_slots, 1, max_rank, vocab_size]; the rest is as in
-    `add_adapters`, of one part. Returns out.
+    token_ids [num_tokens], out [num_tokens, hidden_size], a [rank, vocab_size] and b [rank, hidden_size]; the rest is
+    as in `add_adapters`, of one part. Returns out.
     """
-    known_ranks, known_scales = ranks.tolist(), scales.tolist()
-    for slot, start, count in tiles.tolist():
-        if not count or not (rank := known_ranks[slot][0]):
-            continue
-        rows = order[start : start + count]
-        low = a[slot, 0, :rank].index_select(1, token_ids.index_select(0, rows)).t()
-        out.index_add_(0, rows, low @ b[slot, :, :rank].t(), alpha=known_scales[slot][0])
+    for update in _updates(slots, offsets, ranks, scales, order, tiles):
+        a = update.matrix(0, update.rank, vocab_size)
+        low = a.index_select(1, token_ids.index_select(0, update.rows)).t()
+        added = low @ update.matrix(1, update.rank, out.shape[1])
+        out.index_add_(0, update.rows, added.to(out.dtype), alpha=update.scale)
     return out
+
+
+def _updates(
+    slots: Tensor, offsets: Tensor, ranks: Tensor, scales: Tensor, order: Tensor, tiles: Tensor
+) -> Iterator[_Update]:
+    """Yields those of each part, tile by tile."""
+    known = list(zip(ranks.tolist(), scales.tolist(), offsets.tolist(), strict=True))
+    for slot, start, count in tiles.tolist():
+        if slot < 0 or not count:
+            continue
+        rows = order[start : start + count].long()
+        for part, (rank, scale, places) in enumerate(zip(*known[slot], strict=True)):
+            if rank:
+                yield _Update(rows, part, rank, scale, tuple(places), slots[slot])

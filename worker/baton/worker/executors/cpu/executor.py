@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 from baton.kernels.table import Case, find
 from baton.plugins.plugins import NO_PLUGINS, Plugins
+from baton.worker.adapters.bank import AdapterBank
+from baton.worker.adapters.base_model import base_model_of
 from baton.worker.adapters.device import AdapterDevice
-from baton.worker.adapters.tensors import TensorAdapters
+from baton.worker.adapters.ops import PlainUpdates, SiteUpdates
+from baton.worker.adapters.tensors import HostAdapters
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
@@ -333,17 +336,22 @@ class CpuExecutor:
         hook(plan, self._kv_layers[layer])
 
 
-def _adapters(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> TensorAdapters | None:
+def _adapters(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> HostAdapters | None:
     if not config.enable_lora:
         return None
-    return TensorAdapters(
-        model, config.max_loras, config.max_lora_rank, config.max_num_requests, dtype, torch.device("cpu")
-    )
+    base = base_model_of(model, dtype)
+    bank = AdapterBank(base, config.max_loras, config.max_lora_rank, dtype, torch.device("cpu"))
+    return HostAdapters(base, bank, config.max_num_requests, dtype)
 
 
-def _with_adapters(device: CpuDevice, adapters: TensorAdapters) -> AdapterDevice[Any]:
+def _with_adapters(device: CpuDevice, adapters: HostAdapters) -> AdapterDevice[Any]:
     add, embed = (find(op, Case("cpu")).load() for op in ("add_adapters", "embed_adapters"))
-    return AdapterDevice(device, adapters.bank, adapters.base.embedding, add, embed)
+    bank = adapters.bank
+
+    def updates(name: str) -> SiteUpdates:
+        return PlainUpdates(bank.sites[name], bank.ends(name), add, device.kernels)
+
+    return AdapterDevice(device, bank, adapters.base.embedding, updates, embed)
 
 
 def _model_spec(loaded: LoadedModel, max_model_len: int) -> ModelSpec:
